@@ -1,0 +1,427 @@
+"""Every table and path of the pipeline, once: columns, an example row, how it is read and how it is written.
+
+Stages meet only in these files. A table is checked when it is written and again when it is read, so a wrong column
+fails at the border and names the file. Writes go to a temporary name, are flushed to the disk and then renamed:
+a reader sees the old file or the new one, never half of one.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import polars as pl
+
+OUTCOMES = ("correct", "wrong", "unparsed", "truncated", "timeout", "error")
+PHASES = ("profile", "generate", "score", "update", "evaluate")
+
+
+class ArtifactError(ValueError):
+    """A file of the pipeline is missing, or is not what its stage promised."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """One kind of table: its name, its columns, and a row to look at."""
+
+    name: str
+    columns: Mapping[str, pl.DataType | type[pl.DataType]]
+    example: Mapping[str, Any]
+
+    def frame(self, rows: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
+        """A table from dictionaries, with exactly this table's columns and types."""
+        return pl.DataFrame(list(rows), schema=dict(self.columns), orient="row")
+
+    def check(self, frame: pl.DataFrame, where: str) -> pl.DataFrame:
+        """Return `frame` with the columns in order; raise ArtifactError naming `where` and each difference."""
+        missing = [name for name in self.columns if name not in frame.columns]
+        unknown = [name for name in frame.columns if name not in self.columns]
+        wrong = [
+            f"{name} is {frame.schema[name]}, not {dtype}"
+            for name, dtype in self.columns.items()
+            if name in frame.columns and frame.schema[name] != dtype
+        ]
+        if missing or unknown or wrong:
+            problems = [f"missing: {missing}"] * bool(missing) + [f"unknown: {unknown}"] * bool(unknown) + wrong
+            raise ArtifactError(f"{where} is not a {self.name} table: {'; '.join(problems)}")
+        return frame.select(list(self.columns))
+
+    def write(self, path: Path, frame: pl.DataFrame) -> None:
+        """Check and write `frame` as Parquet, whole or not at all."""
+        checked = self.check(frame, str(path))
+        replace_file(path, lambda file: checked.write_parquet(file, compression="zstd"))
+
+    def read(self, path: Path) -> pl.DataFrame:
+        """Read and check. Raises ArtifactError when the file is missing, damaged or of another shape."""
+        if not path.exists():
+            raise ArtifactError(f"{path} does not exist: run the stage that makes the {self.name} table first")
+        try:
+            frame = pl.read_parquet(path)
+        except (pl.exceptions.PolarsError, OSError) as error:
+            raise ArtifactError(f"{path} cannot be read as Parquet: {error}") from error
+        return self.check(frame, str(path))
+
+
+PROMPTS = Table(
+    "prompts",
+    {
+        "prompt_id": pl.String,
+        "prompt": pl.String,
+        "answer": pl.String,
+        "verifier": pl.String,
+        "source": pl.String,
+        "level": pl.String,
+    },
+    {
+        "prompt_id": "5d41402abc4b2a76",
+        "prompt": "State the final answer to the following arithmetic problem: 4 + 3 =",
+        "answer": "7",
+        "verifier": "numeric",
+        "source": "reasoning_gym/chain_sum",
+        "level": "2",
+    },
+)
+
+REJECTED = Table(
+    "rejected",
+    {"source": pl.String, "line": pl.Int64, "reason": pl.String, "detail": pl.String, "content": pl.String},
+    {
+        "source": "math.json",
+        "line": 887,
+        "reason": "empty_answer",
+        "detail": "field 'answer' is null",
+        "content": '{"problem": "...", "answer": null}',
+    },
+)
+
+ROLLOUTS = Table(
+    "rollouts",
+    {
+        "prompt_id": pl.String,
+        "sample_index": pl.Int32,
+        "greedy": pl.Boolean,
+        "outcome": pl.String,
+        "reward": pl.Float64,
+        "answer": pl.String,
+        "text": pl.String,
+        "finish_reason": pl.String,
+        "prompt_tokens": pl.Int32,
+        "completion_tokens": pl.Int32,
+    },
+    {
+        "prompt_id": "5d41402abc4b2a76",
+        "sample_index": 3,
+        "greedy": False,
+        "outcome": "correct",
+        "reward": 1.0,
+        "answer": "7",
+        "text": "7",
+        "finish_reason": "stop",
+        "prompt_tokens": 9,
+        "completion_tokens": 2,
+    },
+)
+
+PROFILE = Table(
+    "profile",
+    {
+        "prompt_id": pl.String,
+        "num_samples": pl.Int32,
+        **dict.fromkeys(OUTCOMES, pl.Int32),
+        "pass_rate": pl.Float64,
+        "pass_rate_low": pl.Float64,
+        "pass_rate_high": pl.Float64,
+        "prompt_tokens": pl.Int32,
+        "completion_tokens": pl.Int64,
+        "completion_tokens_max": pl.Int32,
+        "truncated_rate": pl.Float64,
+    },
+    {
+        "prompt_id": "5d41402abc4b2a76",
+        "num_samples": 8,
+        "correct": 2,
+        "wrong": 5,
+        "unparsed": 0,
+        "truncated": 1,
+        "timeout": 0,
+        "error": 0,
+        "pass_rate": 0.25,
+        "pass_rate_low": 0.0715,
+        "pass_rate_high": 0.5907,
+        "prompt_tokens": 9,
+        "completion_tokens": 96,
+        "completion_tokens_max": 32,
+        "truncated_rate": 0.125,
+    },
+)
+"""`num_samples` counts all samples, `error` among them; pass_rate = correct / (num_samples - error), null when every
+sample was an error; the interval is Wilson's, 95 %; `completion_tokens` is the sum over the samples."""
+
+PLAN = Table(
+    "plan",
+    {
+        "visit": pl.Int64,
+        "pass": pl.Int32,
+        "phase": pl.Int32,
+        "order": pl.Int64,
+        "prompt_id": pl.String,
+        "group_size": pl.Int32,
+    },
+    {"visit": 0, "pass": 0, "phase": 0, "order": 0, "prompt_id": "5d41402abc4b2a76", "group_size": 4},
+)
+"""One row a visit, in the order of training. `phase` counts up over the whole plan (a step never straddles two);
+`order` is the place within the phase."""
+
+DECISIONS = Table(
+    "decisions",
+    {
+        "prompt_id": pl.String,
+        "pass_rate": pl.Float64,
+        "decision": pl.String,
+        "group_size": pl.Int32,
+        "reason": pl.String,
+    },
+    {
+        "prompt_id": "5d41402abc4b2a76",
+        "pass_rate": 0.25,
+        "decision": "learnable",
+        "group_size": 4,
+        "reason": "solved 2 of 8: one success expected in 4 rollouts",
+    },
+)
+
+STEPS = Table(
+    "steps",
+    {
+        "step": pl.Int64,
+        "pass": pl.Int32,
+        "phase": pl.Int32,
+        "num_prompts": pl.Int32,
+        "num_rollouts": pl.Int32,
+        "num_kept": pl.Int32,
+        "num_mixed_groups": pl.Int32,
+        "updated": pl.Boolean,
+        "reward_mean": pl.Float64,
+        "reward_mean_kept": pl.Float64,
+        "learning_rate": pl.Float64,
+        "loss": pl.Float64,
+        "grad_norm": pl.Float64,
+        "entropy": pl.Float64,
+        "clip_rate": pl.Float64,
+        "log_ratio_mean": pl.Float64,
+        "log_ratio_max": pl.Float64,
+        "completion_tokens_mean": pl.Float64,
+        "completion_tokens_max": pl.Int32,
+        "truncated_rate": pl.Float64,
+        "error_rate": pl.Float64,
+        "tokens": pl.Int64,
+        "flops_charged": pl.Float64,
+        "flops_charged_paper": pl.Float64,
+        "flops_executed": pl.Float64,
+    },
+    {
+        "step": 0,
+        "pass": 0,
+        "phase": 0,
+        "num_prompts": 4,
+        "num_rollouts": 32,
+        "num_kept": 32,
+        "num_mixed_groups": 3,
+        "updated": True,
+        "reward_mean": 0.41,
+        "reward_mean_kept": 0.41,
+        "learning_rate": 3e-4,
+        "loss": -0.01,
+        "grad_norm": 0.4,
+        "entropy": 0.3,
+        "clip_rate": 0.0,
+        "log_ratio_mean": 1e-7,
+        "log_ratio_max": 3e-6,
+        "completion_tokens_mean": 14.5,
+        "completion_tokens_max": 31,
+        "truncated_rate": 0.0,
+        "error_rate": 0.0,
+        "tokens": 900,
+        "flops_charged": 3.1e9,
+        "flops_charged_paper": 3.1e9,
+        "flops_executed": 2.2e9,
+    },
+)
+"""The three `flops_` columns are running totals of training, this step included, without profiling and validation."""
+
+CURVE = Table(
+    "curve",
+    {
+        "step": pl.Int64,
+        "flops_charged": pl.Float64,
+        "flops_executed": pl.Float64,
+        "rollouts": pl.Int64,
+        "accuracy": pl.Float64,
+        "accuracy_low": pl.Float64,
+        "accuracy_high": pl.Float64,
+    },
+    {
+        "step": 12,
+        "flops_charged": 4.1e10,
+        "flops_executed": 3.0e10,
+        "rollouts": 384,
+        "accuracy": 0.52,
+        "accuracy_low": 0.48,
+        "accuracy_high": 0.56,
+    },
+)
+"""Validation accuracy after `step` steps (step 0: before training); the flops columns are training's running totals."""
+
+TRAIN_ROLLOUTS = Table(
+    "train rollouts",
+    {
+        "step": pl.Int64,
+        "group": pl.Int32,
+        "prompt_id": pl.String,
+        "sample_index": pl.Int32,
+        "outcome": pl.String,
+        "reward": pl.Float64,
+        "kept": pl.Boolean,
+        "advantage": pl.Float64,
+        "finish_reason": pl.String,
+        "prompt_tokens": pl.Int32,
+        "token_ids": pl.List(pl.Int32),
+        "sampler_logprobs": pl.List(pl.Float32),
+        "text": pl.String,
+    },
+    {
+        "step": 0,
+        "group": 0,
+        "prompt_id": "5d41402abc4b2a76",
+        "sample_index": 0,
+        "outcome": "correct",
+        "reward": 1.0,
+        "kept": True,
+        "advantage": 1.0,
+        "finish_reason": "stop",
+        "prompt_tokens": 9,
+        "token_ids": [11, 2],
+        "sampler_logprobs": [-0.1, -0.01],
+        "text": "7",
+    },
+)
+
+TABLES = (PROMPTS, REJECTED, ROLLOUTS, PROFILE, PLAN, DECISIONS, STEPS, CURVE, TRAIN_ROLLOUTS)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where everything stands under one data root. Another root is another, independent world."""
+
+    root: Path
+
+    def prompts(self, split: str) -> Path:
+        return self.root / "prompts" / f"{split}.parquet"
+
+    @property
+    def policy(self) -> Path:
+        return self.root / "policy"
+
+    @property
+    def policy_card(self) -> Path:
+        return self.root / "policy.json"
+
+    @property
+    def profile(self) -> Path:
+        return self.root / "profile"
+
+    @property
+    def baseline(self) -> Path:
+        return self.root / "baseline"
+
+    def recipe(self, recipe: str) -> Path:
+        return self.root / "runs" / recipe
+
+    def train(self, recipe: str, seed: int) -> Path:
+        return self.recipe(recipe) / str(seed) / "train"
+
+    def evaluation(self, recipe: str, seed: int) -> Path:
+        return self.recipe(recipe) / str(seed) / "eval"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report"
+
+    @property
+    def store(self) -> Path:
+        return self.root / "store"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def locks(self) -> Path:
+        return self.root / "locks"
+
+    @property
+    def tracking(self) -> Path:
+        return self.root / "tracking"
+
+
+def replace_file(path: Path, write: Callable[[BinaryIO], Any]) -> None:
+    """Call `write` on a temporary file beside `path`, flush it to the disk, and rename it to `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush a folder's entries, so that a rename in it survives a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as sorted, indented JSON, whole or not at all."""
+    text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+    replace_file(path, lambda file: file.write(text.encode()))
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON; ArtifactError names the file when it is missing or damaged."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise ArtifactError(f"{path} does not exist: run the stage that makes it first") from error
+    except ValueError as error:
+        raise ArtifactError(f"{path} is not JSON: {error}") from error
+
+
+def digest(value: Any) -> str:
+    """16 hex digits that name a JSON-like value: equal values, equal digests."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()[:16]
+
+
+def digest_file(path: Path) -> str:
+    """16 hex digits of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def digest_folder(folder: Path, patterns: Iterable[str] = ("**/*",)) -> str:
+    """16 hex digits of the names and contents of the files in `folder` that match one of `patterns`."""
+    files = sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
+    return digest([[path.relative_to(folder).as_posix(), digest_file(path)] for path in files])

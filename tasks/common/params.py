@@ -1,0 +1,110 @@
+"""params.yaml: read once, checked strictly, handed on as frozen dataclasses.
+
+Values live in params.yaml only. A section is read into a dataclass without defaults, so a missing key, an unknown key
+or a value of the wrong type fails here, with the key's full name and the keys that are allowed. A recipe has exactly
+two keys, `allocate` and `train`; whatever a recipe names under `train` replaces that key of the base section whole.
+"""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+T = TypeVar("T")
+RECIPE_KEYS = ("allocate", "train")
+
+
+class ParamsError(ValueError):
+    """A key of params.yaml is missing, unknown, or has a value of the wrong type."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """Which recipes run, with which seeds: the axes of the DVC matrix."""
+
+    recipes: list[str]
+    seeds: list[int]
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The whole file as a dictionary. Raises ParamsError when it is missing or is not a mapping."""
+    try:
+        params = yaml.safe_load(path.read_text())
+    except FileNotFoundError as error:
+        raise ParamsError(f"{path} does not exist: name the parameters with --params FILE") from error
+    except yaml.YAMLError as error:
+        raise ParamsError(f"{path} is not YAML: {error}") from error
+    if not isinstance(params, dict):
+        raise ParamsError(f"{path} holds {type(params).__name__}, not sections of parameters")
+    return params
+
+
+def section(params: Mapping[str, Any], name: str, cls: type[T]) -> T:
+    """The section `name` as the dataclass `cls`."""
+    if name not in params:
+        raise ParamsError(f"section '{name}' is missing; sections here: {', '.join(sorted(params))}")
+    return parse(params[name], cls, name)
+
+
+def recipe(params: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The recipe `name`: `allocate` (its strategy) and `train` (the base section with the recipe's keys replaced)."""
+    recipes = params.get("recipes", {})
+    if name not in recipes:
+        raise ParamsError(f"recipe '{name}' is unknown; recipes in params.yaml: {', '.join(sorted(recipes))}")
+    chosen = recipes[name]
+    if not isinstance(chosen, dict) or set(chosen) != set(RECIPE_KEYS):
+        keys = sorted(chosen) if isinstance(chosen, dict) else chosen
+        raise ParamsError(f"recipes.{name} must have exactly the keys {', '.join(RECIPE_KEYS)}; it has {keys}")
+    base = params.get("train", {})
+    unknown = sorted(set(chosen["train"]) - set(base))
+    if unknown:
+        raise ParamsError(f"recipes.{name}.train.{unknown[0]} is unknown; allowed: {', '.join(sorted(base))}")
+    return {"allocate": chosen["allocate"], "train": {**base, **chosen["train"]}}
+
+
+def parse(value: Any, cls: type[T], where: str) -> T:
+    """`value` (from YAML) as the dataclass `cls`; `where` is the key's name in messages."""
+    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    allowed = ", ".join(fields)
+    if not isinstance(value, dict):
+        raise ParamsError(f"{where} must be a mapping with the keys {allowed}; it is {value!r}")
+    for key in value:
+        if key not in fields:
+            raise ParamsError(f"{where}.{key} is unknown; allowed: {allowed}")
+    hints = typing.get_type_hints(cls)
+    for key in fields:
+        if key not in value:
+            raise ParamsError(f"{where}.{key} is missing; {where} needs: {allowed}")
+    return cls(**{key: convert(value[key], hints[key], f"{where}.{key}") for key in fields})
+
+
+def convert(value: Any, hint: Any, where: str) -> Any:
+    """`value` checked against a type hint. Whole numbers are accepted for floats, nothing else is converted."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if dataclasses.is_dataclass(hint):
+        return parse(value, typing.cast(type, hint), where)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        return convert(value, next(a for a in arguments if a is not type(None)), where)
+    if origin is list and isinstance(value, list):
+        return [convert(item, arguments[0], f"{where}[{index}]") for index, item in enumerate(value)]
+    if origin is dict and isinstance(value, dict):
+        return {key: convert(item, arguments[1], f"{where}.{key}") for key, item in value.items()}
+    if origin is typing.Literal:
+        if value in arguments:
+            return value
+        raise ParamsError(f"{where} is {value!r}; allowed: {', '.join(map(repr, arguments))}")
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(hint, type) and isinstance(value, hint) and not (hint in (int, float) and isinstance(value, bool)):
+        return value
+    hint_name = getattr(hint, "__name__", str(hint))
+    more = " (write exponents with a point and a sign: 1.0e+9)" if hint is float and isinstance(value, str) else ""
+    raise ParamsError(f"{where} is {value!r}, which is not {hint_name}{more}")

@@ -1,0 +1,28 @@
+"""Progress bars with rate and time left, on the terminal or, without one, as a line every few seconds."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
+
+
+@contextmanager
+def progress(total: float | None, label: str, unit: str) -> Iterator["tqdm[None]"]:
+    """A bar of `total` `unit`s; log lines are printed above it. Without a terminal it prints every ten seconds."""
+    interactive = sys.stderr.isatty()
+    with (
+        logging_redirect_tqdm(),
+        tqdm(
+            total=total,
+            desc=label,
+            unit=unit,
+            unit_scale=True,
+            dynamic_ncols=True,
+            mininterval=0.2 if interactive else 10.0,
+            maxinterval=1.0 if interactive else 20.0,
+            leave=True,
+        ) as bar,
+    ):
+        yield bar

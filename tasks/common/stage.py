@@ -1,0 +1,89 @@
+"""What the `__main__` of every stage shares: coordinates from the command line, logging, tracking, an honest exit.
+
+    python -m tasks.train --params params.yaml --data data --recipe sgpo --seed 0
+
+The command line takes coordinates only. Values come from the parameter file.
+"""
+
+import argparse
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tasks.common import params, process, tracking
+from tasks.common.artifacts import ArtifactError, Layout
+from tasks.common.params import ParamsError
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class StageError(RuntimeError):
+    """The stage cannot go on, and the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One run of one stage: its coordinates, its parameters, where files stand, and the record it writes."""
+
+    name: str
+    params: dict[str, Any]
+    layout: Layout
+    recipe: str | None
+    seed: int | None
+    options: argparse.Namespace
+    tracker: tracking.Tracker
+
+    def section(self, name: str, cls: type[T]) -> T:
+        return params.section(self.params, name, cls)
+
+
+def run(
+    name: str,
+    main: Callable[[Stage], None],
+    *,
+    recipe: bool = False,
+    seed: bool = False,
+    options: Callable[[argparse.ArgumentParser], None] | None = None,
+) -> None:
+    """Run `main` as the stage `name` and leave with its status: 0, 1 with a message, or 130 when interrupted."""
+    parser = argparse.ArgumentParser(prog=f"python -m tasks.{name}")
+    parser.add_argument("--params", type=Path, default=Path("params.yaml"), help="parameter file")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="data root; nothing is written outside it")
+    if recipe:
+        parser.add_argument("--recipe", required=True, help="a key under `recipes`")
+    if seed:
+        parser.add_argument("--seed", type=int, required=True)
+    if options:
+        options(parser)
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name}: %(message)s", datefmt="%H:%M:%S")
+    for noisy in ("httpx", "alembic", "mlflow", "httpcore", "urllib3"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    process.die_with_parent()
+    process.interrupt_on_terminate()
+    sys.exit(_run(name, main, arguments))
+
+
+def _run(name: str, main: Callable[[Stage], None], arguments: argparse.Namespace) -> int:
+    recipe, seed = getattr(arguments, "recipe", None), getattr(arguments, "seed", None)
+    started = time.perf_counter()
+    try:
+        values = params.load(arguments.params)
+        settings = params.section(values, "tracking", tracking.Tracking)
+        layout = Layout(arguments.data)
+        with tracking.track(settings, layout, name, recipe, seed) as tracker:
+            main(Stage(name, values, layout, recipe, seed, arguments, tracker))
+    except KeyboardInterrupt:
+        logger.warning("interrupted; run the same command again to go on")
+        return process.INTERRUPTED
+    except (ParamsError, ArtifactError, StageError) as error:
+        logger.error("%s", error)
+        return 1
+    logger.info("done in %.1f s (pid %d)", time.perf_counter() - started, os.getpid())
+    return 0
