@@ -1,0 +1,160 @@
+"""Grading: completions and gold answers in, verdicts out, by verifiers in a process that can be killed.
+
+An answer that takes longer than the limit is marked `timeout` and the worker replaced; no other answer is touched.
+The verdict on a completion cut off at the token limit is `truncated`, whatever it says.
+"""
+
+import json
+import logging
+import pkgutil
+import selectors
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tasks.common.artifacts import ArtifactError
+from tasks.sampling import verifiers
+from tasks.sampling.verdict import Verdict
+
+logger = logging.getLogger(__name__)
+
+IN_FLIGHT = 32  # answers sent ahead of the verdicts: hides the pipe's latency, far below its buffer for usual lengths
+MAX_CHARACTERS = 100_000  # of a completion: what is beyond is no answer to these questions
+
+
+@dataclass(frozen=True)
+class Verify:
+    """The section `verify`: the limit of one answer, and the share of failures above which a stage stops."""
+
+    seconds: float
+    max_failure_rate: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One completion to be graded."""
+
+    verifier: str
+    completion: str
+    gold: str
+    truncated: bool
+
+
+class FailureRateError(ArtifactError):
+    """Too many answers ended as `timeout` or `error`: the verdicts cannot be trusted."""
+
+
+class Grader:
+    """One worker process, started when first needed. Use as a context manager, or call `close`."""
+
+    def __init__(self, settings: Verify) -> None:
+        self.settings = settings
+        self.worker: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> "Grader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def grade(self, answers: Sequence[Answer]) -> list[Verdict]:
+        """A verdict an answer, in order. Raises FailureRateError with examples when too many could not be graded."""
+        check_verifiers({answer.verifier for answer in answers})
+        verdicts = {i: Verdict("truncated", "") for i, answer in enumerate(answers) if answer.truncated}
+        waiting = [i for i in range(len(answers)) if i not in verdicts]
+        for start in range(0, len(waiting), IN_FLIGHT):
+            chunk = waiting[start : start + IN_FLIGHT]
+            while chunk:
+                done = self.grade_chunk([answers[i] for i in chunk])
+                verdicts.update(zip(chunk, done, strict=False))
+                chunk = chunk[len(done) :]
+        ordered = [verdicts[i] for i in range(len(answers))]
+        self.check_failures(answers, ordered)
+        return ordered
+
+    def grade_chunk(self, answers: Sequence[Answer]) -> list[Verdict]:
+        """Verdicts for the first of `answers`: all of them, or up to and including one that the worker died on."""
+        worker = self.start()
+        assert worker.stdin is not None
+        lines = [json.dumps([a.verifier, a.completion[:MAX_CHARACTERS], a.gold]) + "\n" for a in answers]
+        if sum(map(len, lines)) > 60_000:  # more than a pipe holds: one at a time, or both sides would wait
+            lines = lines[:1]
+        try:
+            worker.stdin.write("".join(lines))
+            worker.stdin.flush()
+        except BrokenPipeError:
+            self.close()
+            return [Verdict("error", "the verifier's process ended")]
+        verdicts: list[Verdict] = []
+        while len(verdicts) < len(lines):
+            verdicts.append(self.receive(worker))
+            if self.worker is None:
+                break
+        return verdicts
+
+    def receive(self, worker: "subprocess.Popen[str]") -> Verdict:
+        """The next verdict, or `timeout` or `error` with the worker gone."""
+        assert worker.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(worker.stdout, selectors.EVENT_READ)
+            if not selector.select(self.settings.seconds):
+                self.close()
+                return Verdict("timeout", "")
+        line = worker.stdout.readline()
+        if not line:
+            self.close()
+            return Verdict("error", "the verifier's process ended")
+        return Verdict(*json.loads(line))
+
+    def start(self) -> "subprocess.Popen[str]":
+        """The worker, started if need be and known to be ready, so that its start counts against no answer."""
+        if self.worker is None:
+            self.worker = subprocess.Popen(
+                [sys.executable, "-m", "tasks.sampling.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                bufsize=1,
+            )
+            assert self.worker.stdin is not None
+            assert self.worker.stdout is not None
+            self.worker.stdin.write(json.dumps(["exact", "", ""]) + "\n")
+            self.worker.stdin.flush()
+            if not self.worker.stdout.readline():
+                raise RuntimeError("the verifier process did not start")
+        return self.worker
+
+    def close(self) -> None:
+        """End the worker."""
+        if self.worker is not None:
+            self.worker.kill()
+            self.worker.communicate()
+            self.worker = None
+
+    def check_failures(self, answers: Sequence[Answer], verdicts: Sequence[Verdict]) -> None:
+        """Stop when the share of `timeout` and `error` is above the limit; warn of any below it."""
+        failed = [i for i, verdict in enumerate(verdicts) if verdict.outcome in ("timeout", "error")]
+        if not failed:
+            return
+        counts = Counter(verdicts[i].outcome for i in failed)
+        examples = "; ".join(
+            f"{verdicts[i].outcome} {verdicts[i].answer} (verifier {answers[i].verifier}, gold {answers[i].gold[:80]!r}, "
+            f"completion {answers[i].completion[:80]!r})"
+            for i in failed[:3]
+        )
+        message = f"{dict(counts)} of {len(answers)} answers could not be graded: {examples}"
+        if len(failed) > max(self.settings.max_failure_rate * len(answers), 1):
+            raise FailureRateError(
+                f"{message}. That is over verify.max_failure_rate {self.settings.max_failure_rate}: mend the verifier "
+                "or the gold answers; what was sampled is kept and will not be sampled again"
+            )
+        logger.warning("%s", message)
+
+
+def check_verifiers(names: set[str]) -> None:
+    """Raise ArtifactError for a name that is no file in `verifiers/`."""
+    known = {module.name for module in pkgutil.iter_modules(verifiers.__path__)}
+    if unknown := sorted(names - known):
+        raise ArtifactError(f"verifier '{unknown[0]}' is unknown; verifiers: {', '.join(sorted(known))}")
