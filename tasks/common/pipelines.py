@@ -1,0 +1,146 @@
+"""Which pipeline a stage belongs to: the one that WINNOW_PIPELINE names (a flow sets it), else the one in
+`tracking/pipeline.json` if the same launcher opened it, else a new one.
+
+The launcher is the nearest `dvc` above the stage, else the leader of its process group: all stages of one `dvc repro`,
+or of one script, share a pipeline; two stages typed at a prompt do not.
+"""
+
+import logging
+import os
+import secrets
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from tasks.common.artifacts import ArtifactError, Layout, read_json, write_json
+from tasks.common.journal import Event, milliseconds
+
+logger = logging.getLogger(__name__)
+
+PIPELINE_VARIABLE = "WINNOW_PIPELINE"
+
+
+def start_pipeline(layout: Layout, kind: str = "flow") -> str:
+    """Open a pipeline and return its id, for the variable WINNOW_PIPELINE of the stages. Costs no import of MLflow."""
+    return str(_open_pipeline(layout, kind, psutil.Process())["id"])
+
+
+def current_pipeline(layout: Layout) -> Event:
+    """The pipeline this process belongs to: its id, its kind, and the process that opened it."""
+    named = os.environ.get(PIPELINE_VARIABLE)
+    try:
+        known = read_json(layout.tracking / "pipeline.json")
+    except (ArtifactError, OSError):
+        known = {"id": None, "tags": {}}
+    if named:
+        return {"id": named, "kind": "flow", "tags": known["tags"] if known["id"] == named else {}}
+    kind, process = launcher()
+    if known["tags"] == process_tags(process) and known["kind"] == kind:
+        return dict(known)
+    return _open_pipeline(layout, kind, process)
+
+
+def _open_pipeline(layout: Layout, kind: str, process: psutil.Process) -> Event:
+    identity = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    pipeline = {"id": identity, "kind": kind, "tags": process_tags(process), "recorded": False}
+    try:
+        write_json(layout.tracking / "pipeline.json", pipeline)
+    except OSError as error:
+        logger.warning("%s cannot be written (%s): stages get a pipeline each", layout.tracking, error)
+    return pipeline
+
+
+def mark_recorded(layout: Layout, identity: str) -> None:
+    """Note that a stage of this pipeline has opened a run, so that its end has something to close."""
+    with suppress(ArtifactError, OSError):
+        known = read_json(layout.tracking / "pipeline.json")
+        if known["id"] == identity and not known["recorded"]:
+            write_json(layout.tracking / "pipeline.json", {**known, "recorded": True})
+
+
+def has_no_record(layout: Layout, identity: str) -> bool:
+    """Whether it is known that no stage of this pipeline opened a run; spares a flow that ran nothing two seconds."""
+    with suppress(ArtifactError):
+        known = read_json(layout.tracking / "pipeline.json")
+        return bool(known["id"] == identity and not known["recorded"])
+    return False
+
+
+def launcher() -> tuple[str, psutil.Process]:
+    """Who started this stage: the nearest `dvc` above it, else the leader of its process group."""
+    this = psutil.Process()
+    for process in this.parents():
+        with suppress(psutil.Error):
+            if any(Path(word).name == "dvc" for word in process.cmdline()[:3]):
+                return "dvc", process
+    with suppress(psutil.Error):
+        return "hand", psutil.Process(os.getpgrp())
+    return "hand", this
+
+
+def this_host() -> str:
+    return socket.gethostname()
+
+
+def process_tags(process: psutil.Process) -> dict[str, str]:
+    """A process, so that one can tell later whether it is still there."""
+    return {"host": this_host(), "process": f"{process.pid} {process.create_time():.0f}"}
+
+
+def is_alive(tags: Mapping[str, str]) -> bool:
+    """Whether the process of `process_tags` runs; one of another machine counts as running."""
+    if tags.get("host") != this_host():
+        return True
+    pid, started = map(int, tags["process"].split())
+    try:
+        return abs(float(psutil.Process(pid).create_time()) - started) < 2
+    except psutil.Error:
+        return False
+
+
+def git_tags() -> dict[str, str]:
+    """The commit of this code, with `-dirty` where the tree differs from it."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    commit = done.stdout.strip()
+    return {"git": commit, "mlflow.source.git.commit": commit.removesuffix("-dirty")}
+
+
+def start_event(layout: Layout, experiment: str, stage: str, recipe: str | None, seed: int | None) -> Event:
+    """The first event of a record: all that is needed to make the run, now or in a replay."""
+    coordinates = {"stage": stage, "recipe": recipe, "seed": seed}
+    tags = {key: str(value) for key, value in coordinates.items() if value is not None}
+    run = f" {recipe}/{seed}" if seed is not None else f" {recipe}" if recipe else ""
+    return {
+        "kind": "start",
+        "time": milliseconds(),
+        "record": secrets.token_hex(8),
+        "experiment": experiment,
+        "pipeline": current_pipeline(layout),
+        "name": f"{stage}{run}",
+        "tags": {**tags, **git_tags(), **process_tags(psutil.Process()), "mlflow.source.name": f"tasks.{stage}"},
+    }
+
+
+def outputs(layout: Layout, stage: str, recipe: str | None, seed: int | None) -> list[Path]:
+    """The small files by whose digests the run that made a stage's outputs is found again."""
+    name, number = recipe or "", seed or 0
+    files = {
+        "ingest": [layout.prompts(split) for split in ("train", "validation", "test")],
+        "policy": [layout.policy_card],
+        "profile": [layout.profile / "profile.parquet"],
+        "baseline": [layout.baseline / "metrics.json"],
+        "allocate": [layout.recipe(name) / "plan.parquet", layout.recipe(name) / "decisions.parquet"],
+        "train": [layout.train(name, number) / "curve.parquet", layout.train(name, number) / "flops.json"],
+        "evaluate": [layout.evaluation(name, number) / "metrics.json"],
+        "report": [layout.report / "leaderboard.json"],
+    }
+    return [path for path in files.get(stage, []) if path.is_file()]

@@ -1,0 +1,436 @@
+"""The record: against a real sqlite database, a real MLflow server that dies in mid-stage, and no server at all."""
+
+import json
+import logging
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.common import tracking
+from tasks.common.artifacts import Layout, digest_file
+from tasks.common.journal import flatten, shorten
+from tasks.common.pipelines import current_pipeline, process_tags
+from tasks.common.tracking import Tracker, Tracking, track
+
+LOCAL = Tracking(uri=None, experiment="winnow", log_weights=False)
+
+
+@pytest.fixture
+def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Layout:
+    monkeypatch.delenv(tracking.PIPELINE_VARIABLE, raising=False)
+    return Layout(tmp_path / "data")
+
+
+def runs_of(layout: Layout, uri: str | None = None) -> dict[str, Any]:
+    """Every run by its name."""
+    client = tracking.connect(uri or tracking.address(LOCAL, layout))
+    experiment = client.get_experiment_by_name("winnow").experiment_id
+    return {run.info.run_name: run for run in client.search_runs([experiment])}
+
+
+def children_of(runs: dict[str, Any]) -> dict[str, Any]:
+    return {name: run for name, run in runs.items() if "mlflow.parentRunId" in run.data.tags}
+
+
+def test_bare_stages_share_a_parent_and_are_named_by_their_coordinates(layout: Layout) -> None:
+    with track(LOCAL, layout, "profile", None, None):
+        pass
+    with track(LOCAL, layout, "train", "sgpo", 0):
+        pass
+    runs = runs_of(layout)
+    children = children_of(runs)
+    parents = [run for name, run in runs.items() if name not in children]
+    assert set(children) == {"profile", "train sgpo/0"}
+    assert len(parents) == 1
+    assert {run.data.tags["mlflow.parentRunId"] for run in children.values()} == {parents[0].info.run_id}
+    assert {run.info.status for run in runs.values()} == {"FINISHED"}
+    tags = children["train sgpo/0"].data.tags
+    assert (tags["stage"], tags["recipe"], tags["seed"]) == ("train", "sgpo", "0")
+    assert len(tags["mlflow.source.git.commit"]) == 40
+
+
+def test_the_database_and_its_artifacts_stand_under_the_data_root(layout: Layout) -> None:
+    kept = layout.root / "note.txt"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("seen")
+    with track(LOCAL, layout, "report", None, None) as tracker:
+        tracker.artifact(kept)
+    assert (layout.tracking / "mlflow.db").exists()
+    assert [path.read_text() for path in (layout.tracking / "artifacts").rglob("note.txt")] == ["seen"]
+
+
+def test_metrics_are_curves_over_steps_and_over_gflops(layout: Layout) -> None:
+    with track(LOCAL, layout, "train", "grpo", 1) as tracker:
+        tracker.metrics({"accuracy": 0.25, "nothing": None}, step=0, flops=0.0)
+        tracker.metrics({"accuracy": 0.5}, step=7, flops=2.4e19)
+    run = runs_of(layout)["train grpo/1"]
+    client = tracking.connect(tracking.address(LOCAL, layout))
+    by_step = client.get_metric_history(run.info.run_id, "accuracy")
+    by_gflops = client.get_metric_history(run.info.run_id, "by_gflops/accuracy")
+    assert [(m.step, m.value) for m in by_step] == [(0, 0.25), (7, 0.5)]
+    assert [(m.step, m.value) for m in by_gflops] == [(0, 0.25), (24_000_000_000, 0.5)]
+    assert "nothing" not in run.data.metrics
+
+
+def test_parameters_are_flattened_and_long_values_cut_with_a_note(layout: Layout) -> None:
+    many = {f"key{index}": index for index in range(250)}
+    with track(LOCAL, layout, "train", "grpo", 0) as tracker:
+        tracker.params({"loss": {"clip": {"low": 0.2}}, "buckets": [2, 4], "text": "x" * 7000, "empty": {}, **many})
+    params = runs_of(layout)["train grpo/0"].data.params
+    assert params["loss.clip.low"] == "0.2"
+    assert params["buckets"] == "[2, 4]"
+    assert params["empty"] == "{}"
+    assert params["text"].endswith("... (cut, 7000 characters)")
+    assert len(params["text"]) == 6000
+    assert params["key249"] == "249"
+
+
+def test_flatten_and_shorten() -> None:
+    assert dict(flatten({"a": {"b": None}, "c": True})) == {"a.b": "null", "c": "true"}
+    assert shorten("abc", 3) == "abc"
+
+
+def test_an_input_is_linked_to_the_run_that_made_it(layout: Layout) -> None:
+    profile = layout.profile / "profile.parquet"
+    with track(LOCAL, layout, "profile", None, None):
+        profile.parent.mkdir(parents=True)
+        profile.write_bytes(b"one")
+    made_by = runs_of(layout)["profile"].info.run_id
+    with track(LOCAL, layout, "allocate", "sgpo", None) as tracker:
+        tracker.dataset("profile", profile, digest_file(profile), "allocation")
+        tracker.dataset("elsewhere", Path("/elsewhere/prompts.parquet"), "0" * 16, "training")
+    run = runs_of(layout)["allocate sgpo"]
+    assert run.data.tags["input.profile/profile.parquet"] == digest_file(profile)
+    assert run.data.tags["input.profile/profile.parquet.run"] == made_by
+    assert "input./elsewhere/prompts.parquet.run" not in run.data.tags
+    datasets = {entry.dataset.name: entry for entry in run.inputs.dataset_inputs}
+    assert datasets["profile"].dataset.digest == digest_file(profile)
+    assert [tag.value for tag in datasets["profile"].tags] == ["allocation"]
+    assert tracking.find_producer(LOCAL, layout, profile) == made_by
+    profile.write_bytes(b"two")
+    assert tracking.find_producer(LOCAL, layout, profile) is None
+
+
+def test_a_failed_stage_is_failed_and_its_error_goes_on(layout: Layout) -> None:
+    def fail() -> None:
+        with track(LOCAL, layout, "train", "grpo", 0):
+            raise ValueError("no prompts")
+
+    with pytest.raises(ValueError, match="no prompts"):
+        fail()
+    runs = runs_of(layout)
+    assert {run.info.status for run in runs.values()} == {"FAILED"}
+    assert runs["train grpo/0"].data.tags["error"] == "ValueError: no prompts"
+
+
+def test_an_interrupted_stage_is_killed(layout: Layout) -> None:
+    def interrupt() -> None:
+        with track(LOCAL, layout, "profile", None, None):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+    assert runs_of(layout)["profile"].info.status == "KILLED"
+
+
+def test_a_flow_opens_and_closes_its_pipeline(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = layout.baseline / "metrics.json"
+    with track(LOCAL, layout, "baseline", None, None):
+        metrics.parent.mkdir(parents=True)
+        metrics.write_text("{}")
+    made_by = runs_of(layout)["baseline"].info.run_id
+
+    pipeline = tracking.start_pipeline(layout)
+    monkeypatch.setenv(tracking.PIPELINE_VARIABLE, pipeline)
+    with track(LOCAL, layout, "profile", None, None):
+        pass
+    assert runs_of(layout)[f"flow {pipeline}"].info.status == "RUNNING"
+    tracking.end_pipeline(
+        LOCAL, layout, pipeline, "FINISHED", cached=[("baseline", None, None), ("policy", None, None)]
+    )
+    parent = runs_of(layout)[f"flow {pipeline}"]
+    assert parent.info.status == "FINISHED"
+    assert parent.data.tags["cached.baseline/metrics.json"] == digest_file(metrics)
+    assert parent.data.tags["cached.baseline/metrics.json.run"] == made_by
+    assert not (layout.tracking / "pipeline.json").exists()
+
+
+def test_a_pipeline_in_which_nothing_ran_leaves_no_trace(layout: Layout) -> None:
+    pipeline = tracking.start_pipeline(layout)
+    tracking.end_pipeline(LOCAL, layout, pipeline)
+    assert not (layout.tracking / "mlflow.db").exists()
+
+
+def test_another_launcher_is_another_pipeline(layout: Layout) -> None:
+    first = current_pipeline(layout)
+    assert current_pipeline(layout) == first
+    script = (
+        "from pathlib import Path; from tasks.common import pipelines, artifacts; import sys; "
+        "print(pipelines.current_pipeline(artifacts.Layout(Path(sys.argv[1])))['id'])"
+    )
+    command = [sys.executable, "-c", script, str(layout.root)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, start_new_session=True)
+    assert done.stdout.strip() != first["id"]
+
+
+def test_stages_of_one_dvc_process_share_a_pipeline(layout: Layout, tmp_path: Path) -> None:
+    stage = (
+        "from pathlib import Path; from tasks.common import pipelines, artifacts; import sys; "
+        "p = pipelines.current_pipeline(artifacts.Layout(Path(sys.argv[1]))); print(p['kind'], p['id'])"
+    )
+    dvc = tmp_path / "dvc"
+    dvc.write_text("import subprocess, sys\nfor _ in range(2):\n    subprocess.run(sys.argv[1:], check=True)\n")
+    command = [sys.executable, str(dvc), sys.executable, "-c", stage, str(layout.root)]
+    first = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")
+    second = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")
+    assert first[0] == first[1]
+    assert first[0].startswith("dvc ")
+    assert first[0] != second[0]
+
+
+def test_a_run_whose_process_is_gone_is_marked_killed(layout: Layout) -> None:
+    script = (
+        "from pathlib import Path; from tasks.common import tracking, artifacts; import os, sys\n"
+        "with tracking.track(tracking.Tracking(None, 'winnow', False), artifacts.Layout(Path(sys.argv[1])), 'train', "
+        "'grpo', 0):\n    os.kill(os.getpid(), 9)\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(layout.root)], check=False)
+    assert runs_of(layout)["train grpo/0"].info.status == "RUNNING"
+    with track(LOCAL, layout, "profile", None, None):
+        pass
+    assert runs_of(layout)["train grpo/0"].info.status == "KILLED"
+
+
+def trained(layout: Layout, recipe: str, accuracy: float, weights: bool = False) -> Path:
+    """Record a training that wrote a curve and a policy."""
+    folder = layout.train(recipe, 0)
+    with track(Tracking(None, "winnow", weights), layout, "train", recipe, 0) as tracker:
+        (folder / "policy").mkdir(parents=True)
+        (folder / "policy" / "model.safetensors").write_text(recipe)
+        (folder / "curve.parquet").write_text(f"{accuracy}")
+        tracker.model(f"{recipe}/0", folder / "policy", digest_file(folder / "policy" / "model.safetensors"))
+    return folder / "curve.parquet"
+
+
+def test_the_champion_is_an_alias_and_weights_are_uploaded_only_on_demand(layout: Layout) -> None:
+    curve = trained(layout, "grpo", 0.5)
+    assert not list((layout.tracking).rglob("model.safetensors"))
+    better = trained(layout, "sgpo", 0.6, weights=True)
+    assert len(list((layout.tracking).rglob("model.safetensors"))) == 1
+    client = tracking.connect(tracking.address(LOCAL, layout))
+    for evidence, recipe in ((curve, "grpo"), (better, "sgpo"), (better, "sgpo"), (curve, "grpo")):
+        with track(LOCAL, layout, "report", None, None) as tracker:
+            tracker.champion(evidence, "it was better")
+        version = client.get_model_version_by_alias("winnow", "champion")
+        assert version.tags["digest"] == digest_file(layout.train(recipe, 0) / "policy" / "model.safetensors")
+    assert len(client.search_model_versions("name = 'winnow'")) == 2
+    with track(LOCAL, layout, "report", None, None) as tracker:
+        tracker.champion(None, "none beat the initial policy")
+    assert client.get_registered_model("winnow").aliases == {}
+
+
+def test_what_mlflow_refuses_is_said_and_the_rest_goes_on(layout: Layout, caplog: pytest.LogCaptureFixture) -> None:
+    with track(LOCAL, layout, "train", "grpo", 0) as tracker:
+        tracker.params({"rate": 1})
+        tracker.params({"rate": 2})
+        tracker.metrics({"loss": 0.5}, step=1)
+        tracker.artifact(layout.root / "missing.txt")
+    assert runs_of(layout)["train grpo/0"].data.metrics == {"loss": 0.5}
+    assert "MLflow does not take this params" in caplog.text
+    assert "missing.txt does not exist" in caplog.text
+    assert not (layout.tracking / "pending").exists()
+
+
+def test_a_tracker_without_a_journal_records_nothing() -> None:
+    Tracker().metrics({"loss": 1.0}, step=1, flops=1.0)
+
+
+def pending_files(layout: Layout, suffix: str = "jsonl") -> list[Path]:
+    return sorted((layout.tracking / "pending").glob(f"*.{suffix}"))
+
+
+def test_a_server_that_is_not_there_delays_a_stage_by_seconds(layout: Layout, caplog: pytest.LogCaptureFixture) -> None:
+    settings = Tracking(f"http://127.0.0.1:{free_port()}", "winnow", False)
+    started = time.monotonic()
+    with track(settings, layout, "train", "grpo", 0) as tracker:
+        tracker.params({"a": 1})
+        tracker.metrics({"loss": 0.5}, step=3, flops=5e9)
+        before = time.monotonic()
+        tracker.metrics({"loss": 0.4}, step=4)
+        assert time.monotonic() - before < 0.5
+    assert time.monotonic() - started < 20
+    warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len([record for record in warnings if "tracking at" in record.message]) == 1
+    assert f"replay {pending_files(layout)[0]} --uri {settings.uri}" in caplog.text
+    kinds = [json.loads(line)["kind"] for line in pending_files(layout)[0].read_text().splitlines()]
+    assert kinds == ["start", "params", "metrics", "metrics", "end"]
+
+
+def test_a_pending_file_is_replayed_with_its_times(layout: Layout) -> None:
+    settings = Tracking(f"http://127.0.0.1:{free_port()}", "winnow", False)
+    with track(settings, layout, "train", "grpo", 0) as tracker:
+        tracker.metrics({"loss": 0.5}, step=3)
+    (pending,) = pending_files(layout)
+    events = [json.loads(line) for line in pending.read_text().splitlines()]
+    uri = tracking.address(LOCAL, layout)
+    command = [sys.executable, "-m", "tasks.common.tracking", "replay", str(pending), "--uri", uri]
+    subprocess.run(command, check=True, capture_output=True)
+    runs = runs_of(layout)
+    run = runs["train grpo/0"]
+    history = tracking.connect(uri).get_metric_history(run.info.run_id, "loss")
+    assert [(m.value, m.step, m.timestamp) for m in history] == [(0.5, 3, events[1]["time"])]
+    assert (run.info.start_time, run.info.end_time) == (events[0]["time"], events[2]["time"])
+    assert {run.info.status for run in runs.values()} == {"FINISHED"}
+    assert pending_files(layout) == []
+    assert len(pending_files(layout, "replayed")) == 1
+
+
+def test_a_file_that_is_still_written_is_not_replayed_and_a_broken_off_one_is_killed(layout: Layout) -> None:
+    settings = Tracking(f"http://127.0.0.1:{free_port()}", "winnow", False)
+    with track(settings, layout, "profile", None, None):
+        (pending,) = pending_files(layout)
+        with pytest.raises(BlockingIOError, match="still being written"):
+            tracking.replay(pending, tracking.address(LOCAL, layout))
+    start = json.loads(pending.read_text().splitlines()[0])
+    start["tags"]["process"] = "999999999 0"
+    pending.write_text(json.dumps(start) + "\n")
+    tracking.replay(pending, tracking.address(LOCAL, layout))
+    assert runs_of(layout)["profile"].info.status == "KILLED"
+
+
+def test_a_database_that_cannot_be_opened_stops_nothing(layout: Layout, caplog: pytest.LogCaptureFixture) -> None:
+    (layout.tracking / "mlflow.db").mkdir(parents=True)
+    with track(LOCAL, layout, "profile", None, None) as tracker:
+        tracker.metrics({"pass_rate": 0.5})
+    assert "tracking at" in caplog.text
+    assert len(pending_files(layout)) == 1
+
+
+def test_no_place_to_write_at_all_is_said_once(layout: Layout, caplog: pytest.LogCaptureFixture) -> None:
+    layout.root.mkdir()
+    layout.tracking.write_text("a file where the folder should be")
+    with track(LOCAL, layout, "profile", None, None) as tracker:
+        tracker.metrics({"pass_rate": 0.5})
+    assert caplog.text.count("nothing is recorded") == 1
+
+
+@pytest.mark.slow
+def test_a_locked_database_is_waited_for_and_then_left(layout: Layout) -> None:
+    with track(LOCAL, layout, "profile", None, None) as tracker:
+        lock = sqlite3.connect(layout.tracking / "mlflow.db", isolation_level=None)
+        lock.execute("BEGIN EXCLUSIVE")
+        started = time.monotonic()
+        tracker.metrics({"pass_rate": 0.5})
+        tracker.metrics({"pass_rate": 0.6})
+        assert time.monotonic() - started < 60
+        lock.execute("ROLLBACK")
+        lock.close()
+    (pending,) = pending_files(layout)
+    tracking.replay(pending, tracking.address(LOCAL, layout))
+    run = runs_of(layout)["profile"]
+    assert run.info.status == "FINISHED"
+    assert run.data.metrics == {"pass_rate": 0.6}
+
+
+@dataclass
+class Server:
+    """A real `mlflow server` on this machine, which can be stopped and started again on the same database."""
+
+    folder: Path
+    port: int
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def uri(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        where = ["--backend-store-uri", f"sqlite:///{self.folder}/server.db", "--artifacts-destination", "artifacts"]
+        address = ["--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"]
+        environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "mlflow", "server", *where, *address],
+            cwd=self.folder, env=environment, start_new_session=True,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        self.wait()
+
+    def wait(self) -> None:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            with suppress(OSError), urllib.request.urlopen(f"{self.uri}/health", timeout=2):
+                return
+            time.sleep(0.2)
+        raise TimeoutError("mlflow server did not start")
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    folder = tmp_path / "server"
+    folder.mkdir()
+    server = Server(folder, free_port())
+    server.start()
+    yield server
+    server.stop()
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.mark.slow
+def test_a_server_killed_in_mid_stage_and_the_replay_into_the_same_run(layout: Layout, server: Server) -> None:
+    settings = Tracking(server.uri, "winnow", False)
+    kept = layout.root / "kept" / "note.txt"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("seen")
+    with track(settings, layout, "train", "sgpo", 0) as tracker:
+        tracker.params({"rate": 1})
+        tracker.metrics({"loss": 0.5}, step=1)
+        server.stop()
+        tracker.metrics({"loss": 0.4}, step=2)
+        tracker.artifact(kept.parent)
+        tracker.model("sgpo/0", kept.parent, "abc")
+        tracker.output(kept, digest_file(kept))
+    server.start()
+    before = runs_of(layout, server.uri)["train sgpo/0"]
+    assert before.info.status == "RUNNING"
+    (pending,) = pending_files(layout)
+    assert tracking.replay(pending, server.uri) == before.info.run_id
+    runs = runs_of(layout, server.uri)
+    run = runs["train sgpo/0"]
+    client = tracking.connect(server.uri)
+    assert len(runs) == 2
+    assert {run.info.status for run in runs.values()} == {"FINISHED"}
+    assert run.data.params == {"rate": "1"}
+    assert [m.value for m in client.get_metric_history(run.info.run_id, "loss")] == [0.5, 0.4]
+    assert [file.path for file in client.list_artifacts(run.info.run_id, "kept")] == ["kept/note.txt"]
+    assert run.data.tags["output.kept"] == "abc"
+    with track(settings, layout, "report", None, None) as tracker:
+        tracker.champion(kept, "it was better")
+    assert client.get_model_version_by_alias("winnow", "champion").tags["digest"] == "abc"
+
+
+def test_process_tags_name_a_process_once() -> None:
+    import psutil
+
+    assert process_tags(psutil.Process())["process"].split()[0] == str(os.getpid())
