@@ -310,7 +310,38 @@ TRAIN_ROLLOUTS = Table(
     },
 )
 
-TABLES = (PROMPTS, REJECTED, ROLLOUTS, PROFILE, PLAN, DECISIONS, STEPS, CURVE, TRAIN_ROLLOUTS)
+STORE = Table(
+    "rollout store",
+    {
+        "prompt_digest": pl.String,
+        "sample_index": pl.Int32,
+        "token_ids": pl.List(pl.Int32),
+        "text": pl.String,
+        "finish_reason": pl.String,
+        "prompt_tokens": pl.Int32,
+        "completion_tokens": pl.Int32,
+        "flops": pl.Float64,
+        "seconds": pl.Float64,
+        "engine": pl.String,
+        "engine_version": pl.String,
+    },
+    {
+        "prompt_digest": "0cc175b9c0f1b6a8",
+        "sample_index": 3,
+        "token_ids": [11, 2],
+        "text": "7",
+        "finish_reason": "stop",
+        "prompt_tokens": 9,
+        "completion_tokens": 2,
+        "flops": 1.1e7,
+        "seconds": 0.0004,
+        "engine": "hf",
+        "engine_version": "5.19.0",
+    },
+)
+"""One shard of the store. Policy digest, sampling parameters and base seed are its folder."""
+
+TABLES = (PROMPTS, REJECTED, ROLLOUTS, PROFILE, PLAN, DECISIONS, STEPS, CURVE, TRAIN_ROLLOUTS, STORE)
 
 
 @dataclass(frozen=True)

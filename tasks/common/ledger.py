@@ -31,31 +31,23 @@ class Architecture:
     attention_width: int
 
 
-def linear_flops(architecture: Architecture, num_tokens: float) -> float:
-    """2 P T: one forward through all linear layers, output head included."""
-    return 2.0 * architecture.num_matmul_parameters * num_tokens
-
-
-def attention_flops(architecture: Architecture, num_pairs: float) -> float:
-    """Scores and weighted sum of `num_pairs` (query, key) pairs in every layer: 4 d each (d = heads x head size)."""
-    return 4.0 * architecture.num_layers * architecture.attention_width * num_pairs
+def forward_flops(architecture: Architecture, num_tokens: float, num_head_tokens: float, num_pairs: float) -> float:
+    """One forward: `num_tokens` through the body, `num_head_tokens` of them through the output head, and attention
+    over `num_pairs` (query, key) pairs in every layer, 4 d each (d = heads x head size; scores and weighted sum)."""
+    body = architecture.num_matmul_parameters - architecture.num_head_parameters
+    attention = 4.0 * architecture.num_layers * architecture.attention_width * num_pairs
+    return 2.0 * body * num_tokens + 2.0 * architecture.num_head_parameters * num_head_tokens + attention
 
 
 def prefill_flops(architecture: Architecture, num_tokens: float) -> float:
     """A prompt of `num_tokens` read once; the output head runs on its last token only."""
-    body = architecture.num_matmul_parameters - architecture.num_head_parameters
-    return (
-        2.0 * body * num_tokens
-        + 2.0 * architecture.num_head_parameters
-        + attention_flops(architecture, num_tokens * num_tokens)
-    )
+    return forward_flops(architecture, num_tokens, 1.0, num_tokens * num_tokens)
 
 
 def decode_flops(architecture: Architecture, prompt_tokens: float, completion_tokens: float) -> float:
-    """Tokens 2.. of a completion fed back one at a time (the first comes from the prefill, the last is not fed)."""
+    """Tokens of a completion fed back one at a time (the first comes from the prefill, the last is not fed)."""
     fed = max(completion_tokens - 1.0, 0.0)
-    pairs = fed * prompt_tokens + fed * (fed + 1.0) / 2.0
-    return linear_flops(architecture, fed) + attention_flops(architecture, pairs)
+    return forward_flops(architecture, fed, fed, fed * prompt_tokens + fed * (fed + 1.0) / 2.0)
 
 
 def charged_flops(

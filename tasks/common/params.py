@@ -50,6 +50,12 @@ def section(params: Mapping[str, Any], name: str, cls: type[T]) -> T:
     return parse(params[name], cls, name)
 
 
+def sections(params: Mapping[str, Any], cls: type[T]) -> T:
+    """Several sections at once: a dataclass whose fields are named as sections and typed as their dataclasses."""
+    hints = typing.get_type_hints(cls)
+    return cls(**{name: section(params, name, hint) for name, hint in hints.items()})
+
+
 def recipe(params: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The recipe `name`: `allocate` (its strategy) and `train` (the base section with the recipe's keys replaced)."""
     recipes = params.get("recipes", {})

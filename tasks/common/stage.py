@@ -42,6 +42,15 @@ class Stage:
     def section(self, name: str, cls: type[T]) -> T:
         return params.section(self.params, name, cls)
 
+    def coordinates(self) -> tuple[str, int]:
+        """Recipe and seed of a stage that has both."""
+        assert self.recipe is not None
+        assert self.seed is not None
+        return self.recipe, self.seed
+
+    def sections(self, cls: type[T]) -> T:
+        return params.sections(self.params, cls)
+
 
 def run(
     name: str,

@@ -6,8 +6,6 @@ whatever was drawn beside it and in whatever order (exactly so in float32, up to
 """
 
 import hashlib
-import importlib
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -17,8 +15,10 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
+from tasks.common import registry
 from tasks.common.artifacts import ArtifactError
 from tasks.common.ledger import Architecture, decode_flops, prefill_flops
+from tasks.sampling import engines
 from tasks.sampling.models import Policy
 
 
@@ -71,7 +71,7 @@ class Engine(Protocol):
         num_samples: Sequence[int],
         sampling: Sampling,
         seeds: Sequence[int],
-        on_finished: Callable[[int], None] | None = None,
+        on_finished: Callable[[int], object] | None = None,
     ) -> Samples:
         """`num_samples[i]` completions of `prompts[i]` (token ids); one seed a sample, in the same order.
 
@@ -87,12 +87,7 @@ class Engine(Protocol):
 
 def load_engine(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None = None) -> Engine:
     """The engine `settings.name` for `policy`. An engine that can will sample from `model` itself (the trainer's)."""
-    from tasks.sampling import engines
-
-    names = sorted(module.name for module in pkgutil.iter_modules(engines.__path__))
-    if settings.name not in names:
-        raise ArtifactError(f"engine.name is '{settings.name}'; engines: {', '.join(names)}")
-    module = importlib.import_module(f"tasks.sampling.engines.{settings.name}")
+    module = registry.load(engines, settings.name, "engine.name")
     return cast(Engine, module.load(settings, policy, model))
 
 

@@ -6,12 +6,13 @@ The verdict on a completion cut off at the token limit is `truncated`, whatever 
 
 import json
 import logging
+import os
 import pkgutil
 import selectors
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tasks.common.artifacts import ArtifactError
@@ -21,6 +22,7 @@ from tasks.sampling.verdict import Verdict
 logger = logging.getLogger(__name__)
 
 IN_FLIGHT = 32  # answers sent ahead of the verdicts: hides the pipe's latency, far below its buffer for usual lengths
+PIPE_BYTES = 60_000
 MAX_CHARACTERS = 100_000  # of a completion: what is beyond is no answer to these questions
 
 
@@ -51,7 +53,8 @@ class Grader:
 
     def __init__(self, settings: Verify) -> None:
         self.settings = settings
-        self.worker: subprocess.Popen[str] | None = None
+        self.worker: subprocess.Popen[bytes] | None = None
+        self.received = b""
 
     def __enter__(self) -> "Grader":
         return self
@@ -59,7 +62,7 @@ class Grader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def grade(self, answers: Sequence[Answer]) -> list[Verdict]:
+    def grade(self, answers: Sequence[Answer], on_graded: Callable[[int], object] | None = None) -> list[Verdict]:
         """A verdict an answer, in order. Raises FailureRateError with examples when too many could not be graded."""
         check_verifiers({answer.verifier for answer in answers})
         verdicts = {i: Verdict("truncated", "") for i, answer in enumerate(answers) if answer.truncated}
@@ -70,6 +73,8 @@ class Grader:
                 done = self.grade_chunk([answers[i] for i in chunk])
                 verdicts.update(zip(chunk, done, strict=False))
                 chunk = chunk[len(done) :]
+                if on_graded:
+                    on_graded(len(done))
         ordered = [verdicts[i] for i in range(len(answers))]
         self.check_failures(answers, ordered)
         return ordered
@@ -77,51 +82,47 @@ class Grader:
     def grade_chunk(self, answers: Sequence[Answer]) -> list[Verdict]:
         """Verdicts for the first of `answers`: all of them, or up to and including one that the worker died on."""
         worker = self.start()
-        assert worker.stdin is not None
-        lines = [json.dumps([a.verifier, a.completion[:MAX_CHARACTERS], a.gold]) + "\n" for a in answers]
-        if sum(map(len, lines)) > 60_000:  # more than a pipe holds: one at a time, or both sides would wait
+        lines = [json.dumps([a.verifier, a.completion[:MAX_CHARACTERS], a.gold]).encode() + b"\n" for a in answers]
+        if sum(map(len, lines)) > PIPE_BYTES:  # one at a time, or both sides would wait for the other to read
             lines = lines[:1]
-        try:
-            worker.stdin.write("".join(lines))
-            worker.stdin.flush()
-        except BrokenPipeError:
-            self.close()
-            return [Verdict("error", "the verifier's process ended")]
         verdicts: list[Verdict] = []
-        while len(verdicts) < len(lines):
-            verdicts.append(self.receive(worker))
-            if self.worker is None:
-                break
+        try:
+            send(worker, b"".join(lines))
+            while len(verdicts) < len(lines) and self.worker is not None:
+                verdicts.append(self.receive(worker))
+        except BrokenPipeError:
+            verdicts.append(self.died())
         return verdicts
 
-    def receive(self, worker: "subprocess.Popen[str]") -> Verdict:
+    def receive(self, worker: "subprocess.Popen[bytes]") -> Verdict:
         """The next verdict, or `timeout` or `error` with the worker gone."""
         assert worker.stdout is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(worker.stdout, selectors.EVENT_READ)
-            if not selector.select(self.settings.seconds):
-                self.close()
-                return Verdict("timeout", "")
-        line = worker.stdout.readline()
-        if not line:
-            self.close()
-            return Verdict("error", "the verifier's process ended")
+        while b"\n" not in self.received:
+            with selectors.DefaultSelector() as selector:
+                selector.register(worker.stdout, selectors.EVENT_READ)
+                if not selector.select(self.settings.seconds):
+                    self.close()
+                    return Verdict("timeout", "")
+            piece = os.read(worker.stdout.fileno(), 1 << 16)
+            if not piece:
+                return self.died()
+            self.received += piece
+        line, self.received = self.received.split(b"\n", 1)
         return Verdict(*json.loads(line))
 
-    def start(self) -> "subprocess.Popen[str]":
+    def died(self) -> Verdict:
+        """The verdict on the answer that ended the worker."""
+        self.close()
+        return Verdict("error", "the verifier's process ended")
+
+    def start(self) -> "subprocess.Popen[bytes]":
         """The worker, started if need be and known to be ready, so that its start counts against no answer."""
         if self.worker is None:
-            self.worker = subprocess.Popen(
-                [sys.executable, "-m", "tasks.sampling.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                bufsize=1,
-            )
-            assert self.worker.stdin is not None
+            command = [sys.executable, "-m", "tasks.sampling.worker"]
+            self.worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+            self.received = b""
+            send(self.worker, json.dumps(["exact", "", ""]).encode() + b"\n")
             assert self.worker.stdout is not None
-            self.worker.stdin.write(json.dumps(["exact", "", ""]) + "\n")
-            self.worker.stdin.flush()
             if not self.worker.stdout.readline():
                 raise RuntimeError("the verifier process did not start")
         return self.worker
@@ -140,8 +141,8 @@ class Grader:
             return
         counts = Counter(verdicts[i].outcome for i in failed)
         examples = "; ".join(
-            f"{verdicts[i].outcome} {verdicts[i].answer} (verifier {answers[i].verifier}, gold {answers[i].gold[:80]!r}, "
-            f"completion {answers[i].completion[:80]!r})"
+            f"{verdicts[i].outcome} {verdicts[i].answer} (verifier {answers[i].verifier}, "
+            f"gold {answers[i].gold[:80]!r}, completion {answers[i].completion[:80]!r})"
             for i in failed[:3]
         )
         message = f"{dict(counts)} of {len(answers)} answers could not be graded: {examples}"
@@ -151,6 +152,13 @@ class Grader:
                 "or the gold answers; what was sampled is kept and will not be sampled again"
             )
         logger.warning("%s", message)
+
+
+def send(worker: "subprocess.Popen[bytes]", data: bytes) -> None:
+    """Write all of `data`; an unbuffered pipe may take it in pieces."""
+    assert worker.stdin is not None
+    while data:
+        data = data[worker.stdin.write(data) :]
 
 
 def check_verifiers(names: set[str]) -> None:

@@ -6,10 +6,13 @@ wrong answer.
 
 import importlib
 import json
+import signal
 import sys
 
 from tasks.common.process import die_with_parent
 from tasks.sampling.verdict import Verdict
+
+MAX_ANSWER = 1000  # characters of an extracted answer that are kept
 
 
 def verify(verifier: str, completion: str, answer: str) -> Verdict:
@@ -23,9 +26,10 @@ def verify(verifier: str, completion: str, answer: str) -> Verdict:
 
 def main() -> None:
     die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent finishes its step
     for line in sys.stdin:
         verdict = verify(*json.loads(line))
-        print(json.dumps([verdict.outcome, verdict.answer]), flush=True)
+        print(json.dumps([verdict.outcome, verdict.answer[:MAX_ANSWER]]), flush=True)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ class HfEngine:
         num_samples: Sequence[int],
         sampling: Sampling,
         seeds: Sequence[int],
-        on_finished: Callable[[int], None] | None = None,
+        on_finished: Callable[[int], object] | None = None,
     ) -> Samples:
         check_lengths(prompts, sampling.max_tokens, self.max_length)
         check_windows(self.model, max(map(len, prompts), default=0) + sampling.max_tokens)
@@ -335,8 +335,8 @@ def check_windows(model: PreTrainedModel, longest: int) -> None:
 
 
 def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None) -> HfEngine:
-    """The engine for `policy`, sampling from `model` when the trainer hands over its own."""
-    if model is None:
+    """The engine for `policy`, sampling from `model` when the trainer hands over its own in the engine's dtype."""
+    if model is None or model.dtype != torch_dtype(settings.dtype):
         model = load_model(
             policy.folder,
             dtype=torch_dtype(settings.dtype),

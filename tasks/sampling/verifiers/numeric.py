@@ -5,7 +5,7 @@ units, percent signs and fractions.
 """
 
 import re
-from fractions import Fraction
+from decimal import Decimal
 
 from tasks.sampling.verdict import Verdict
 
@@ -20,7 +20,7 @@ def verify(completion: str, answer: str) -> Verdict:
     given = last_number(completion)
     if given is None:
         return Verdict("unparsed", "")
-    return Verdict("correct" if Fraction(given) == Fraction(gold) else "wrong", given)
+    return Verdict("correct" if Decimal(given) == Decimal(gold) else "wrong", given)
 
 
 def last_number(text: str) -> str | None:

@@ -1,0 +1,72 @@
+"""`sgpo`: sorted Group Policy Optimization (arXiv 2606.08854, sections on filtering, group size and curriculum).
+
+Trivial prompts (pass rate above `trivial_above`) are dropped. Of those never solved a random share `unsolved_rate` is
+kept. Every other prompt gets G = 1 / pass rate, rounded down onto `buckets` (at least the smallest). A pass goes
+through the buckets in order, easy to hard, and the same kept unsolved prompts are mixed into every bucket's phase with
+that phase's group size. With N = 8 and buckets 2, 4, 8: k/8 solved -> unsolved, 8, 4, 2, 2, 2, 2, trivial, trivial.
+Not done here: re-profiling between passes (the paper found it worse).
+"""
+
+import numpy as np
+import polars as pl
+
+from tasks.allocate.plan import Allocation, decide, phase, shuffled, solved_words
+
+reads_profile = True
+
+
+def allocate(
+    profile: pl.DataFrame,
+    passes: int,
+    rng: np.random.Generator,
+    *,
+    trivial_above: float,
+    unsolved_rate: float,
+    buckets: list[int],
+) -> Allocation:
+    """The visits of every pass, phase by phase, and the decision about every prompt."""
+    sizes = sorted(buckets)
+    graded = profile.filter(pl.col("pass_rate").is_not_null())
+    trivial = graded.filter(pl.col("pass_rate") > trivial_above)
+    unsolved = graded.filter(pl.col("correct") == 0)
+    learnable = graded.filter((pl.col("correct") > 0) & (pl.col("pass_rate") <= trivial_above))
+    learnable = learnable.with_columns(group_size=group_sizes(learnable, sizes))
+    num_kept = round(unsolved_rate * len(unsolved))
+    kept = unsolved["prompt_id"].gather(np.sort(rng.permutation(len(unsolved))[:num_kept]))
+    clusters = [learnable.filter(pl.col("group_size") == size)["prompt_id"] for size in sizes]
+    visits = [
+        phase(number, shuffled(pl.concat([cluster, kept]), rng), size)
+        for number in range(passes)
+        for size, cluster in zip(sizes, clusters, strict=True)
+    ]
+    left = unsolved.filter(~pl.col("prompt_id").is_in(kept.implode()))["prompt_id"]
+    decisions = pl.concat(
+        [
+            decide(
+                profile, profile.filter(pl.col("pass_rate").is_null())["prompt_id"], "ungraded", 0, "no valid grade"
+            ),
+            decide(profile, trivial["prompt_id"], "trivial", 0, f"solved more often than {trivial_above:.0%}: dropped"),
+            decide(profile, left, "unsolved_dropped", 0, f"never solved, not in the random {unsolved_rate:.0%} kept"),
+            decide(
+                profile,
+                kept,
+                "unsolved_kept",
+                sizes[-1],
+                f"never solved, in the random {unsolved_rate:.0%} kept for every phase",
+            ),
+            *(
+                decide(profile, cluster, "learnable", size, f"{solved_words(size, sizes)}: groups of {size}")
+                for size, cluster in zip(sizes, clusters, strict=True)
+            ),
+        ]
+    )
+    return Allocation(visits, decisions)
+
+
+def group_sizes(learnable: pl.DataFrame, sizes: list[int]) -> pl.Series:
+    """The largest bucket g with g x pass rate <= 1, else the smallest; whole numbers, so that 1/8 is exactly 8."""
+    graded = pl.col("num_samples") - pl.col("error")
+    chosen = pl.lit(sizes[0])
+    for size in sizes[1:]:
+        chosen = pl.when(size * pl.col("correct") <= graded).then(size).otherwise(chosen)
+    return learnable.select(chosen.cast(pl.Int32).alias("group_size"))["group_size"]

@@ -1,0 +1,54 @@
+"""python -m tasks.profile: sample every training prompt a few times and count how often it is solved."""
+
+import logging
+
+from tasks.common import stage
+from tasks.common.artifacts import PROFILE, PROMPTS, ROLLOUTS, digest_file, write_json
+from tasks.profile.profile import ProfileSettings, profile_prompts, summarize
+from tasks.sampling.models import read_policy
+from tasks.sampling.rollouts import SamplerSettings, draw, sampling_cost
+
+logger = logging.getLogger(__name__)
+
+
+def main(run: stage.Stage) -> None:
+    settings = run.section("profile", ProfileSettings)
+    sampler = run.sections(SamplerSettings)
+    layout, policy = run.layout, read_policy(run.layout)
+    prompts = PROMPTS.read(layout.prompts("train"))
+    run.tracker.params({"profile": run.params["profile"], "sampling": run.params["sampling"], "policy": policy.digest})
+    run.tracker.dataset("train", layout.prompts("train"), digest_file(layout.prompts("train")), "profile")
+
+    rollouts, rows, usage = draw(prompts, policy, settings.num_samples, sampler, layout, greedy=False)
+    profile = profile_prompts(rollouts)
+    summary = summarize(profile)
+    logger.info(
+        "%d prompts: mean pass rate %.3f, never solved %d, always solved %d; groups of 8 expected to be mixed: %.1f %%",
+        len(profile),
+        summary["pass_rate_mean"],
+        summary["never_solved"],
+        summary["always_solved"],
+        100 * summary["mixed_rate"]["8"],
+    )
+
+    ROLLOUTS.write(layout.profile / "rollouts.parquet", rollouts)
+    PROFILE.write(layout.profile / "profile.parquet", profile)
+    write_json(layout.profile / "summary.json", summary)
+    write_json(layout.profile / "flops.json", sampling_cost(rows, policy, "profile", charged=True).as_dict())
+    write_json(layout.profile / "cost.json", {"seconds": {"profile": round(float(rows["seconds"].sum()), 3)}})
+    run.tracker.tags({"reused_rollouts": str(usage.reused_rollouts), "sampled_rollouts": str(usage.sampled_rollouts)})
+    run.tracker.metrics(
+        {
+            "pass_rate_mean": summary["pass_rate_mean"],
+            "sampled_rollouts": float(usage.sampled_rollouts),
+            "sampled_tokens": float(usage.sampled_tokens),
+            "reused_rollouts": float(usage.reused_rollouts),
+            "sampling_seconds": usage.seconds,
+            **{f"mixed_rate_{size}": rate for size, rate in summary["mixed_rate"].items()},
+        }
+    )
+    run.tracker.artifact(layout.profile / "summary.json")
+
+
+if __name__ == "__main__":
+    stage.run("profile", main)

@@ -1,0 +1,69 @@
+"""The profile: how hard every prompt is for this policy, from a few graded samples each.
+
+From here the filter, the group sizes and the order of every recipe are computed (sGPO, arXiv 2606.08854, section on
+profiling: N = 8 samples under the initial policy, the same sampler and limits as in training).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from tasks.common.artifacts import OUTCOMES, PROFILE
+from tasks.common.statistics import fit_beta, mixed_probability, wilson_interval
+
+GROUP_SIZES = (2, 4, 8, 16, 32)
+
+
+@dataclass(frozen=True)
+class ProfileSettings:
+    """The section `profile`: samples a prompt."""
+
+    num_samples: int
+
+
+def profile_prompts(rollouts: pl.DataFrame) -> pl.DataFrame:
+    """A PROFILE table, one row a prompt in the order of the ROLLOUTS table.
+
+    A sample whose outcome is `error` is our own failure: it is counted, and leaves the pass rate's denominator.
+    """
+    counts = [(pl.col("outcome") == outcome).sum().cast(pl.Int32).alias(outcome) for outcome in OUTCOMES]
+    profile = rollouts.group_by("prompt_id", maintain_order=True).agg(
+        pl.len().cast(pl.Int32).alias("num_samples"),
+        *counts,
+        pl.col("prompt_tokens").first(),
+        pl.col("completion_tokens").cast(pl.Int64).sum(),
+        pl.col("completion_tokens").max().alias("completion_tokens_max"),
+        (pl.col("finish_reason") == "length").mean().alias("truncated_rate"),
+    )
+    graded = profile["num_samples"] - profile["error"]
+    low, high = wilson_interval(profile["correct"].to_numpy(), graded.to_numpy())
+    profile = profile.with_columns(
+        pass_rate=pl.when(graded > 0).then(pl.col("correct") / graded),
+        pass_rate_low=pl.Series(low).fill_nan(None),
+        pass_rate_high=pl.Series(high).fill_nan(None),
+    )
+    return PROFILE.check(profile, "the profile")
+
+
+def summarize(profile: pl.DataFrame, group_sizes: Sequence[int] = GROUP_SIZES) -> dict[str, Any]:
+    """What the profile says as a whole: how many prompts at each pass rate, and the share of groups expected to be
+    mixed (to carry a gradient) were every prompt given a group of each size."""
+    graded = profile.filter(pl.col("pass_rate").is_not_null())
+    correct, trials = graded["correct"].to_numpy(), (graded["num_samples"] - graded["error"]).to_numpy()
+    prior = fit_beta(correct, trials)
+    histogram = graded.group_by("pass_rate").len().sort("pass_rate")
+    return {
+        "num_prompts": len(profile),
+        "num_ungraded": len(profile) - len(graded),
+        "pass_rate_mean": graded["pass_rate"].mean(),
+        "outcomes": {outcome: int(profile[outcome].sum()) for outcome in OUTCOMES},
+        "histogram": [[rate, count] for rate, count in histogram.iter_rows()],
+        "never_solved": int((graded["correct"] == 0).sum()),
+        "always_solved": int((correct == trials).sum()),
+        "mixed_rate": {
+            str(size): float(mixed_probability(correct, trials, size, prior).mean()) for size in group_sizes
+        },
+        "prior": list(prior),
+    }

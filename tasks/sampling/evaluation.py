@@ -1,0 +1,123 @@
+"""A policy on a set of prompts: pass@1, unbiased pass@k, greedy accuracy, with intervals, as a whole and per level.
+
+Shared by `baseline` and `evaluate`, so that before and after are measured in the same way on the same prompts with the
+same seeds. Intervals resample prompts, not samples: the samples of one prompt are not independent.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from tasks.common.artifacts import OUTCOMES, PROMPTS, ROLLOUTS, Layout, digest_file, write_json
+from tasks.common.stage import Stage
+from tasks.common.statistics import bootstrap_interval, pass_at_k
+from tasks.sampling.models import Policy
+from tasks.sampling.rollouts import SamplerSettings, Usage, draw, sampling_cost
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """The section `evaluate`: samples a prompt, the k of pass@k, and the number of bootstrap draws."""
+
+    num_samples: int
+    pass_at: list[int]
+    num_bootstrap: int
+
+
+def run_evaluation(run: Stage, policy: Policy, out: Path) -> None:
+    """What the stages `baseline` and `evaluate` do: read the test prompts, measure `policy`, write to `out`."""
+    settings, test = run.section("evaluate", Evaluate), run.layout.prompts("test")
+    run.tracker.params({name: run.params[name] for name in ("evaluate", "sampling")})
+    run.tracker.dataset("test", test, digest_file(test), "evaluate")
+    metrics, rollouts, usage = evaluate_policy(
+        PROMPTS.read(test), policy, settings, run.sections(SamplerSettings), run.layout
+    )
+    ROLLOUTS.write(out / "rollouts.parquet", rollouts)
+    write_json(out / "metrics.json", metrics)
+    run.tracker.metrics({name: float(value) for name, value in metrics.items() if isinstance(value, int | float)})
+    run.tracker.metrics({f"{name}_rollouts": getattr(usage, f"{name}_rollouts") for name in ("sampled", "reused")})
+
+
+def evaluate_policy(
+    prompts: pl.DataFrame, policy: Policy, settings: Evaluate, sampler: SamplerSettings, layout: Layout
+) -> tuple[dict[str, Any], pl.DataFrame, Usage]:
+    """Metrics, the ROLLOUTS behind them (sampled and greedy), and what sampling them took."""
+    sampled, rows, usage = draw(prompts, policy, settings.num_samples, sampler, layout, greedy=False)
+    greedy, greedy_rows, greedy_usage = draw(prompts, policy, 1, sampler, layout, greedy=True)
+    rollouts = pl.concat([sampled, greedy])
+    metrics = measure(rollouts, prompts, settings)
+    cost = sampling_cost(pl.concat([rows, greedy_rows]), policy, "evaluate", charged=False)
+    metrics["flops_executed"] = cost.total("executed")
+    metrics["tokens"] = cost.total("tokens")
+    total = Usage(
+        usage.reused_rollouts + greedy_usage.reused_rollouts,
+        usage.sampled_rollouts + greedy_usage.sampled_rollouts,
+        usage.sampled_tokens + greedy_usage.sampled_tokens,
+        usage.seconds + greedy_usage.seconds,
+    )
+    return metrics, rollouts, total
+
+
+def measure(rollouts: pl.DataFrame, prompts: pl.DataFrame, settings: Evaluate) -> dict[str, Any]:
+    """The metrics of a ROLLOUTS table. `error` leaves numerator and denominator; every other failure counts as 0."""
+    scores = score_prompts(rollouts).join(prompts.select("prompt_id", "level"), on="prompt_id", maintain_order="left")
+    graded = scores.filter(pl.col("trials") > 0)
+    sampled = rollouts.filter(~pl.col("greedy"))
+    rates = (graded["correct"] / graded["trials"]).to_numpy()
+    greedy = graded["greedy"].drop_nulls().to_numpy()
+    rng = np.random.default_rng(0)  # of the interval only: equal rollouts, equal metrics
+    low, high = bootstrap_interval(rates, settings.num_bootstrap, rng)
+    greedy_low, greedy_high = bootstrap_interval(greedy, settings.num_bootstrap, rng)
+    return {
+        "num_prompts": len(scores),
+        "num_samples": settings.num_samples,
+        "pass_at_1": float(rates.mean()),
+        "pass_at_1_low": low,
+        "pass_at_1_high": high,
+        "pass_at": pass_at(graded, settings),
+        "greedy": float(greedy.mean()),
+        "greedy_low": greedy_low,
+        "greedy_high": greedy_high,
+        "truncated_rate": float((sampled["finish_reason"] == "length").mean()),  # type: ignore[arg-type]
+        "error_rate": float((sampled["outcome"] == "error").mean()),  # type: ignore[arg-type]
+        "outcomes": {outcome: int((sampled["outcome"] == outcome).sum()) for outcome in OUTCOMES},
+        "levels": by_level(graded),
+    }
+
+
+def score_prompts(rollouts: pl.DataFrame) -> pl.DataFrame:
+    """One row a prompt: successes and trials of its samples (errors left out), and the greedy reward."""
+    valid, greedy = pl.col("outcome") != "error", pl.col("greedy")
+    return rollouts.group_by("prompt_id", maintain_order=True).agg(
+        (valid & ~greedy & (pl.col("outcome") == "correct")).sum().cast(pl.Int64).alias("correct"),
+        (valid & ~greedy).sum().cast(pl.Int64).alias("trials"),
+        pl.col("reward").filter(greedy & valid).first().alias("greedy"),
+    )
+
+
+def pass_at(graded: pl.DataFrame, settings: Evaluate) -> Mapping[str, float | None]:
+    """Unbiased pass@k, averaged over the prompts that have at least k trials; null where none has."""
+    result: dict[str, float | None] = {}
+    for k in settings.pass_at:
+        estimates = pass_at_k(graded["correct"].to_numpy(), graded["trials"].to_numpy(), k)
+        known = estimates[~np.isnan(estimates)]
+        result[str(k)] = float(known.mean()) if len(known) else None
+    return result
+
+
+def by_level(graded: pl.DataFrame) -> dict[str, dict[str, float]]:
+    """Accuracy of the prompts of each level."""
+    levels = (
+        graded.group_by("level")
+        .agg(
+            pl.len().alias("num_prompts"),
+            (pl.col("correct") / pl.col("trials")).mean().alias("pass_at_1"),
+            pl.col("greedy").mean(),
+        )
+        .sort("level")
+    )
+    return {row.pop("level"): row for row in levels.to_dicts()}

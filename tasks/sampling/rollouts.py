@@ -1,0 +1,207 @@
+"""Graded rollouts of a fixed policy, through the store: what `profile`, `baseline` and `evaluate` do.
+
+Only what the store lacks is sampled, in batches that are each kept as soon as they are drawn. The costs returned are
+sums over the rows *used*, whoever sampled them and when, so a warm store never makes profiling look free.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import polars as pl
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from tasks.common.artifacts import ROLLOUTS, STORE, ArtifactError, Layout
+from tasks.common.ledger import Ledger, charged_flops
+from tasks.common.process import exclusive
+from tasks.common.progress import progress
+from tasks.sampling.engine import Engine, EngineSettings, Sampling, load_engine, sample_flops, sample_seed
+from tasks.sampling.grade import Answer, Grader, Verify
+from tasks.sampling.models import Policy, load_tokenizer, torch_device
+from tasks.sampling.store import RolloutStore, StoreSettings, open_store, prompt_digest
+
+logger = logging.getLogger(__name__)
+
+BATCH_ROLLOUTS = 2048  # kept in the store together: what a kill can lose
+
+
+@dataclass(frozen=True)
+class SamplerSettings:
+    """The sections that drawing graded rollouts reads."""
+
+    sampling: Sampling
+    engine: EngineSettings
+    store: StoreSettings
+    verify: Verify
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What one call really did, for the log and the record: it differs between equal runs, so no artifact holds it."""
+
+    reused_rollouts: int
+    sampled_rollouts: int
+    sampled_tokens: int
+    seconds: float
+
+
+def encode_prompts(
+    prompts: pl.DataFrame, tokenizer: PreTrainedTokenizerBase, policy: Policy, room: int
+) -> list[list[int]]:
+    """Token ids of every prompt; ArtifactError names the first that leaves no room for `room` more tokens."""
+    encoded: list[list[int]] = [tokenizer(text).input_ids for text in prompts["prompt"]]
+    for prompt_id, ids in zip(prompts["prompt_id"], encoded, strict=True):
+        if not ids or len(ids) + room > policy.max_length:
+            raise ArtifactError(
+                f"prompt {prompt_id} has {len(ids)} tokens, and with sampling.max_tokens {room} that does not fit the "
+                f"policy's context of {policy.max_length}: drop it at ingest or lower sampling.max_tokens"
+            )
+    return encoded
+
+
+def draw(
+    prompts: pl.DataFrame, policy: Policy, num_samples: int, settings: SamplerSettings, layout: Layout, *, greedy: bool
+) -> tuple[pl.DataFrame, pl.DataFrame, Usage]:
+    """`num_samples` graded rollouts a prompt: a ROLLOUTS table, the store's rows behind it (same order), the usage."""
+    sampling = replace(settings.sampling, temperature=0.0, top_p=1.0, top_k=0, seed=0) if greedy else settings.sampling
+    tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
+    encoded = encode_prompts(prompts, tokenizer, policy, sampling.max_tokens)
+    digests = [prompt_digest(ids) for ids in encoded]
+    by_digest = dict(zip(digests, encoded, strict=True))
+    store = open_store(settings.store, layout, policy.digest, sampling)
+    wanted = pl.DataFrame({"prompt_digest": list(by_digest)}).join(
+        pl.DataFrame({"sample_index": range(num_samples)}, schema={"sample_index": pl.Int32}), how="cross"
+    )
+    keys = ["prompt_digest", "sample_index"]
+    missing = wanted.join(store.read(digests), on=keys, how="anti")
+    with exclusive(layout.locks / f"device-{torch_device(settings.engine.device).type}", "the device"):
+        usage = fill_store(store, missing, by_digest, policy, tokenizer, sampling, settings.engine)
+    logger.info(
+        "%d rollouts reused from the store, %d sampled (%d tokens generated)",
+        len(wanted) - len(missing),
+        usage.sampled_rollouts,
+        usage.sampled_tokens,
+    )
+    identified = prompts.select("prompt_id", "answer", "verifier").with_columns(prompt_digest=pl.Series(digests))
+    rows = identified.join(wanted, on="prompt_digest", how="left", maintain_order="left").join(
+        store.read(digests), on=keys, how="left", maintain_order="left"
+    )
+    return (
+        grade_rows(rows, settings.verify, greedy=greedy),
+        rows,
+        replace(usage, reused_rollouts=len(wanted) - len(missing)),
+    )
+
+
+def fill_store(
+    store: RolloutStore,
+    missing: pl.DataFrame,
+    by_digest: dict[str, list[int]],
+    policy: Policy,
+    tokenizer: PreTrainedTokenizerBase,
+    sampling: Sampling,
+    settings: EngineSettings,
+) -> Usage:
+    """Sample the missing (prompt, sample index) pairs, longest prompts first, a shard a batch."""
+    started, num_tokens = time.perf_counter(), 0
+    if missing.is_empty():
+        return Usage(0, 0, 0, 0.0)
+    torch.set_num_threads(settings.threads)
+    engine = load_engine(settings, policy)
+    groups = missing.group_by("prompt_digest", maintain_order=True).agg("sample_index").rows()
+    groups.sort(key=lambda group: (-len(by_digest[group[0]]), group[0]))
+    with progress(len(missing), f"sample ({engine.name})", "rollout") as bar:
+        for batch in batches(groups, BATCH_ROLLOUTS):
+            rows = sample_batch(engine, batch, by_digest, policy, tokenizer, sampling, bar.update)
+            store.append(rows)
+            num_tokens += int(rows["completion_tokens"].sum())
+    return Usage(0, len(missing), num_tokens, time.perf_counter() - started)
+
+
+def batches(groups: Sequence[tuple[str, list[int]]], size: int) -> list[list[tuple[str, list[int]]]]:
+    """Whole groups, about `size` samples together: a prompt's samples share one reading of it."""
+    result: list[list[tuple[str, list[int]]]] = [[]]
+    for group in groups:
+        if result[-1] and sum(len(indices) for _, indices in result[-1]) + len(group[1]) > size:
+            result.append([])
+        result[-1].append(group)
+    return result
+
+
+def sample_batch(
+    engine: Engine,
+    batch: Sequence[tuple[str, list[int]]],
+    by_digest: dict[str, list[int]],
+    policy: Policy,
+    tokenizer: PreTrainedTokenizerBase,
+    sampling: Sampling,
+    on_finished: Callable[[int], object],
+) -> pl.DataFrame:
+    """One call of the engine as rows of the store; the call's seconds are split over the rows by tokens."""
+    started = time.perf_counter()
+    prompts, counts = [by_digest[name] for name, _ in batch], [len(indices) for _, indices in batch]
+    keys = [(name, index) for name, indices in batch for index in indices]
+    seeds = [sample_seed(sampling.seed, name, index) for name, index in keys]
+    samples = engine.generate(prompts, counts, sampling, seeds, on_finished)
+    lengths = [len(ids) for ids in samples.token_ids]
+    prompt_tokens = np.repeat([len(ids) for ids in prompts], counts)
+    seconds = (time.perf_counter() - started) * np.array(lengths) / max(sum(lengths), 1)
+    return pl.DataFrame(
+        {
+            "prompt_digest": [name for name, _ in keys],
+            "sample_index": [index for _, index in keys],
+            "token_ids": samples.token_ids,
+            "text": decode(samples.token_ids, samples.finish_reasons, tokenizer),
+            "finish_reason": samples.finish_reasons,
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": lengths,
+            "flops": sample_flops(policy.architecture, [*map(len, prompts)], counts, lengths, engine.prefix_block),
+            "seconds": seconds,
+            "engine": engine.name,
+            "engine_version": engine.version,
+        },
+        schema_overrides=dict(STORE.columns),
+    )
+
+
+def decode(
+    token_ids: Sequence[Sequence[int]], finish_reasons: Sequence[str], tokenizer: PreTrainedTokenizerBase
+) -> list[str]:
+    """The text of each completion, without the token that ended it and without other special tokens."""
+    bodies = [
+        list(ids[:-1] if reason == "stop" else ids) for ids, reason in zip(token_ids, finish_reasons, strict=True)
+    ]
+    return list(tokenizer.batch_decode(bodies, skip_special_tokens=True))
+
+
+def grade_rows(rows: pl.DataFrame, settings: Verify, *, greedy: bool) -> pl.DataFrame:
+    """The ROLLOUTS table of store rows joined with their prompts' gold answers."""
+    answers = [
+        Answer(verifier, text, gold, reason == "length")
+        for verifier, text, gold, reason in rows.select("verifier", "text", "answer", "finish_reason").iter_rows()
+    ]
+    with Grader(settings) as grader, progress(len(answers), "grade", "answer") as bar:
+        verdicts = grader.grade(answers, bar.update)
+    graded = rows.drop("answer").with_columns(
+        greedy=pl.lit(greedy),
+        outcome=pl.Series([verdict.outcome for verdict in verdicts], dtype=pl.String),
+        answer=pl.Series([verdict.answer for verdict in verdicts], dtype=pl.String),
+        reward=pl.Series([float(verdict.outcome == "correct") for verdict in verdicts], dtype=pl.Float64),
+    )
+    return ROLLOUTS.check(graded.select(list(ROLLOUTS.columns)), "graded rollouts")
+
+
+def sampling_cost(rows: pl.DataFrame, policy: Policy, phase: str, *, charged: bool) -> Ledger:
+    """The ledger of store rows: executed as stored, and where `charged` 2 P T in both other accounts."""
+    ledger = Ledger()
+    tokens = float(
+        rows.select(pl.col("prompt_tokens", "completion_tokens").cast(pl.Int64).sum()).sum_horizontal().item()
+    )
+    charge = charged_flops(policy.architecture, generated=tokens) if charged else 0.0
+    executed = math.fsum(rows["flops"])  # exact, so that it does not depend on how the rows lay in shards
+    ledger.add(phase, executed=executed, charged=charge, charged_paper=charge, tokens=tokens, rollouts=len(rows))
+    return ledger

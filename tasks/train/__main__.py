@@ -1,0 +1,137 @@
+"""python -m tasks.train --recipe R --seed S: train the initial policy along the recipe's plan."""
+
+import dataclasses
+import logging
+from typing import Any
+
+import polars as pl
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from tasks.common import params, process, stage
+from tasks.common.artifacts import PLAN, PROMPTS, digest, digest_file
+from tasks.sampling.engine import EngineSettings, Sampling, load_engine
+from tasks.sampling.grade import Grader, Verify
+from tasks.sampling.models import Policy, load_model, load_tokenizer, policy_digest, read_policy, torch_device
+from tasks.sampling.rollouts import encode_prompts
+from tasks.train.batch import Prompts
+from tasks.train.checkpoint import Checkpoints
+from tasks.train.run import plan_arrays, train, write_results
+from tasks.train.settings import CheckpointSettings, TrainSettings
+from tasks.train.slots import load_slots
+from tasks.train.trainer import Trainer, TrainingError
+
+logger = logging.getLogger(__name__)
+
+
+def main(run: stage.Stage) -> None:
+    recipe, seed = run.coordinates()
+    chosen = params.recipe(run.params, recipe)
+    settings = params.parse(chosen["train"], TrainSettings, "train")
+    sampling, engine_settings = run.section("sampling", Sampling), run.section("engine", EngineSettings)
+    checkpoint_settings, layout = run.section("checkpoint", CheckpointSettings), run.layout
+    check_sampling(sampling)
+    torch.set_num_threads(engine_settings.threads)
+    policy, plan_path = read_policy(layout), layout.recipe(recipe) / "plan.parquet"
+    files = {"prompts": layout.prompts("train"), "validation": layout.prompts("validation"), "plan": plan_path}
+    digests = {name: digest_file(path) for name, path in files.items()}
+    components = {
+        "recipe": recipe,
+        "seed": seed,
+        "policy": policy.digest,
+        **digests,
+        "train": dataclasses.asdict(settings),
+        "sampling": dataclasses.asdict(sampling),
+        "engine": [engine_settings.name, engine_settings.dtype],
+    }
+    run.tracker.params({"train": chosen["train"], "sampling": run.params["sampling"], "policy": policy.digest})
+    for name, path in files.items():
+        run.tracker.dataset(name, path, digests[name], "train")
+
+    with (
+        process.exclusive(layout.locks / f"train-{digest(components)}", f"the checkpoints of {recipe}/{seed}"),
+        process.exclusive(layout.locks / f"device-{torch_device(engine_settings.device).type}", "the device"),
+        Grader(run.section("verify", Verify)) as grader,
+    ):
+        trainer = build(run, policy, settings, sampling, engine_settings, grader, seed, PLAN.read(plan_path))
+        checkpoints = Checkpoints(layout.checkpoints, components, checkpoint_settings.keep)
+        try:
+            lost = train(trainer, checkpoints, checkpoint_settings, run.tracker.metrics)
+        except TrainingError as error:
+            raise stage.StageError(str(error)) from error
+        out = layout.train(recipe, seed)
+        write_results(trainer, checkpoints, lost, out)
+        checkpoints.delete()
+    run.tracker.model(f"{recipe}-{seed}", out / "policy", policy_digest(out / "policy"))
+    summarize(trainer)
+
+
+def build(
+    run: stage.Stage,
+    policy: Policy,
+    settings: TrainSettings,
+    sampling: Sampling,
+    engine_settings: EngineSettings,
+    grader: Grader,
+    seed: int,
+    plan: pl.DataFrame,
+) -> Trainer:
+    """The trainer at step 0: the initial policy in float32 (the optimizer's precision), the engine, the prompts."""
+    device = torch_device(engine_settings.device)
+    model = load_model(policy.folder, dtype=torch.float32, device=device, trust_remote_code=policy.trust_remote_code)
+    tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
+    prompts, validation = (
+        read_prompts(PROMPTS.read(run.layout.prompts(split)), tokenizer, policy, sampling)
+        for split in ("train", "validation")
+    )
+    return Trainer(
+        policy,
+        model,
+        load_engine(engine_settings, policy, model),
+        tokenizer,
+        grader,
+        prompts,
+        validation,
+        plan_arrays(plan, prompts.ids),
+        settings,
+        load_slots(settings),
+        sampling,
+        seed,
+    )
+
+
+def read_prompts(
+    table: pl.DataFrame, tokenizer: PreTrainedTokenizerBase, policy: Policy, sampling: Sampling
+) -> Prompts:
+    """A PROMPTS table ready for the trainer."""
+    token_ids = encode_prompts(table, tokenizer, policy, sampling.max_tokens)
+    return Prompts(table["prompt_id"].to_list(), token_ids, table["answer"].to_list(), table["verifier"].to_list())
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Training is on-policy only when it samples from the distribution whose log-probabilities it computes."""
+    if sampling.temperature <= 0 or sampling.top_p < 1.0 or sampling.top_k > 0:
+        raise params.ParamsError(
+            f"training needs sampling.temperature > 0, top_p 1.0 and top_k 0 (no truncation); sampling is {sampling}: "
+            "with another distribution the ratio between trainer and sampler would be wrong"
+        )
+
+
+def summarize(trainer: Trainer) -> None:
+    """What the run came to, in the log."""
+    first, last = trainer.curve[0], trainer.curve[-1]
+    mixed: Any = sum(row["num_mixed_groups"] for row in trainer.steps)
+    groups: Any = sum(row["num_prompts"] for row in trainer.steps)
+    logger.info(
+        "%d steps, %d rollouts, %d of %d groups mixed; validation accuracy %.3f -> %.3f",
+        trainer.num_steps,
+        last["rollouts"],
+        mixed,
+        groups,
+        first["accuracy"],
+        last["accuracy"],
+    )
+
+
+if __name__ == "__main__":
+    stage.run("train", main, recipe=True, seed=True)

@@ -1,0 +1,160 @@
+"""One training run from start to finish: build the trainer, resume it, drive it, checkpoint it, write its artifacts."""
+
+import logging
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+
+from tasks.common.artifacts import CURVE, STEPS, TRAIN_ROLLOUTS, sync_folder, write_json
+from tasks.common.ledger import Ledger
+from tasks.common.progress import progress
+from tasks.sampling.models import save_policy
+from tasks.train.batch import Ints
+from tasks.train.checkpoint import Checkpoints, optimizer_tensors, restore_optimizer
+from tasks.train.settings import CheckpointSettings
+from tasks.train.trainer import Trainer, TrainingError
+
+logger = logging.getLogger(__name__)
+
+Record = Callable[[Mapping[str, Any], int, float], None]
+
+
+def train(trainer: Trainer, checkpoints: Checkpoints, settings: CheckpointSettings, record: Record) -> dict[str, float]:
+    """Drive `trainer` to the end of its plan, from the newest checkpoint on. Returns the work that kills threw away.
+
+    `record(values, step, charged FLOPs)` is called for every step and every point of the curve. KeyboardInterrupt
+    (Ctrl-C, SIGTERM) is raised after the step in flight has been finished and checkpointed.
+    """
+    parts = resume(trainer, checkpoints)
+    lost = checkpoints.count_lost(trainer.num_steps)
+    saved = time.monotonic()
+    with stop_requested() as stopping, progress(trainer.num_rollouts(), "train", "rollout") as bar:
+        bar.update(int(trainer.ledger.rollouts["generate"]))
+        while True:
+            note(trainer.validate_if_due(), record, bar)
+            started, executed = time.perf_counter(), trainer.trained("executed")
+            row = trainer.step() if not trainer.is_done() else None
+            if row is None:
+                break
+            checkpoints.journal(work_of(trainer, row, time.perf_counter() - started, executed))
+            record(row, row["step"], row["flops_charged"])
+            bar.update(row["num_rollouts"])
+            if stopping() or time.monotonic() - saved >= settings.every_seconds:
+                parts = save(trainer, checkpoints, parts)
+                saved = time.monotonic()
+            if stopping():
+                raise KeyboardInterrupt(f"stopped after step {row['step']}, which is checkpointed")
+        note(trainer.validate_if_due(last=True), record, bar)
+        save(trainer, checkpoints, parts)
+    return lost
+
+
+def note(point: dict[str, Any] | None, record: Record, bar: Any) -> None:
+    """Record a new point of the validation curve and show it."""
+    if point is not None:
+        record({"validation_accuracy": point["accuracy"]}, point["step"], point["flops_charged"])
+        bar.set_postfix(step=point["step"], validation=f"{point['accuracy']:.3f}")
+        logger.info("step %d: validation accuracy %.3f", point["step"], point["accuracy"])
+
+
+def work_of(trainer: Trainer, row: Mapping[str, Any], seconds: float, executed_before: float) -> dict[str, float]:
+    """A journal entry: what the step executed."""
+    flops = trainer.trained("executed") - executed_before
+    tokens = row["tokens"] - (trainer.steps[-2]["tokens"] if len(trainer.steps) > 1 else 0)
+    return {"step": row["step"], "seconds": seconds, "flops": flops, "tokens": tokens}
+
+
+@contextmanager
+def stop_requested() -> Iterator[Callable[[], bool]]:
+    """Hold back Ctrl-C and SIGTERM until the step is done; a second one ends the run at once."""
+    asked: list[int] = []
+
+    def ask(number: int, frame: object) -> None:
+        if asked:
+            raise KeyboardInterrupt(signal.Signals(number).name)
+        asked.append(number)
+        logger.warning("finishing the step, then a checkpoint (once more to stop at once)")
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def save(trainer: Trainer, checkpoints: Checkpoints, parts: list[str]) -> list[str]:
+    """Checkpoint the trainer; the rollouts since the last one become a part that is never written again."""
+    if trainer.rollouts:
+        first, last = trainer.rollouts[0]["step"], trainer.rollouts[-1]["step"]
+        parts = [*parts, checkpoints.add_part(first, last, TRAIN_ROLLOUTS.frame(trainer.rollouts))]
+        trainer.rollouts = []
+    tensors = optimizer_tensors(trainer.model, trainer.optimizer)
+    for slot, state in (("control", trainer.control), ("replay", trainer.replay)):
+        tensors |= {f"{slot}.{name}": torch.from_numpy(np.array(array)) for name, array in state.items()}
+    state = {
+        "num_steps": trainer.num_steps,
+        "next_validation": trainer.next_validation,
+        "ledger": trainer.ledger.as_dict(),
+        "seconds": dict(trainer.seconds),
+        "parts": parts,
+    }
+    tables = {"steps": STEPS.frame(trainer.steps), "curve": CURVE.frame(trainer.curve)}
+    checkpoints.save(trainer.num_steps, tensors, state, tables)
+    return parts
+
+
+def resume(trainer: Trainer, checkpoints: Checkpoints) -> list[str]:
+    """Put the trainer where the newest whole checkpoint was, if there is one; returns the parts it names."""
+    loaded = checkpoints.load()
+    if loaded is None:
+        return []
+    tensors, state, tables = loaded
+    restore_optimizer(trainer.model, trainer.optimizer, tensors)
+    trainer.control = {k.removeprefix("control."): v.numpy() for k, v in tensors.items() if k.startswith("control.")}
+    trainer.replay = {k.removeprefix("replay."): v.numpy() for k, v in tensors.items() if k.startswith("replay.")}
+    trainer.num_steps, trainer.next_validation = state["num_steps"], state["next_validation"]
+    trainer.ledger = Ledger.from_dict(state["ledger"])
+    trainer.seconds.update(state["seconds"])
+    trainer.steps, trainer.curve = tables["steps"].to_dicts(), tables["curve"].to_dicts()
+    trainer.sync_engine()
+    logger.info("resumed after %d steps from %s", trainer.num_steps, checkpoints.folder)
+    return list(state["parts"])
+
+
+def write_results(trainer: Trainer, checkpoints: Checkpoints, lost: Mapping[str, float], out: Path) -> None:
+    """Write the run's artifacts from its last checkpoint, then let the checkpoints go."""
+    loaded = checkpoints.load()
+    if loaded is None:
+        raise TrainingError(f"{checkpoints.folder} holds no whole checkpoint of the finished run: run it again")
+    out.mkdir(parents=True, exist_ok=True)
+    temporary = out / ".policy"
+    shutil.rmtree(temporary, ignore_errors=True)
+    save_policy(trainer.model, trainer.tokenizer, temporary, generation_from=trainer.policy.folder)
+    shutil.rmtree(out / "policy", ignore_errors=True)
+    temporary.rename(out / "policy")
+    sync_folder(out)
+    STEPS.write(out / "steps.parquet", STEPS.frame(trainer.steps))
+    CURVE.write(out / "curve.parquet", CURVE.frame(trainer.curve))
+    parts = [pl.read_parquet(checkpoints.folder / name) for name in loaded[1]["parts"]]
+    TRAIN_ROLLOUTS.write(out / "rollouts.parquet", pl.concat([TRAIN_ROLLOUTS.frame([]), *parts]))
+    write_json(out / "flops.json", trainer.ledger.as_dict())
+    seconds = {**trainer.seconds, "train": sum(v for k, v in trainer.seconds.items() if k != "validate")}
+    write_json(out / "cost.json", {"seconds": {k: round(v, 3) for k, v in sorted(seconds.items())}, "lost": dict(lost)})
+
+
+def plan_arrays(plan: pl.DataFrame, prompt_ids: list[str]) -> dict[str, Ints]:
+    """The plan's columns as arrays, prompts by row; TrainingError names a prompt that is not among the prompts."""
+    row_of = {prompt_id: row for row, prompt_id in enumerate(prompt_ids)}
+    if unknown := set(plan["prompt_id"]) - set(row_of):
+        raise TrainingError(f"the plan visits prompt {min(unknown)}, which is not among the training prompts")
+    columns = {name: plan[name].to_numpy().astype(np.int64) for name in ("group_size", "phase", "pass")}
+    return {**columns, "prompt_row": np.array([row_of[prompt_id] for prompt_id in plan["prompt_id"]], dtype=np.int64)}

@@ -1,0 +1,58 @@
+"""The slots of the loop: which file fills each, with its settings bound. See `batch.py` for the arrays.
+
+    control.start(plan, batch) -> state                         plan: prompt_row, group_size, phase, pass of each visit
+    control.next(state, so_far) -> Request | None               asked again within a step until None
+    control.observe(state, rollouts)                            after the step
+    control.progress(state) -> float                            share of the plan that is done, for the schedule
+    generate(engine, prompts, request, sampling, rng) -> Samples
+    select(rewards_B, group_B, rng) -> keep_B
+    replay.start() -> state; replay.add(state, rollouts); replay.draw(state, rng) -> Rollouts | None
+    advantage(rewards_B, group_B) -> A_B
+    loss(logprobs_BT, sampler_logprobs_BT, A_B, mask_BT, num_tokens_of_step) -> loss, stats
+
+State is a plain dict of arrays, changed in place and saved in checkpoints.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from tasks.common import registry
+from tasks.common.params import ParamsError
+from tasks.train import advantage, control, generate, loss, replay, select
+from tasks.train.settings import Spec, TrainSettings
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The methods of one run. `start_control` and `start_replay` have the settings bound; state carries them on."""
+
+    control: ModuleType
+    start_control: Callable[..., Any]
+    generate: Callable[..., Any]
+    select: Callable[..., Any]
+    replay: ModuleType
+    start_replay: Callable[..., Any]
+    advantage: Callable[..., Any]
+    loss: Callable[..., Any]
+
+
+def load_slots(settings: TrainSettings) -> Slots:
+    """Import and bind the method of every slot; ParamsError names a slot's unknown method or setting."""
+    control_module, start_control = load_slot(control, settings.control, "control", "start")
+    replay_module, start_replay = load_slot(replay, settings.replay, "replay", "start")
+    functions = {
+        name: load_slot(package, getattr(settings, name), name, name)[1]
+        for name, package in (("generate", generate), ("select", select), ("advantage", advantage), ("loss", loss))
+    }
+    return Slots(control_module, start_control, replay=replay_module, start_replay=start_replay, **functions)
+
+
+def load_slot(package: ModuleType, spec: Spec, name: str, function: str) -> tuple[ModuleType, Callable[..., Any]]:
+    """The file that `spec["method"]` names in `package`, and its `function` with the other settings bound."""
+    if "method" not in spec:
+        raise ParamsError(f"train.{name}.method is missing; there is: {', '.join(registry.names(package))}")
+    module = registry.load(package, spec["method"], f"train.{name}.method")
+    settings = {key: value for key, value in spec.items() if key != "method"}
+    return module, registry.bind(getattr(module, function), settings, f"train.{name} ({spec['method']})")

@@ -1,0 +1,271 @@
+"""The loop: ask control, generate, grade, select, estimate, update, observe; count the cost; measure on validation.
+
+On-policy, one update a step. Every random choice of a step comes from (seed, step), so a resumed run repeats exactly
+what a kill interrupted. Left out: more than one update a step, more than one process.
+"""
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from tasks.common.ledger import ACCOUNTS, Ledger, charged_flops, paper_training_flops
+from tasks.common.statistics import bootstrap_interval
+from tasks.sampling.engine import Engine, Samples, Sampling, sample_flops, sample_seed
+from tasks.sampling.grade import Answer, Grader
+from tasks.sampling.models import Policy, named_weights
+from tasks.sampling.rollouts import decode
+from tasks.train.batch import Bools, Floats, Ints, Prompts, Request, Rollouts, merge, micro_batches
+from tasks.train.record import describe_step, rollout_rows
+from tasks.train.settings import TrainSettings
+from tasks.train.slots import Slots
+from tasks.train.update import UpdateStats, accumulate_gradients, learning_rate
+
+logger = logging.getLogger(__name__)
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on; the message says at which step and why."""
+
+
+class Trainer:
+    """All that changes while a policy trains. `state` and `restore` in `resume.py` are its checkpointed form."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        model: PreTrainedModel,
+        engine: Engine,
+        tokenizer: PreTrainedTokenizerBase,
+        grader: Grader,
+        prompts: Prompts,
+        validation: Prompts,
+        plan: dict[str, Ints],
+        settings: TrainSettings,
+        slots: Slots,
+        sampling: Sampling,
+        seed: int,
+    ) -> None:
+        self.policy, self.model, self.engine, self.tokenizer, self.grader = policy, model, engine, tokenizer, grader
+        self.prompts, self.validation, self.settings, self.slots = prompts, validation, settings, slots
+        self.sampling, self.seed = sampling, seed
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(),
+            lr=settings.learning_rate,
+            betas=(settings.betas[0], settings.betas[1]),
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+        self.control = slots.start_control(plan, settings.batch)
+        self.replay = slots.start_replay()
+        self.num_steps, self.next_validation = 0, 0.0
+        self.ledger = Ledger()
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.steps: list[dict[str, Any]] = []
+        self.curve: list[dict[str, Any]] = []
+        self.rollouts: list[dict[str, Any]] = []
+
+    def step(self) -> dict[str, Any] | None:
+        """One step; its row of STEPS, or None when control has nothing more to ask for."""
+        rng = np.random.default_rng([self.seed, self.num_steps])
+        rate = self.learning_rate()
+        drawn = self.sample(rng)
+        if drawn is None:
+            return None
+        request, rollouts = drawn
+        keep_B = ~rollouts.is_error_B()  # our own failures leave their group and every denominator
+        keep_B[keep_B] = self.slots.select(rollouts.rewards_B[keep_B], rollouts.group_B[keep_B], rng)
+        advantages_B = np.zeros(len(keep_B))
+        advantages_B[keep_B] = self.slots.advantage(rollouts.rewards_B[keep_B], rollouts.group_B[keep_B])
+        with self.timed("update"):
+            stats, grad_norm = self.update(rollouts, keep_B, advantages_B, rate)
+        self.slots.control.observe(self.control, rollouts)
+        self.slots.replay.add(self.replay, rollouts)
+        self.charge(rollouts, keep_B, stats)
+        totals = {f"flops_{account}": self.trained(account) for account in ACCOUNTS}
+        row = {
+            "step": self.num_steps,
+            "pass": request.pass_number,
+            "phase": request.phase,
+            "learning_rate": rate,
+            "grad_norm": grad_norm,
+            "tokens": int(self.ledger.tokens["generate"]),
+            **totals,
+            **describe_step(rollouts, keep_B, stats),
+        }
+        self.steps.append(row)
+        self.rollouts += rollout_rows(self.num_steps, self.prompts.ids, rollouts, keep_B, advantages_B)
+        self.num_steps += 1
+        return row
+
+    def sample(self, rng: np.random.Generator) -> tuple[Request, Rollouts] | None:
+        """The step's rollouts: what control asks for until it is content, graded, our own errors taken out."""
+        parts: list[Rollouts] = []
+        requests: list[Request] = []
+        while (request := self.slots.control.next(self.control, parts)) is not None:
+            requests.append(request)
+            prompts = [self.prompts.token_ids[row] for row in request.prompt_rows]
+            with self.timed("generate"):
+                samples = self.slots.generate(self.engine, prompts, request, self.sampling, rng)
+            flops = sample_flops(
+                self.policy.architecture,
+                [len(ids) for ids in prompts],
+                request.counts.tolist(),
+                [len(ids) for ids in samples.token_ids],
+                self.engine.prefix_block,
+            )
+            self.ledger.add("generate", executed=float(flops.sum()), rollouts=len(samples.token_ids))
+            with self.timed("grade"):
+                parts.append(self.grade(request, prompts, samples))
+        return (requests[0], merge(parts)) if parts else None
+
+    def grade(self, request: Request, prompts: list[list[int]], samples: Samples) -> Rollouts:
+        """Verdicts and rewards of the samples of one request."""
+        group_B = np.repeat(np.arange(len(prompts)), request.counts)
+        texts, outcomes = self.verdicts(self.prompts, request.prompt_rows[group_B], samples)
+        rewards_B = np.array([float(outcome == "correct") for outcome in outcomes])
+        return Rollouts(request.prompt_rows, prompts, group_B, samples, texts, outcomes, rewards_B)
+
+    def verdicts(self, prompts: Prompts, rows_B: Ints, samples: Samples) -> tuple[list[str], list[str]]:
+        """Texts and outcomes of completions of the prompts in `rows_B`."""
+        texts = decode(samples.token_ids, samples.finish_reasons, self.tokenizer)
+        answers = [
+            Answer(prompts.verifiers[row], text, prompts.answers[row], reason == "length")
+            for row, text, reason in zip(rows_B, texts, samples.finish_reasons, strict=True)
+        ]
+        return texts, [verdict.outcome for verdict in self.grader.grade(answers)]
+
+    def update(
+        self, rollouts: Rollouts, keep_B: Bools, advantages_B: Floats, rate: float
+    ) -> tuple[UpdateStats, float | None]:
+        """One optimizer step on the kept rollouts. Those with advantage 0 have no gradient and are not computed, but
+        their tokens count in the loss's denominator; a step with no other makes no optimizer step at all."""
+        rows = np.flatnonzero(keep_B & (advantages_B != 0.0))
+        if not len(rows):
+            return UpdateStats(), None
+        num_tokens = int(rollouts.completion_tokens_B()[keep_B].sum())
+        batches = micro_batches(rollouts, rows, self.settings.max_tokens_per_micro_batch, self.model.device)
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.settings.dtype == "bfloat16"):
+            stats = accumulate_gradients(
+                self.model,
+                batches,
+                advantages_B,
+                self.slots.loss,
+                num_tokens,
+                self.sampling.temperature,
+                self.policy.architecture,
+            )
+        self.check_sampler(stats)
+        grad_norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm))
+        if not np.isfinite(grad_norm):
+            ids = sorted({self.prompts.ids[row] for row in rollouts.prompt_rows_Q})
+            raise TrainingError(f"step {self.num_steps}: the gradient is not finite; prompts: {', '.join(ids)}")
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.sync_engine()
+        return stats, grad_norm
+
+    def sync_engine(self) -> None:
+        """Put the policy's weights into the engine."""
+        self.engine.set_weights(named_weights(self.model))
+
+    def is_done(self) -> bool:
+        """Whether the limit of steps, if there is one, is reached."""
+        return self.settings.max_steps is not None and self.num_steps >= self.settings.max_steps
+
+    def num_rollouts(self) -> int | None:
+        """The rollouts the whole run is planned to take, for the progress bar."""
+        return int(self.control["group_size"].sum()) if "group_size" in self.control else None
+
+    def check_sampler(self, stats: UpdateStats) -> None:
+        """Sampler and trainer must hold the same policy. A sampler with stale weights is otherwise silent."""
+        gap = stats.log_ratio / stats.num_tokens
+        if gap > self.settings.max_sampler_gap:
+            raise TrainingError(
+                f"step {self.num_steps}: sampler and trainer differ by {gap:.4f} in mean |log-probability|, over "
+                f"train.max_sampler_gap {self.settings.max_sampler_gap}: the engine samples from other weights, or its "
+                "dtype is too coarse"
+            )
+
+    def learning_rate(self) -> float:
+        """The schedule at this step."""
+        settings = self.settings
+        done = self.slots.control.progress(self.control)
+        return learning_rate(
+            settings.learning_rate, settings.final_learning_rate_rate, settings.warmup_steps, self.num_steps, done
+        )
+
+    def charge(self, rollouts: Rollouts, keep_B: Bools, stats: UpdateStats) -> None:
+        """Enter the step into the three accounts (see the ledger)."""
+        architecture = self.policy.architecture
+        tokens_B = rollouts.prompt_tokens_B() + rollouts.completion_tokens_B()
+        generated, updated = float(tokens_B.sum()), float(tokens_B[keep_B].sum())
+        rollout = charged_flops(architecture, generated=generated)
+        flat = paper_training_flops(architecture, generated, has_reference=False)
+        self.ledger.add("generate", charged=rollout, charged_paper=rollout, tokens=generated)
+        self.ledger.add(
+            "update",
+            executed=stats.flops,
+            charged=charged_flops(architecture, updated=updated),
+            charged_paper=flat - rollout,
+            tokens=updated,
+            rollouts=int(keep_B.sum()),
+        )
+
+    def trained(self, account: str) -> float:
+        """FLOPs of training so far in one account: generation, scoring and update, not validation."""
+        phases = getattr(self.ledger, account)
+        return float(phases["generate"] + phases["score"] + phases["update"])
+
+    def validate_if_due(self, *, last: bool = False) -> dict[str, Any] | None:
+        """Add a point to the curve when the next interval of charged FLOPs is reached, and at the end."""
+        done = self.trained("charged")
+        if (self.curve and self.curve[-1]["step"] == self.num_steps) or (done < self.next_validation and not last):
+            return None
+        self.next_validation = (done // self.settings.validation.every_flops + 1) * self.settings.validation.every_flops
+        with self.timed("validate"):
+            rates = self.validate()
+        low, high = bootstrap_interval(rates, 200, np.random.default_rng(0))
+        point = {
+            "step": self.num_steps,
+            "flops_charged": done,
+            "flops_executed": self.trained("executed"),
+            "rollouts": int(self.ledger.rollouts["generate"]),
+            "accuracy": float(rates.mean()),
+            "accuracy_low": low,
+            "accuracy_high": high,
+        }
+        self.curve.append(point)
+        return point
+
+    def validate(self) -> Floats:
+        """Pass rate of each validation prompt, with the same seeds every time: differences are the policy's."""
+        num, prompts = self.settings.validation.num_samples, self.validation.token_ids
+        seeds = [sample_seed("validation", i, k) for i in range(len(prompts)) for k in range(num)]
+        counts = [num] * len(prompts)
+        samples = self.engine.generate(prompts, counts, self.sampling, seeds)
+        rows_B = np.repeat(np.arange(len(prompts)), num)
+        _, outcomes = self.verdicts(self.validation, rows_B, samples)
+        lengths = [len(ids) for ids in samples.token_ids]
+        flops = sample_flops(self.policy.architecture, [*map(len, prompts)], counts, lengths, self.engine.prefix_block)
+        tokens = sum(lengths) + num * sum(map(len, prompts))
+        self.ledger.add("evaluate", executed=float(flops.sum()), tokens=tokens, rollouts=len(lengths))
+        correct = np.array([float(outcome == "correct") for outcome in outcomes])
+        valid = np.array([float(outcome != "error") for outcome in outcomes])
+        graded = np.bincount(rows_B, valid)
+        return np.asarray(np.bincount(rows_B, correct)[graded > 0] / graded[graded > 0])
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Add the seconds of the block to `part`."""
+        started = time.perf_counter()
+        yield
+        self.seconds[part] += time.perf_counter() - started
