@@ -1,0 +1,186 @@
+"""The tables of the report, as text for a terminal and as HTML. Numbers come from `leaderboard`; words are added."""
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+import polars as pl
+
+from tasks.report.charts import colour, flops_words
+from tasks.report.evidence import Evidence, Plan
+from tasks.report.figures import PART_WORDS, colours
+from tasks.report.leaderboard import Row
+
+HEADERS = ("recipe", "seed", "pass@1", "95 % interval", "greedy", "rollouts", "charged", "executed", "seconds")
+
+
+def text_table(rows: Sequence[Row]) -> str:
+    """The leaderboard for a terminal, with what its columns leave out said below."""
+    cells = [HEADERS, *(leader_cells(row) for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(HEADERS))]
+    lines = ["  ".join(pad(cell, width, column) for column, (cell, width) in enumerate(zip(row, widths, strict=True)))
+             for row in cells]  # fmt: skip
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    lines += ["", f"initial policy: pass@1 {rows[0]['pass_at_1_initial']:.1%}, greedy {rows[0]['greedy_initial']:.1%}"]
+    lines += ["* profiling included (charged to recipes that read the profile); validation and evaluation are not"]
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def pad(cell: str, width: int, column: int) -> str:
+    """The name to the left, numbers to the right."""
+    return cell.ljust(width) if column == 0 else cell.rjust(width)
+
+
+def leader_cells(row: Row) -> tuple[str, ...]:
+    star = "*" if row["reads_profile"] else ""
+    return (
+        row["recipe"],
+        str(row["seed"]),
+        f"{row['pass_at_1']:.1%}",
+        f"{row['pass_at_1_low']:.1%} to {row['pass_at_1_high']:.1%}",
+        f"{row['greedy']:.1%}",
+        f"{row['rollouts']:,.0f}",
+        flops_words(row["flops_charged"]["total"]) + star,
+        flops_words(row["flops_executed"]["total"]) + star,
+        f"{row['seconds']['total']:,.0f}",
+    )
+
+
+def html_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, raw: int = 0) -> str:
+    """A table; the first `raw` columns hold HTML, everything else is escaped."""
+    head = "".join(f'<th scope="col">{escape(header)}</th>' for header in headers)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{cell if i < raw else escape(cell)}</td>" for i, cell in enumerate(row)) + "</tr>"
+        for row in rows
+    )
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def mark(evidence: Evidence, recipe: str, more: str = "") -> str:
+    """A recipe's name with its colour in front."""
+    hue = colour(colours(evidence)[recipe])
+    return f'<i class="mark" style="background:{hue}"></i>{escape(recipe + more)}'
+
+
+def leaderboard_table(evidence: Evidence, rows: Sequence[Row]) -> str:
+    """The leaderboard, the initial policy as its last row."""
+    most = sorted(rows[0]["pass_at"], key=int)[-1]
+    body = []
+    for row in rows:
+        _, seed, *cells = leader_cells(row)
+        name = mark(evidence, row["recipe"], f"/{seed}")
+        body.append([name, *cells[:3], f"{row['pass_at'][most]:.1%}", f"{row['validation']:.1%}", *cells[3:]])
+    base = evidence.baseline
+    spread = f"{base['pass_at_1_low']:.1%} to {base['pass_at_1_high']:.1%}"
+    first = [f"{base['pass_at_1']:.1%}", spread, f"{base['greedy']:.1%}", f"{base['pass_at'][most]:.1%}"]
+    validation = f"{evidence.trained[0].curve['accuracy'][0]:.1%}"
+    body.append(['<i class="mark initial"></i>initial', *first, validation, "0", "0", "0", "0"])
+    return html_table(["recipe/seed", *HEADERS[2:5], f"pass@{most}", "validation", *HEADERS[5:]], body, raw=1)
+
+
+def seeds_table(evidence: Evidence, recipes: dict[str, Row]) -> str:
+    """Mean and range over the seeds; nothing when there is one seed."""
+    if all(summary["num_seeds"] == 1 for summary in recipes.values()):
+        return ""
+    body = [
+        [
+            mark(evidence, recipe),
+            str(summary["num_seeds"]),
+            share_range(summary["pass_at_1"]),
+            share_range(summary["greedy"]),
+            share_range(summary["validation"]),
+            flops_words(summary["flops_charged"]["mean"]),
+            flops_words(summary["flops_executed"]["mean"]),
+        ]
+        for recipe, summary in recipes.items()
+    ]
+    headers = ["recipe", "seeds", "pass@1", "greedy", "validation", "charged, mean", "executed, mean"]
+    caption = "<h3>Over the seeds</h3><p>Mean, and in brackets the lowest and the highest seed.</p>"
+    return caption + html_table(headers, body, raw=1)
+
+
+def share_range(value: dict[str, float]) -> str:
+    return f"{value['mean']:.1%} ({value['min']:.1%} to {value['max']:.1%})"
+
+
+def bills_table(evidence: Evidence, rows: Sequence[Row]) -> str:
+    """FLOPs by part in the three accounts, and validation beside them."""
+    body = []
+    for row in rows:
+        for account in ("charged", "charged_paper", "executed"):
+            parts = row[f"flops_{account}"]
+            cells = [flops_words(parts[part]) if parts.get(part) else "0" for part in (*PART_WORDS, "total")]
+            beside = flops_words(row["flops_validation"]) if account == "executed" else ""
+            name = mark(evidence, row["recipe"], f"/{row['seed']}")
+            body.append([name, account.replace("_", ", "), *cells, beside])
+    return html_table(["recipe/seed", "account", *PART_WORDS.values(), "total", "validation, outside"], body, raw=1)
+
+
+def decisions_table(evidence: Evidence) -> str:
+    """What each recipe decided about the prompts, how often, and why (the words after what was observed)."""
+    body = []
+    for plan in evidence.plans:
+        why = plan.decisions.with_columns(pl.col("reason").str.replace(r"^solved \d+ of \d+; ", ""))
+        counts = why.group_by("decision", "group_size", "reason").len().sort("len", "reason", descending=[True, False])
+        for decision, size, reason, count in counts.iter_rows():
+            share = f"{count:,} ({count / len(plan.decisions):.0%})"
+            body.append([mark(evidence, plan.recipe), decision, str(size), share, reason])
+    return html_table(["recipe", "decision", "group size", "prompts", "reason"], body, raw=1)
+
+
+def plans_table(evidence: Evidence) -> str:
+    """Each plan in numbers."""
+    body = []
+    for plan in evidence.plans:
+        visits = plan.visits
+        sizes = ", ".join(f"{size}: {count:,}" for size, count in group_sizes(plan))
+        prompts = f"{visits['prompt_id'].n_unique():,} of {len(plan.decisions):,}"
+        phases = f"{visits['phase'].n_unique()} / {visits['pass'].n_unique()}"
+        numbers = [prompts, f"{len(visits):,}", phases, f"{visits['group_size'].sum() / len(visits):.2f}", sizes]
+        body.append([mark(evidence, plan.recipe), str(plan.forecast["strategy"]), *numbers])
+    headers = ["recipe", "strategy", "prompts", "visits", "phases / passes", "mean group size", "visits by group size"]
+    return html_table(headers, body, raw=1)
+
+
+def group_sizes(plan: Plan) -> list[tuple[int, int]]:
+    return list(plan.visits.group_by("group_size").len().sort("group_size").iter_rows())
+
+
+def forecast_table(evidence: Evidence, rows: Sequence[Row]) -> str:
+    """What the plan was expected to give and to cost, and what each seed's training then gave and cost."""
+    body = []
+    for run in evidence.trained:
+        row = next(row for row in rows if (row["recipe"], row["seed"]) == (run.recipe, run.seed))
+        expected = evidence.plan(run.recipe).forecast["plan"]
+        happened: dict[str, Any] = {
+            "rollouts": row["rollouts"],
+            "mixed_groups": float(run.steps["num_mixed_groups"].sum()),
+            "tokens": row["tokens"],
+        }
+        cells = [
+            f"{expected[name]:,.0f} → {value:,.0f}{off(value, expected[name])}" for name, value in happened.items()
+        ]
+        charged = row["flops_charged"]["total"]
+        cells.append(f"{flops_words(expected['flops_charged'])} → {flops_words(charged)}"
+                     f"{off(charged, expected['flops_charged'])}")  # fmt: skip
+        body.append([mark(evidence, run.recipe, f"/{run.seed}"), *cells])
+    return html_table(["recipe/seed", "rollouts", "mixed groups", "tokens", "charged compute"], body, raw=1)
+
+
+def off(value: float, expected: float) -> str:
+    """By how much the forecast was off."""
+    return f" ({value / expected - 1:+.0%})" if expected else ""
+
+
+def seconds_table(evidence: Evidence, rows: Sequence[Row]) -> str:
+    """Measured seconds, and what training's were spent on."""
+    body = []
+    for row in rows:
+        run = next(run for run in evidence.seeds(row["recipe"]) if run.seed == row["seed"])
+        inside = {name: value for name, value in run.cost["seconds"].items() if name != "train"}
+        cells = [f"{row['seconds'][part]:,.1f}" for part in ("profile", "train", "lost", "total")]
+        parts = ", ".join(f"{name} {value:,.1f}" for name, value in inside.items())
+        body.append([mark(evidence, row["recipe"], f"/{row['seed']}"), *cells, parts])
+    return html_table(
+        ["recipe/seed", "profiling", "training", "lost to kills", "total", "inside training"], body, raw=1
+    )

@@ -1,0 +1,97 @@
+"""The verdict in words. It says what was measured, also when the favourite loses, and when nothing can be told."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tasks.report.charts import flops_words
+
+MAX_NAMED = 5
+
+
+def verdict(summary: Mapping[str, Any]) -> str:
+    """One paragraph: what each recipe reached at what compute, compared with the first recipe, and the champion."""
+    initial, recipes, reference = summary["initial"], summary["recipes"], summary["reference"]
+    ranked = sorted(recipes, key=lambda name: -recipes[name]["pass_at_1"]["mean"])
+    start = f"The initial policy solves {initial['pass_at_1']:.1%} of {initial['num_prompts']} test prompts (pass@1)."
+    sentences = [start, *(reached(name, recipes[name]) for name in ranked[:MAX_NAMED])]
+    others = [name for name in ranked if name != reference][:MAX_NAMED]
+    sentences += [compared(name, recipes[name], reference, recipes[reference]) for name in others]
+    if len(ranked) > MAX_NAMED:
+        sentences.append(f"{len(ranked) - MAX_NAMED} more recipes are in the table.")
+    sentences.append(caveat(recipes))
+    return " ".join(sentences)
+
+
+def reached(name: str, summary: Mapping[str, Any]) -> str:
+    """Accuracy with its interval, and the whole bill."""
+    profiled = ", profiling included" if summary["reads_profile"] else ""
+    seeds = "" if summary["num_seeds"] == 1 else f", mean of {summary['num_seeds']} seeds"
+    return (
+        f"{name} reaches {summary['pass_at_1']['mean']:.1%} ({interval(summary)}{seeds}) "
+        f"for {flops_words(summary['flops_charged']['mean'])} charged{profiled}."
+    )
+
+
+def interval(summary: Mapping[str, Any]) -> str:
+    return f"95 % interval {summary['pass_at_1_low']:.1%} to {summary['pass_at_1_high']:.1%}"
+
+
+def compared(name: str, mine: Mapping[str, Any], reference: str, other: Mapping[str, Any]) -> str:
+    """`name` against the first recipe: accuracy, whether that can be told apart, compute."""
+    points = 100 * (mine["pass_at_1"]["mean"] - other["pass_at_1"]["mean"])
+    if overlap(mine, other):
+        direction = "level with" if abs(points) < 0.05 else f"{abs(points):.1f} points {side(points)}"
+        told = f"{name} is {direction} {reference}, but their intervals overlap: this run does not tell them apart"
+    elif points > 0:
+        told = f"{name} beats {reference} by {points:.1f} points, and their intervals do not overlap"
+    else:
+        told = f"{name} loses to {reference} by {-points:.1f} points, and their intervals do not overlap"
+    return f"{told}; {cost_words(name, mine, other)}.{matched(name, mine, reference, other)}"
+
+
+def side(points: float) -> str:
+    return "above" if points > 0 else "below"
+
+
+def overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether the intervals of pass@1 share a value (over several seeds: from the lowest to the highest end)."""
+    return bool(
+        one["pass_at_1_low"] <= other["pass_at_1_high"] and other["pass_at_1_low"] <= one["pass_at_1_high"]
+    )  # fmt: skip
+
+
+def cost_words(name: str, mine: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """How the two bills compare, in both accounts."""
+    charged = ratio(mine["flops_charged"]["mean"], other["flops_charged"]["mean"])
+    executed = ratio(mine["flops_executed"]["mean"], other["flops_executed"]["mean"])
+    return f"it is charged {charged}, and executed {executed}"
+
+
+def ratio(mine: float, other: float) -> str:
+    """`2.5 times less compute`, `1.2 times more compute`, `as much compute`."""
+    if not mine or not other or 0.98 < mine / other < 1.02:
+        return "as much compute"
+    if mine < other:
+        return f"{other / mine:.1f} times less compute"
+    return f"{mine / other:.1f} times more compute"
+
+
+def matched(name: str, mine: Mapping[str, Any], reference: str, other: Mapping[str, Any]) -> str:
+    """When `name` was as good as the first recipe in the end, on validation."""
+    there = mine["flops_to_reference"]
+    if there is None:
+        return f" On validation it never reaches the accuracy that {reference} ends with."
+    whole = flops_words(other["flops_charged"]["mean"])
+    return (
+        f" On validation it first touches the accuracy {reference} ends with after {flops_words(there)} "
+        f"charged ({reference}'s whole run: {whole})."
+    )
+
+
+def caveat(recipes: Mapping[str, Mapping[str, Any]]) -> str:
+    """What the seeds allow to say."""
+    seeds = min(summary["num_seeds"] for summary in recipes.values())
+    if seeds == 1:
+        return "With one seed, how much a repetition would differ is unknown."
+    spread = max(summary["pass_at_1"]["max"] - summary["pass_at_1"]["min"] for summary in recipes.values())
+    return f"Between the {seeds} seeds of one recipe, pass@1 differs by up to {100 * spread:.1f} points."

@@ -1,0 +1,142 @@
+"""A small finished pipeline, written by hand: numbers in it are round, so that totals can be added up in the head."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tasks.common.artifacts import CURVE, DECISIONS, OUTCOMES, PLAN, PROFILE, STEPS, Layout, write_json
+from tasks.common.ledger import Ledger
+
+NUM_PROMPTS = 40
+
+
+def ledger(**phases: dict[str, float]) -> dict[str, Any]:
+    book = Ledger()
+    for phase, amounts in phases.items():
+        book.add(phase, **amounts)
+    return book.as_dict()
+
+
+def metrics(pass_at_1: float, half: float = 0.04) -> dict[str, Any]:
+    return {
+        "num_prompts": 256,
+        "num_samples": 8,
+        "pass_at_1": pass_at_1,
+        "pass_at_1_low": pass_at_1 - half,
+        "pass_at_1_high": pass_at_1 + half,
+        "pass_at": {"1": pass_at_1, "4": pass_at_1 + 0.1, "8": pass_at_1 + 0.15},
+        "greedy": pass_at_1 + 0.02,
+        "greedy_low": pass_at_1 - half,
+        "greedy_high": pass_at_1 + half,
+        "truncated_rate": 0.0,
+        "error_rate": 0.0,
+        "levels": {
+            level: {"num_prompts": 64, "pass_at_1": share * pass_at_1, "greedy": share * pass_at_1}
+            for level, share in (("2", 1.5), ("10", 0.4), ("4", 1.1))
+        },
+        "outcomes": {"correct": 1, "wrong": 1},
+    }
+
+
+def write_shared(layout: Layout) -> None:
+    """Policy card, profile and baseline: solved 0 to 8 of 8, evenly; profiling costs 100 charged, 80 executed."""
+    card = {
+        "architecture": "Qwen3ForCausalLM",
+        "num_parameters": 438656,
+        "digest": "91c0a1b2c3d4e5f6",
+        "source": "tiny",
+    }
+    write_json(layout.policy_card, card)
+    solved = [index % 9 for index in range(NUM_PROMPTS)]
+    rows = [
+        {**PROFILE.example, **dict.fromkeys(OUTCOMES, 0), "prompt_id": f"p{index}", "correct": right,
+         "wrong": 8 - right, "pass_rate": right / 8}
+        for index, right in enumerate(solved)
+    ]  # fmt: skip
+    PROFILE.write(layout.profile / "profile.parquet", PROFILE.frame(rows))
+    amounts = {"executed": 80e9, "charged": 100e9, "charged_paper": 100e9, "tokens": 5000, "rollouts": 320}
+    write_json(layout.profile / "flops.json", ledger(profile=amounts))
+    write_json(layout.profile / "cost.json", {"seconds": {"profile": 6.0}})
+    write_json(layout.baseline / "metrics.json", metrics(0.40))
+
+
+def write_plan(layout: Layout, recipe: str, reads_profile: bool) -> None:
+    """Everything in groups of 8, or by pass rate: never solved and too easy are left out."""
+
+    def size(index: int) -> int:
+        solved = index % 9
+        if not reads_profile:
+            return 8
+        return 0 if solved in (0, 7, 8) else 8 if solved == 1 else 4 if solved == 2 else 2
+
+    chosen = [index for index in range(NUM_PROMPTS) if size(index)]
+    visits = [
+        {"visit": place, "pass": 0, "phase": 0, "order": place, "prompt_id": f"p{index}", "group_size": size(index)}
+        for place, index in enumerate(chosen)
+    ]
+    decisions = [
+        {"prompt_id": f"p{index}", "pass_rate": index % 9 / 8, "decision": "learnable" if size(index) else "dropped",
+         "group_size": size(index), "reason": f"solved {index % 9} of 8; groups of {size(index)}"}
+        for index in range(NUM_PROMPTS)
+    ]  # fmt: skip
+    PLAN.write(layout.recipe(recipe) / "plan.parquet", PLAN.frame(visits))
+    DECISIONS.write(layout.recipe(recipe) / "decisions.parquet", DECISIONS.frame(decisions))
+    rollouts = sum(size(index) for index in chosen)
+    expected = {"rollouts": rollouts, "mixed_groups": 20.0, "tokens": rollouts * 30.0, "flops_charged": 9e11,
+                "flops_charged_paper": 9e11, "prompts": len(chosen), "visits": len(chosen),
+                "group_size_mean": rollouts / len(chosen)}  # fmt: skip
+    forecast = {"reads_profile": reads_profile, "strategy": recipe, "plan": expected, "uniform": expected}
+    write_json(layout.recipe(recipe) / "forecast.json", forecast)
+
+
+def write_training(layout: Layout, recipe: str, seed: int, *, scale: float, validation: float, test: float) -> None:
+    """Training costs `scale` times 300 + 600 charged and 200 + 400 executed, loses 30, validates for 50 (all e9)."""
+    folder = layout.train(recipe, seed)
+    phases = {
+        "generate": {"executed": 200e9, "charged": 300e9, "charged_paper": 300e9, "tokens": 9000, "rollouts": 320},
+        "update": {"executed": 400e9, "charged": 600e9, "charged_paper": 900e9, "tokens": 9000},
+    }
+    scaled = {name: {key: value * scale for key, value in amounts.items()} for name, amounts in phases.items()}
+    write_json(folder / "flops.json", ledger(**scaled, evaluate={"executed": 50e9}))
+    lost = {"seconds": 2.0, "flops": 30e9, "tokens": 70.0}
+    spent = {"train": 60.0 * scale, "generate": 40.0 * scale, "update": 20.0 * scale, "validate": 3.0}
+    write_json(folder / "cost.json", {"seconds": spent, "lost": lost})
+    write_json(layout.evaluation(recipe, seed) / "metrics.json", metrics(test))
+    rng = np.random.default_rng(seed)
+    shares = np.linspace(0.4, validation, 8) + np.append(0, np.append(rng.normal(0, 0.01, 6), 0))
+    points = [
+        {"step": step * 5, "flops_charged": 900e9 * scale * step / 7, "flops_executed": 600e9 * scale * step / 7,
+         "rollouts": step * 40, "accuracy": share, "accuracy_low": share - 0.03, "accuracy_high": share + 0.03}
+        for step, share in enumerate(map(float, shares))
+    ]  # fmt: skip
+    CURVE.write(folder / "curve.parquet", CURVE.frame(points))
+    mixed = rng.binomial(4, 0.7 if recipe == "sgpo" else 0.4, 35)
+    steps = [
+        {**STEPS.example, "step": step, "num_prompts": 4, "num_mixed_groups": int(n)} for step, n in enumerate(mixed)
+    ]
+    STEPS.write(folder / "steps.parquet", STEPS.frame(steps))
+
+
+def write_params(folder: Path, recipes: list[str], seeds: list[int]) -> Path:
+    path = folder / "params.yaml"
+    path.write_text(
+        f"experiment: {{recipes: {recipes}, seeds: {seeds}}}\n"
+        "tracking: {uri: null, experiment: winnow, log_weights: false}\n"
+    )
+    return path
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    """grpo at full cost and sgpo at a third of it, two seeds each; grpo does not read the profile, sgpo does."""
+    layout = Layout(tmp_path / "data")
+    write_shared(layout)
+    write_plan(layout, "grpo", reads_profile=False)
+    write_plan(layout, "sgpo", reads_profile=True)
+    write_training(layout, "grpo", 0, scale=1.0, validation=0.52, test=0.50)
+    write_training(layout, "grpo", 1, scale=1.0, validation=0.54, test=0.54)
+    write_training(layout, "sgpo", 0, scale=1 / 3, validation=0.55, test=0.51)
+    write_training(layout, "sgpo", 1, scale=1 / 3, validation=0.57, test=0.55)
+    return layout

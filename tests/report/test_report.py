@@ -1,0 +1,246 @@
+"""The report on a pipeline written by hand (`conftest`): totals by hand, honest words, one self-contained page."""
+
+import json
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.common.artifacts import ArtifactError, Layout
+from tasks.common.params import Experiment
+from tasks.report.charts import Line, flops_words, line_chart, ticks, unit
+from tasks.report.evidence import Evidence, read_evidence
+from tasks.report.leaderboard import curve_table, leaderboard, summarise
+from tasks.report.page import page
+from tasks.report.tables import text_table
+from tasks.report.words import verdict
+from tests.report.conftest import write_params, write_plan, write_training
+
+BOTH = Experiment(["grpo", "sgpo"], [0, 1])
+
+
+@pytest.fixture
+def evidence(layout: Layout) -> Evidence:
+    return read_evidence(layout, BOTH)
+
+
+def row(rows: list[dict[str, Any]], recipe: str, seed: int) -> dict[str, Any]:
+    return next(row for row in rows if (row["recipe"], row["seed"]) == (recipe, seed))
+
+
+def summary_of_files(layout: Layout) -> dict[str, Any]:
+    evidence = read_evidence(layout, BOTH)
+    return summarise(evidence, leaderboard(evidence))
+
+
+def test_profiling_is_charged_only_where_it_is_read(evidence: Evidence) -> None:
+    rows = leaderboard(evidence)
+    without = {"profile": 0.0, "generate": 300e9, "score": 0.0, "update": 600e9, "total": 900e9}
+    assert row(rows, "grpo", 0)["flops_charged"] == without
+    assert row(rows, "sgpo", 0)["flops_charged"] == pytest.approx(
+        {"profile": 100e9, "generate": 100e9, "score": 0.0, "update": 200e9, "total": 400e9}
+    )
+    assert row(rows, "sgpo", 0)["flops_charged_paper"]["total"] == pytest.approx(100e9 + 100e9 + 300e9)
+    assert row(rows, "grpo", 0)["tokens_profile"] == 0
+    assert row(rows, "sgpo", 0)["tokens_profile"] == 5000
+
+
+def test_lost_work_is_executed_but_not_charged_and_validation_is_in_no_total(evidence: Evidence) -> None:
+    grpo = row(leaderboard(evidence), "grpo", 0)
+    assert grpo["flops_executed"] == {
+        "profile": 0.0, "generate": 200e9, "score": 0.0, "update": 400e9, "lost": 30e9, "total": 630e9,
+    }  # fmt: skip
+    assert "lost" not in grpo["flops_charged"]
+    assert grpo["flops_validation"] == 50e9
+    assert row(leaderboard(evidence), "sgpo", 1)["flops_executed"]["total"] == pytest.approx((80 + 200 + 30) * 1e9)
+
+
+def test_seconds_and_counts(evidence: Evidence) -> None:
+    rows = leaderboard(evidence)
+    assert row(rows, "grpo", 1)["seconds"] == {"profile": 0.0, "train": 60.0, "lost": 2.0, "total": 62.0}
+    assert row(rows, "sgpo", 1)["seconds"] == pytest.approx({"profile": 6, "train": 20, "lost": 2, "total": 28})
+    assert (row(rows, "grpo", 0)["rollouts"], row(rows, "grpo", 0)["tokens"]) == (320, 9000)
+
+
+def test_the_leaderboard_is_sorted_by_test_accuracy(evidence: Evidence) -> None:
+    rows = leaderboard(evidence)
+    assert [(r["recipe"], r["seed"]) for r in rows] == [("sgpo", 1), ("grpo", 1), ("sgpo", 0), ("grpo", 0)]
+    assert rows[0]["pass_at_1_initial"] == 0.40
+    assert rows[0]["greedy_initial"] == pytest.approx(0.42)
+
+
+def test_the_summary_spreads_over_the_seeds(evidence: Evidence) -> None:
+    summary = summarise(evidence, leaderboard(evidence))
+    grpo = summary["recipes"]["grpo"]
+    assert grpo["pass_at_1"] == pytest.approx({"mean": 0.52, "min": 0.50, "max": 0.54})
+    assert (grpo["pass_at_1_low"], grpo["pass_at_1_high"]) == pytest.approx((0.46, 0.58))
+    assert grpo["num_seeds"] == 2
+    assert summary["recipes"]["sgpo"]["flops_charged"]["mean"] == pytest.approx(400e9)
+
+
+def test_flops_to_reference_counts_profiling(evidence: Evidence) -> None:
+    """grpo ends at 0.53 on average; a curve that touches it at its last point has paid everything."""
+    recipes = summarise(evidence, leaderboard(evidence))["recipes"]
+    first = [run.curve.filter(pl.col("accuracy") >= 0.53)["flops_charged"][0] for run in evidence.seeds("sgpo")]
+    assert recipes["sgpo"]["flops_to_reference"] == pytest.approx(sum(first) / 2 + 100e9)
+    assert recipes["grpo"]["flops_to_reference"] is None  # one of its seeds ends below its own mean
+
+
+def test_the_champion_is_chosen_by_validation_and_confirmed_on_test(layout: Layout) -> None:
+    summary = summary_of_files(layout)
+    assert (summary["champion"]["recipe"], summary["champion"]["seed"]) == ("sgpo", 1)
+    write_training(layout, "sgpo", 1, scale=1 / 3, validation=0.57, test=0.43)
+    summary = summary_of_files(layout)
+    assert summary["champion"] is None, "0.43 - 0.04 is below 0.40, though grpo/1 is far above it on test"
+    assert "is not above the initial policy's 40.0%: no champion" in summary["why"]
+
+
+def test_curves_start_where_profiling_ended(evidence: Evidence) -> None:
+    starts = curve_table(evidence).filter(pl.col("step") == 0)
+    assert starts.select("run", "flops_charged", "flops_executed").rows() == [
+        ("grpo/0", 0.0, 0.0), ("grpo/1", 0.0, 0.0), ("sgpo/0", 100e9, 80e9), ("sgpo/1", 100e9, 80e9),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sgpo", "expected"),
+    [
+        (0.53, "sgpo is 3.0 points above grpo, but their intervals overlap: this run does not tell them apart"),
+        (0.50, "sgpo is level with grpo, but their intervals overlap"),
+        (0.70, "sgpo beats grpo by 20.0 points, and their intervals do not overlap"),
+        (0.30, "sgpo loses to grpo by 20.0 points, and their intervals do not overlap"),
+    ],
+)
+def test_the_verdict_says_who_is_ahead_and_whether_it_can_be_told(layout: Layout, sgpo: float, expected: str) -> None:
+    write_training(layout, "sgpo", 0, scale=1 / 3, validation=0.55, test=sgpo)
+    evidence = read_evidence(layout, Experiment(["grpo", "sgpo"], [0]))
+    words = verdict(summarise(evidence, leaderboard(evidence)))
+    assert expected in words
+    assert "it is charged 2.2 times less compute, and executed 2.0 times less compute" in words
+    assert "With one seed" in words
+
+
+def test_the_verdict_does_not_hide_a_dearer_recipe(layout: Layout) -> None:
+    write_training(layout, "sgpo", 0, scale=2.0, validation=0.45, test=0.5)
+    evidence = read_evidence(layout, Experiment(["grpo", "sgpo"], [0]))
+    words = verdict(summarise(evidence, leaderboard(evidence)))
+    assert "charged 2.1 times more compute" in words
+    assert "On validation it never reaches the accuracy that grpo ends with" in words
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["train/steps.parquet", "train/curve.parquet", "train/flops.json", "train/cost.json", "eval/metrics.json"],
+)
+def test_a_missing_file_is_named_with_recipe_and_seed(layout: Layout, name: str) -> None:
+    path = layout.recipe("sgpo") / "1" / name
+    path.unlink()
+    with pytest.raises(ArtifactError) as error:
+        read_evidence(layout, BOTH)
+    assert str(error.value).startswith(f"recipe 'sgpo', seed 1: {path} does not exist")
+
+
+def test_a_missing_plan_is_named_with_its_recipe(layout: Layout) -> None:
+    (layout.recipe("grpo") / "forecast.json").unlink()
+    with pytest.raises(ArtifactError, match=r"recipe 'grpo': .*forecast\.json does not exist"):
+        read_evidence(layout, BOTH)
+
+
+class References(HTMLParser):
+    """Collects what a page would fetch, and checks that tags close."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fetched: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.fetched += [f"{tag} {value}" for name, value in attrs if name in ("src", "href", "srcset", "data")]
+        if tag not in ("meta", "br", "line", "rect", "circle", "polyline", "polygon"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("line", "rect", "circle", "polyline", "polygon"):
+            return
+        assert self.open.pop() == tag
+
+
+def test_the_page_fetches_nothing_and_is_well_formed(evidence: Evidence) -> None:
+    rows = leaderboard(evidence)
+    html = page(evidence, rows, summarise(evidence, rows), curve_table(evidence))
+    parser = References()
+    parser.feed(html)
+    assert parser.fetched == []
+    assert parser.open == []
+    assert "<script" not in html
+    assert "url(" not in html
+    assert "@import" not in html
+    assert html.count("http") == html.count("http://www.w3.org/2000/svg")
+    assert html.count("<svg") == 8
+    assert "$" not in html
+
+
+def test_names_are_escaped(layout: Layout) -> None:
+    name = "<b>&"
+    write_plan(layout, name, reads_profile=True)
+    write_training(layout, name, 0, scale=1.0, validation=0.5, test=0.5)
+    evidence = read_evidence(layout, Experiment([name], [0]))
+    rows = leaderboard(evidence)
+    html = page(evidence, rows, summarise(evidence, rows), curve_table(evidence))
+    assert "<b>&" not in html
+    assert "&lt;b&gt;&amp;" in html
+
+
+def test_equal_inputs_give_equal_files(layout: Layout, tmp_path: Path) -> None:
+    params = write_params(tmp_path, ["grpo", "sgpo"], [0, 1])
+    command = [sys.executable, "-m", "tasks.report", "--params", str(params), "--data", str(layout.root)]
+    first = subprocess.run(command, capture_output=True, text=True, check=True)
+    names = ["curve.csv", "index.html", "leaderboard.json", "leaderboard.txt", "summary.json"]
+    assert sorted(path.name for path in layout.report.iterdir()) == names
+    before = {name: (layout.report / name).read_bytes() for name in names}
+    subprocess.run(command, capture_output=True, check=True)
+    assert {name: (layout.report / name).read_bytes() for name in names} == before
+    assert (layout.report / "leaderboard.txt").read_text() in first.stdout
+    assert len(json.loads(before["leaderboard.json"])) == 4
+    assert before["curve.csv"].decode().startswith("recipe,seed,run,step,flops_charged,flops_executed,rollouts,acc")
+
+
+def test_the_stage_fails_with_the_name_of_the_missing_file(layout: Layout, tmp_path: Path) -> None:
+    params = write_params(tmp_path, ["grpo", "pods"], [0])
+    command = [sys.executable, "-m", "tasks.report", "--params", str(params), "--data", str(layout.root)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "recipe 'pods': " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_terminal_table(evidence: Evidence) -> None:
+    lines = text_table(leaderboard(evidence)).splitlines()
+    assert " ".join(lines[0].split()) == "recipe seed pass@1 95 % interval greedy rollouts charged executed seconds"
+    assert lines[2].split()[:3] == ["sgpo", "1", "55.0%"]
+    assert "400 GFLOPs*" in lines[2]
+    assert "900 GFLOPs " in lines[3]
+
+
+@given(st.floats(1e6, 1e25))
+def test_flops_are_said_in_a_unit_that_reads_well(flops: float) -> None:
+    size, name = unit(flops)
+    assert 1 <= flops / size < 1000 or name == "EFLOPs"
+    assert flops_words(flops).endswith(name)
+
+
+@given(st.floats(0, 1e6), st.floats(1e-3, 1e6))
+def test_ticks_are_inside_and_few(low: float, width: float) -> None:
+    marks = ticks(low, low + width)
+    assert len(marks) <= 7
+    assert all(low - width * 1e-3 <= mark <= low + width * 1.001 for mark in marks)
+
+
+def test_a_flat_curve_of_one_point_can_be_drawn() -> None:
+    assert "<circle" in line_chart([Line("a", 0, [0.0], [0.0])], "x", "y", "one point")
