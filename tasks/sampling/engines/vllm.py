@@ -1,0 +1,136 @@
+"""vLLM in this process: sampling on a GPU, and on a CPU by vLLM's CPU build. The only file that imports vllm.
+
+Every sample is a request of its own with its own seed; prefix caching reads a prompt once for all its samples, at the
+grain of the cache's blocks. Log-probabilities are those of the distribution drawn from (`processed_logprobs`). Left
+out: engines in other processes and on other machines.
+"""
+
+import io
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from tasks.common.artifacts import ArtifactError
+from tasks.sampling.engine import EngineSettings, Samples, Sampling, check_lengths
+from tasks.sampling.models import Policy, load_tokenizer, stop_token_ids, torch_device
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the trainer hands weights over in memory
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+}
+
+
+class VllmEngine:
+    """vLLM's offline engine around one policy."""
+
+    name = "vllm"
+
+    def __init__(self, settings: EngineSettings, policy: Policy) -> None:
+        for key, value in ENVIRONMENT.items():
+            os.environ.setdefault(key, value)
+        try:
+            import vllm
+        except ImportError as error:
+            raise ArtifactError(
+                "engine.name is vllm, which is not installed: install the extra `gpu` (or `cpu`), or set it to hf"
+            ) from error
+        self.vllm = vllm
+        self.version = str(vllm.__version__)
+        self.max_length = policy.max_length
+        tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
+        self.stop_ids = list(stop_token_ids(policy.folder, tokenizer))
+        on_gpu = torch_device(settings.device).type == "cuda"
+        self.llm = vllm.LLM(
+            model=str(policy.folder),
+            dtype=settings.dtype,  # type: ignore[arg-type]
+            max_model_len=policy.max_length,
+            max_num_seqs=settings.max_rows,
+            gpu_memory_utilization=settings.memory_fraction,
+            enable_prefix_caching=True,
+            enable_chunked_prefill=on_gpu,  # a seeded request cannot be rewound on a CPU (its generator has no offset)
+            enforce_eager=not on_gpu,
+            distributed_executor_backend="uni",
+            generation_config="vllm",
+            logprobs_mode="processed_logprobs",
+            skip_tokenizer_init=True,
+            trust_remote_code=policy.trust_remote_code,
+            disable_log_stats=True,
+        )
+        self.prefix_block = int(self.llm.llm_engine.vllm_config.cache_config.block_size)
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_samples: Sequence[int],
+        sampling: Sampling,
+        seeds: Sequence[int],
+        on_finished: Callable[[int], object] | None = None,
+    ) -> Samples:
+        check_lengths(prompts, sampling.max_tokens, self.max_length)
+        repeated = [prompt for prompt, count in zip(prompts, num_samples, strict=True) for _ in range(count)]
+        if not repeated:
+            return Samples([], [], [])
+        outputs = self.llm.generate(
+            [self.vllm.inputs.TokensPrompt(prompt_token_ids=list(prompt)) for prompt in repeated],
+            [self.request(sampling, seed) for seed in seeds],
+            use_tqdm=forwarding_bar(on_finished) if on_finished else False,
+        )
+        completions = [output.outputs[0] for output in outputs]
+        return Samples(
+            [list(completion.token_ids) for completion in completions],
+            [chosen_logprobs(completion) for completion in completions],
+            [str(completion.finish_reason) for completion in completions],
+        )
+
+    def request(self, sampling: Sampling, seed: int) -> Any:
+        """One sample's parameters. It ends at the policy's stop tokens, the same for every engine."""
+        return self.vllm.SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            max_tokens=sampling.max_tokens,
+            seed=seed,
+            logprobs=0,
+            stop_token_ids=self.stop_ids,
+            ignore_eos=True,
+            detokenize=False,
+        )
+
+    def set_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Load the weights into the running model and forget every cached prefix, which holds the old policy's keys.
+
+        `weights` must spell out tied ones (`models.named_weights` does): vLLM keeps a packed copy of the output head.
+        """
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights.items())})
+        if not self.llm.reset_prefix_cache():
+            raise RuntimeError("vLLM did not reset its prefix cache: it would answer with the old policy's keys")
+
+
+def chosen_logprobs(completion: Any) -> list[float]:
+    """The log-probability of each token that was drawn."""
+    return [position[token].logprob for token, position in zip(completion.token_ids, completion.logprobs, strict=True)]
+
+
+def forwarding_bar(on_finished: Callable[[int], object]) -> Callable[..., "tqdm[Any]"]:
+    """What vLLM takes for a progress bar, handing each finished request on to ours."""
+
+    class Forwarding(tqdm):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "file": io.StringIO()})
+
+        def update(self, n: float | None = 1) -> bool | None:
+            on_finished(int(n or 0))
+            return super().update(n)  # type: ignore[no-any-return]
+
+    return Forwarding
+
+
+def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None) -> VllmEngine:
+    """The engine for `policy`; the trainer's model is not shared, its weights arrive by `set_weights`."""
+    return VllmEngine(settings, policy)

@@ -1,0 +1,64 @@
+"""Small policies of real architectures with real tokenizers, saved as any Hugging Face model is."""
+
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors, trainers
+from tokenizers.decoders import ByteLevel, Fuse
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from tasks.common.artifacts import Layout, write_json
+from tasks.sampling.models import describe, policy_digest
+
+CORPUS = ["Janet has 3 apples and buys 4 more. How many apples does she have? #### 7", "12 + 30 = 42", "the of and to"] * 9
+
+
+def character_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a printable character, no start token."""
+    vocabulary = {"<pad>": 0, "<eos>": 1, "<unk>": 2} | {chr(code): code - 29 for code in range(32, 127)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>", unk_token="<unk>")
+
+
+def bpe_tokenizer(corpus: list[str]) -> PreTrainedTokenizerFast:
+    """A byte-level BPE trained on `corpus`; every prompt begins with a start token."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=["<s>", "</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    tokenizer.train_from_iterator(corpus, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="</s>")
+
+
+def make_policy(folder: Path, architecture: str, corpus: list[str] | None = None, max_length: int = 512) -> Path:
+    """A policy with random weights in `folder`. Weights are scaled up so that its distribution is not flat."""
+    torch.manual_seed(0)
+    shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 32, "max_position_embeddings": max_length}
+    if architecture == "qwen3":
+        tokenizer = character_tokenizer()
+        sizes = {"hidden_size": 64, "intermediate_size": 128, "num_key_value_heads": 4, "tie_word_embeddings": True}
+        model = Qwen3ForCausalLM(Qwen3Config(vocab_size=98, eos_token_id=1, pad_token_id=0, **sizes, **shape))
+    else:
+        tokenizer = bpe_tokenizer(corpus or CORPUS)
+        sizes = {"hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 2, "tie_word_embeddings": False}
+        config = LlamaConfig(vocab_size=len(tokenizer), eos_token_id=1, bos_token_id=0, **sizes, **shape)
+        model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(4.0)
+    model.generation_config.eos_token_id = 1
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def place_policy(folder: Path, layout: Layout, model: torch.nn.Module) -> None:
+    """Write `policy.json` under a data root for the policy in `folder`, as the stage `policy` does."""
+    card = {"source": str(folder), "location": str(folder), "trust_remote_code": False}
+    write_json(layout.policy_card, {**card, "digest": policy_digest(folder), **describe(model)})
