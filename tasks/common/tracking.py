@@ -174,7 +174,8 @@ def experiment_id(client: Any, uri: str, name: str) -> str:
         return str(experiment.experiment_id)
     beside = Path(uri.removeprefix("sqlite:///")).absolute().parent / "artifacts"
     try:
-        return str(client.create_experiment(name, beside.as_uri() if uri.startswith("sqlite:///") else None))
+        place = beside.as_uri() if uri.startswith("sqlite:///") else None
+        return str(client.create_experiment(name, place, {"mlflow.experimentKind": "custom_model_development"}))
     except Exception:
         experiment = client.get_experiment_by_name(name)  # another pipeline was first
         if experiment is None:
@@ -282,12 +283,16 @@ def write_model(run: Run, event: Event) -> None:
 
 
 def write_champion(run: Run, event: Event) -> None:
-    """Mirror the report's decision: register the policy that training wrote with the evidence, under an alias."""
+    """Mirror the report's decision: register the policy that training wrote with the evidence, under an alias.
+
+    Where that training was never recorded here, no alias is better than the former one.
+    """
     client, found = run.client, event["evidence"]
     name = client.get_experiment(run.experiment_id).name
     run_id = found and producer(client, run.experiment_id, found["key"], found["digest"])
     models = run_id and client.search_logged_models([run.experiment_id], f"source_run_id = '{run_id}'")
-    write_tags(run, {"values": {"champion": run_id or "none", "champion.why": shorten(event["why"], MAX_TAG)}})
+    named = {"champion": found["key"] if found else "none", "champion.why": shorten(event["why"], MAX_TAG)}
+    write_tags(run, {"values": {**named, **({"champion.run": run_id} if run_id else {})}})
     if not client.search_registered_models(f"name = '{name}'"):
         client.create_registered_model(name)
     if not models:

@@ -139,9 +139,10 @@ def by_level(evidence: Evidence) -> str:
     for level, before in sorted(evidence.baseline["levels"].items(), key=lambda item: level_order(item[0])):
         dots = [("initial", before["pass_at_1"], "var(--initial)")]
         for plan in evidence.plans:
-            after = [run.metrics["levels"][level]["pass_at_1"] for run in evidence.seeds(plan.recipe)]
-            hue = colour(colours(evidence)[plan.recipe])
-            dots.append((plan.recipe, sum(after) / len(after), hue))
+            levels = [run.metrics["levels"] for run in evidence.seeds(plan.recipe)]
+            after = [found[level]["pass_at_1"] for found in levels if level in found]  # all errors: no such level
+            if after:
+                dots.append((plan.recipe, sum(after) / len(after), colour(colours(evidence)[plan.recipe])))
         rows.append((f"{level} (n={before['num_prompts']})", dots))
     return dot_chart(rows, "test pass@1", "pass@1 by level, before and after training")
 

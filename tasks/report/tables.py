@@ -69,10 +69,10 @@ def leaderboard_table(evidence: Evidence, rows: Sequence[Row]) -> str:
     for row in rows:
         _, seed, *cells = leader_cells(row)
         name = mark(evidence, row["recipe"], f"/{seed}")
-        body.append([name, *cells[:3], f"{row['pass_at'][most]:.1%}", f"{row['validation']:.1%}", *cells[3:]])
+        body.append([name, *cells[:3], share(row["pass_at"][most]), f"{row['validation']:.1%}", *cells[3:]])
     base = evidence.baseline
     spread = f"{base['pass_at_1_low']:.1%} to {base['pass_at_1_high']:.1%}"
-    first = [f"{base['pass_at_1']:.1%}", spread, f"{base['greedy']:.1%}", f"{base['pass_at'][most]:.1%}"]
+    first = [f"{base['pass_at_1']:.1%}", spread, f"{base['greedy']:.1%}", share(base["pass_at"][most])]
     validation = f"{evidence.trained[0].curve['accuracy'][0]:.1%}"
     body.append(['<i class="mark initial"></i>initial', *first, validation, "0", "0", "0", "0"])
     return html_table(["recipe/seed", *HEADERS[2:5], f"pass@{most}", "validation", *HEADERS[5:]], body, raw=1)
@@ -99,6 +99,11 @@ def seeds_table(evidence: Evidence, recipes: dict[str, Row]) -> str:
     return caption + html_table(headers, body, raw=1)
 
 
+def share(value: float | None) -> str:
+    """A share in per cent; a dash where there is none, as for a pass@k with fewer than k samples."""
+    return "–" if value is None else f"{value:.1%}"
+
+
 def share_range(value: dict[str, float]) -> str:
     return f"{value['mean']:.1%} ({value['min']:.1%} to {value['max']:.1%})"
 
@@ -123,8 +128,8 @@ def decisions_table(evidence: Evidence) -> str:
         why = plan.decisions.with_columns(pl.col("reason").str.replace(r"^solved \d+ of \d+; ", ""))
         counts = why.group_by("decision", "group_size", "reason").len().sort("len", "reason", descending=[True, False])
         for decision, size, reason, count in counts.iter_rows():
-            share = f"{count:,} ({count / len(plan.decisions):.0%})"
-            body.append([mark(evidence, plan.recipe), decision, str(size), share, reason])
+            number = f"{count:,} ({count / len(plan.decisions):.0%})"
+            body.append([mark(evidence, plan.recipe), decision, str(size), number, reason])
     return html_table(["recipe", "decision", "group size", "prompts", "reason"], body, raw=1)
 
 

@@ -197,6 +197,17 @@ def test_names_are_escaped(layout: Layout) -> None:
     assert "&lt;b&gt;&amp;" in html
 
 
+def test_what_could_not_be_measured_is_a_dash(layout: Layout) -> None:
+    path = layout.evaluation("sgpo", 1) / "metrics.json"
+    measured = json.loads(path.read_text())
+    measured["pass_at"]["8"] = None
+    del measured["levels"]["10"]
+    path.write_text(json.dumps(measured))
+    evidence = read_evidence(layout, BOTH)
+    rows = leaderboard(evidence)
+    assert "<td>–</td>" in page(evidence, rows, summarise(evidence, rows), curve_table(evidence))
+
+
 def test_equal_inputs_give_equal_files(layout: Layout, tmp_path: Path) -> None:
     params = write_params(tmp_path, ["grpo", "sgpo"], [0, 1])
     command = [sys.executable, "-m", "tasks.report", "--params", str(params), "--data", str(layout.root)]
