@@ -10,7 +10,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 from tasks.common.artifacts import Layout, write_json
 from tasks.sampling.models import describe, policy_digest
 
-CORPUS = ["Janet has 3 apples and buys 4 more. How many apples does she have? #### 7", "12 + 30 = 42", "the of and to"] * 9
+CORPUS = [
+    "Janet has 3 apples and buys 4 more. How many apples does she have? #### 7",
+    "12 + 30 = 42",
+    "the of and to",
+] * 9
 
 
 def character_tokenizer() -> PreTrainedTokenizerFast:

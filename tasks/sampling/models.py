@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 from tasks.common.artifacts import ArtifactError, Layout, digest_folder, read_json
 from tasks.common.ledger import Architecture
 
 logger = logging.getLogger(__name__)
+transformers_logging.disable_progress_bar()  # ours show the stage's own progress
 
 POLICY_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")

@@ -1,7 +1,6 @@
 """The contract every engine keeps, run over all of them."""
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +32,8 @@ def policy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="module")
-def engine(engine_name: str, policy: Policy) -> Iterator[Engine]:
-    yield load_engine(dataclasses.replace(SETTINGS, name=engine_name), policy)
+def engine(engine_name: str, policy: Policy) -> Engine:
+    return load_engine(dataclasses.replace(SETTINGS, name=engine_name), policy)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +42,9 @@ def prompts(policy: Policy) -> list[list[int]]:
     return [tokenizer(text).input_ids for text in ("12 + 30 =", "Janet has 3 apples and", "the", "12 + 31 =", "a b c")]
 
 
-def forward_logprobs(model: torch.nn.Module, prompt: list[int], completion: list[int], temperature: float) -> list[float]:
+def forward_logprobs(
+    model: torch.nn.Module, prompt: list[int], completion: list[int], temperature: float
+) -> list[float]:
     """The slow, plain way: one sequence, no cache."""
     logits = model(input_ids=torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
     logprobs = (logits.double() / temperature).log_softmax(-1)
@@ -67,7 +68,7 @@ def test_seeds_decide_and_order_does_not(engine: Engine, prompts: list[list[int]
     seeds = [11, 12, 13, 14, 15, 16, 17, 18, 19, 20]
     forward = engine.generate(prompts, [2] * 5, SAMPLING, seeds)
     backward = engine.generate(prompts[::-1], [2] * 5, SAMPLING, seeds[::-1])
-    assert forward.token_ids == [ids for ids in backward.token_ids[::-1]]
+    assert forward.token_ids == backward.token_ids[::-1]
     alone = engine.generate(prompts[1:2], [1], SAMPLING, seeds[2:3])
     assert alone.token_ids == forward.token_ids[2:3]
     other = engine.generate(prompts, [2] * 5, SAMPLING, [seed + 100 for seed in seeds])

@@ -1,0 +1,166 @@
+"""sGPO's rule against the paper's own figures, and what every strategy must keep."""
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.allocate import strategies
+from tasks.allocate.plan import Allocation, EmptyPlanError, check_decisions, forecast, load_strategy, make_plan
+from tasks.common.artifacts import OUTCOMES, PROFILE
+from tasks.common.ledger import Architecture
+from tasks.common.params import ParamsError
+from tasks.common.registry import names
+
+SGPO = {"strategy": "sgpo", "trivial_above": 0.75, "unsolved_rate": 0.1, "buckets": [2, 4, 8]}
+SPECS = {"sgpo": SGPO, "uniform": {"strategy": "uniform", "group_size": 8}}
+
+
+def profile_of(counts: list[tuple[int, int]]) -> pl.DataFrame:
+    """A PROFILE table of (correct, samples) pairs, prompts named by their place."""
+    rows = [
+        {
+            **PROFILE.example,
+            "prompt_id": f"p{place:05d}",
+            "num_samples": samples,
+            **dict.fromkeys(OUTCOMES, 0),
+            "correct": correct,
+            "wrong": samples - correct,
+            "pass_rate": correct / samples,
+        }
+        for place, (correct, samples) in enumerate(counts)
+    ]
+    return PROFILE.frame(rows)
+
+
+def run(
+    spec: dict[str, object], profile: pl.DataFrame, passes: int = 2, seed: int = 0
+) -> tuple[Allocation, pl.DataFrame]:
+    allocation = load_strategy(spec)[1](profile, passes, np.random.default_rng(seed))
+    return allocation, make_plan(allocation.phases, profile)
+
+
+def test_every_strategy_is_tested_here() -> None:
+    assert set(SPECS) == set(names(strategies))
+
+
+def test_bucket_of_k_of_8() -> None:
+    allocation, _ = run(SGPO, profile_of([(k, 8) for k in range(9)]))
+    decisions = check_decisions(allocation.decisions, profile_of([(k, 8) for k in range(9)]))
+    assert decisions["group_size"].to_list()[1:] == [8, 4, 2, 2, 2, 2, 0, 0]
+    assert decisions["decision"].to_list() == ["unsolved_dropped", *["learnable"] * 6, "trivial", "trivial"]
+    assert decisions["reason"][1].startswith("solved 1 of 8; at most one success in 8 expected")
+
+
+@pytest.mark.parametrize(
+    ("correct", "samples", "buckets", "size"),
+    [(1, 16, [2, 4, 8, 16], 16), (2, 16, [2, 4, 8, 16], 8), (1, 3, [2, 4, 8], 2), (1, 5, [3, 5], 5), (2, 5, [3, 5], 3)],
+)
+def test_other_sample_counts_and_buckets(correct: int, samples: int, buckets: list[int], size: int) -> None:
+    allocation, _ = run({**SGPO, "buckets": buckets}, profile_of([(correct, samples)]))
+    assert allocation.decisions["group_size"].to_list() == [size]
+
+
+def test_the_papers_cluster_sizes_give_the_papers_figures() -> None:
+    """arXiv 2606.08854, 7B: |C2| 3,857, |C4| 1,587, |C8| 2,081, trivial 1,285, unsolved 5,306 of 14,116."""
+    profile = profile_of([(4, 8)] * 3857 + [(2, 8)] * 1587 + [(1, 8)] * 2081 + [(8, 8)] * 1285 + [(0, 8)] * 5306)
+    allocation, plan = run(SGPO, profile, passes=1)
+    learnable = allocation.decisions.filter(pl.col("decision") == "learnable")
+    assert len(profile) == 14_116
+    assert len(learnable) == 7_525
+    assert learnable["group_size"].mean() == pytest.approx(4.08, abs=0.005)
+    assert (allocation.decisions["decision"] == "unsolved_kept").sum() == 531
+    assert plan["group_size"].sum() == 38_144
+    _, uniform = run(SPECS["uniform"], profile, passes=1)
+    assert uniform["group_size"].sum() == 112_928
+
+
+counts = st.lists(
+    st.integers(1, 12).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), min_size=1, max_size=40
+)
+
+
+@given(counts, st.integers(0, 5), st.integers(1, 3))
+def test_sgpo_keeps_its_promises_on_any_profile(pairs: list[tuple[int, int]], seed: int, passes: int) -> None:
+    profile = profile_of(pairs)
+    allocation = load_strategy(SGPO)[1](profile, passes, np.random.default_rng(seed))
+    decisions = check_decisions(allocation.decisions, profile)
+    by_decision = {key: set(ids) for key, ids in decisions.group_by("decision").agg("prompt_id").iter_rows()}
+    kept = by_decision.get("unsolved_kept", set())
+    solved_never = {f"p{i:05d}" for i, (correct, _) in enumerate(pairs) if correct == 0}
+    assert kept | by_decision.get("unsolved_dropped", set()) == solved_never
+    assert len(kept) == round(0.1 * len(solved_never))
+    sizes = dict(decisions.select("prompt_id", "group_size").iter_rows())
+    for number, frame in enumerate(allocation.phases):
+        expected = [2, 4, 8][number % 3]
+        ids = frame["prompt_id"].to_list()
+        assert set(frame["group_size"]) <= {expected}
+        assert len(ids) == len(set(ids))
+        assert kept <= set(ids)  # the same unsolved prompts in every phase
+        assert all(sizes[name] == expected for name in set(ids) - kept)
+        assert not set(ids) & by_decision.get("trivial", set())
+    per_pass = [sorted(pl.concat(allocation.phases[i * 3 : i * 3 + 3])["prompt_id"]) for i in range(passes)]
+    assert all(ids == per_pass[0] for ids in per_pass)
+
+
+def test_uniform_visits_everyone_once_a_pass() -> None:
+    profile = profile_of([(k % 9, 8) for k in range(50)])
+    _, plan = run(SPECS["uniform"], profile, passes=3)
+    assert plan.group_by("prompt_id").len()["len"].to_list() == [3] * 50
+    assert plan["phase"].to_list() == [0] * 50 + [1] * 50 + [2] * 50
+    orders = [plan.filter(pl.col("pass") == number)["prompt_id"].to_list() for number in range(3)]
+    assert orders[0] != orders[1]
+
+
+@pytest.mark.parametrize("name", sorted(SPECS))
+def test_same_seed_same_plan(name: str) -> None:
+    profile = profile_of([(k % 9, 8) for k in range(60)])
+    assert run(SPECS[name], profile, seed=3)[1].equals(run(SPECS[name], profile, seed=3)[1])
+    assert not run(SPECS[name], profile, seed=3)[1].equals(run(SPECS[name], profile, seed=4)[1])
+
+
+def test_an_ungraded_prompt_is_left_out_and_said_so() -> None:
+    profile = profile_of([(4, 8), (0, 8)])
+    broken = profile.with_columns(
+        pass_rate=pl.when(pl.col("prompt_id") == "p00001").then(None).otherwise("pass_rate"),
+        error=pl.when(pl.col("prompt_id") == "p00001").then(8).otherwise(0).cast(pl.Int32),
+    )
+    allocation, plan = run(SGPO, broken)
+    assert dict(allocation.decisions.select("prompt_id", "decision").iter_rows())["p00001"] == "ungraded"
+    assert set(plan["prompt_id"]) == {"p00000"}
+
+
+def test_an_empty_plan_is_an_error_with_the_histogram() -> None:
+    with pytest.raises(EmptyPlanError, match=r"1\.000: 3, .*|0\.000: 4, 1\.000: 3"):
+        run({**SGPO, "unsolved_rate": 0.0}, profile_of([(8, 8)] * 3 + [(0, 8)] * 4))
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"strategy": "sgop"}, "allocate.strategy is 'sgop'; there is: sgpo, uniform"),
+        ({"strategy": "uniform"}, r"allocate \(uniform\).group_size is missing"),
+        (
+            {"strategy": "uniform", "group_size": 8, "size": 1},
+            r"allocate \(uniform\).size is unknown; it takes: group_size",
+        ),
+    ],
+)
+def test_a_recipes_strategy_is_checked_by_name(spec: dict[str, object], message: str) -> None:
+    with pytest.raises(ParamsError, match=message):
+        load_strategy(spec)
+
+
+def test_forecast_by_hand() -> None:
+    architecture = Architecture(num_matmul_parameters=10, num_head_parameters=2, num_layers=1, attention_width=4)
+    profile = profile_of([(4, 8)] * 5)  # 9 prompt tokens and 96 / 8 completion tokens a sample: 21
+    _, plan = run({"strategy": "uniform", "group_size": 4}, profile, passes=2)
+    expected = forecast(plan, profile, architecture, reads_profile=False, strategy="uniform")
+    assert expected["plan"]["rollouts"] == 40
+    assert expected["plan"]["tokens"] == 40 * 21
+    assert expected["plan"]["flops_charged"] == 8 * 10 * 40 * 21
+    assert expected["plan"]["flops_charged_paper"] == 8 * 10 * 40 * 21
+    assert expected["uniform"] == {**expected["plan"], "group_size": 4}
+    reading = forecast(plan, profile, architecture, reads_profile=True, strategy="uniform")
+    assert reading["plan"]["flops_charged"] - expected["plan"]["flops_charged"] == 2 * 10 * 5 * 8 * 21

@@ -1,0 +1,97 @@
+"""params.yaml is read strictly, and every message names the key."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import yaml
+
+from tasks.common import params, registry
+from tasks.common.params import ParamsError
+
+
+@dataclass(frozen=True)
+class Inner:
+    unit: Literal["rollouts", "prompts"]
+    size: int
+
+
+@dataclass(frozen=True)
+class Outer:
+    rate: float
+    limit: int | None
+    inner: Inner
+    buckets: list[int]
+
+
+GOOD: dict[str, Any] = {"rate": 1, "limit": None, "inner": {"unit": "rollouts", "size": 4}, "buckets": [2, 4]}
+
+
+def test_reads_nested_sections() -> None:
+    assert params.section({"outer": GOOD}, "outer", Outer) == Outer(1.0, None, Inner("rollouts", 4), [2, 4])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rates": 1}, r"outer\.rates is unknown; allowed: rate, limit, inner, buckets"),
+        ({"inner": {"unit": "rollouts"}}, r"outer\.inner\.size is missing"),
+        ({"inner": {"unit": "tokens", "size": 1}}, r"outer\.inner\.unit is 'tokens'; allowed: 'rollouts', 'prompts'"),
+        ({"buckets": [2, "4"]}, r"outer\.buckets\[1\] is '4', which is not int"),
+        ({"rate": "1e9"}, r"outer\.rate is '1e9', which is not float \(write exponents"),
+        ({"limit": True}, r"outer\.limit is True, which is not int"),
+        ({"inner": 3}, r"outer\.inner must be a mapping with the keys unit, size"),
+    ],
+)
+def test_names_the_key(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParamsError, match=message):
+        params.section({"outer": {**GOOD, **change}}, "outer", Outer)
+
+
+def test_missing_section_and_file(tmp_path: Path) -> None:
+    with pytest.raises(ParamsError, match="section 'train' is missing; sections here: outer"):
+        params.section({"outer": GOOD}, "train", Outer)
+    with pytest.raises(ParamsError, match=r"absent\.yaml does not exist"):
+        params.load(tmp_path / "absent.yaml")
+    (tmp_path / "bad.yaml").write_text("a: [1")
+    with pytest.raises(ParamsError, match=r"bad\.yaml is not YAML"):
+        params.load(tmp_path / "bad.yaml")
+
+
+def test_a_recipe_replaces_whole_slots() -> None:
+    base = {"select": {"method": "all"}, "loss": {"method": "clip", "clip_low": 0.2}}
+    values = {
+        "train": base,
+        "recipes": {
+            "a": {"allocate": {"strategy": "uniform"}, "train": {"loss": {"method": "tis"}}},
+            "b": {"allocate": {}, "train": {}, "sampling": {}},
+            "c": {"allocate": {}, "train": {"optimizer": {}}},
+        },
+    }
+    assert params.recipe(values, "a")["train"] == {"select": {"method": "all"}, "loss": {"method": "tis"}}
+    with pytest.raises(ParamsError, match="recipes.b must have exactly the keys allocate, train"):
+        params.recipe(values, "b")
+    with pytest.raises(ParamsError, match="recipes.c.train.optimizer is unknown; allowed: loss, select"):
+        params.recipe(values, "c")
+    with pytest.raises(ParamsError, match="recipe 'd' is unknown; recipes in params.yaml: a, b, c"):
+        params.recipe(values, "d")
+
+
+def test_settings_of_a_method_are_checked_by_name() -> None:
+    def method(array: object, *, keep: int, seed: int) -> tuple[object, int, int]:
+        return array, keep, seed
+
+    assert registry.bind(method, {"keep": 4, "seed": 1}, "select")("x") == ("x", 4, 1)
+    with pytest.raises(ParamsError, match=r"select\.kep is unknown; it takes: keep, seed"):
+        registry.bind(method, {"kep": 4, "seed": 1}, "select")
+    with pytest.raises(ParamsError, match=r"select\.seed is missing"):
+        registry.bind(method, {"keep": 4}, "select")
+
+
+def test_the_projects_own_recipes_have_two_keys() -> None:
+    values = yaml.safe_load(Path("params.yaml").read_text())
+    for name in values["recipes"]:
+        assert set(params.recipe(values, name)) == {"allocate", "train"}
+    experiment = params.section(values, "experiment", params.Experiment)
+    assert set(experiment.recipes) <= set(values["recipes"])

@@ -1,0 +1,61 @@
+"""Intervals, pass@k and the chance of a mixed group, against hand-computed and brute-force values."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.common.statistics import bootstrap_interval, fit_beta, mixed_probability, pass_at_k, wilson_interval
+
+
+def test_wilson_interval_by_hand() -> None:
+    low, high = wilson_interval([2, 0, 8], [8, 8, 8])
+    np.testing.assert_allclose(low, [0.07149, 0.0, 0.67559], atol=1e-4)
+    np.testing.assert_allclose(high, [0.59072, 0.32441, 1.0], atol=1e-4)
+    assert all(np.isnan(bound).all() for bound in wilson_interval([0], [0]))
+
+
+@given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n), st.integers(1, n))))
+def test_pass_at_k_is_the_share_of_subsets_with_a_success(case: tuple[int, int, int]) -> None:
+    correct, trials, k = case
+    outcomes = [1] * correct + [0] * (trials - correct)
+    subsets = list(itertools.combinations(outcomes, k))
+    assert pass_at_k(correct, trials, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
+
+
+def test_pass_at_k_needs_k_trials() -> None:
+    assert math.isnan(pass_at_k(1, 2, 3))
+
+
+def test_mixed_probability_by_quadrature() -> None:
+    # posterior Beta(3, 7): the integral of (1 - p^4 - (1-p)^4) against its density
+    grid = (np.arange(200_000) + 0.5) / 200_000
+    density = grid**2 * (1 - grid) ** 6
+    expected = ((1 - grid**4 - (1 - grid) ** 4) * density).sum() / density.sum()
+    assert mixed_probability(2, 8, 4, (1.0, 1.0)) == pytest.approx(expected, abs=1e-6)
+    assert mixed_probability(2, 8, 1, (1.0, 1.0)) == pytest.approx(0.0)
+
+
+def test_forecast_of_mixed_groups_is_calibrated_where_the_plug_in_is_not() -> None:
+    """Prompts chosen for looking half-solved: the posterior says how many groups will really be mixed."""
+    rng = np.random.default_rng(0)
+    rates = rng.beta(0.5, 1.5, 20_000)
+    counts = rng.binomial(8, rates)
+    prior = fit_beta(counts, np.full(20_000, 8))
+    np.testing.assert_allclose(prior, (0.5, 1.5), rtol=0.05)
+    for chosen in (counts == 0, counts == 4, counts == 7):
+        truth = (1 - rates[chosen] ** 8 - (1 - rates[chosen]) ** 8).mean()
+        forecast = mixed_probability(counts[chosen], np.full(chosen.sum(), 8), 8, prior).mean()
+        assert forecast == pytest.approx(truth, abs=0.02)
+
+
+def test_bootstrap_interval_covers() -> None:
+    rng = np.random.default_rng(0)
+    covered = 0
+    for _ in range(200):
+        low, high = bootstrap_interval(rng.random(60), 200, rng)
+        covered += low <= 0.5 <= high
+    assert 175 <= covered <= 200

@@ -1,0 +1,150 @@
+"""Drawing through the store: nothing is sampled twice, nothing is mixed up, costs are of the rows used."""
+
+import dataclasses
+import json
+from collections import Counter
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+
+from tasks.common.artifacts import PROMPTS, STORE, ArtifactError, Layout
+from tasks.sampling import rollouts as rollouts_module
+from tasks.sampling.engine import EngineSettings, Sampling
+from tasks.sampling.grade import Verify
+from tasks.sampling.models import Policy, load_model, read_policy
+from tasks.sampling.rollouts import SamplerSettings, draw, sampling_cost
+from tasks.sampling.store import RolloutStore, StoreSettings, open_store
+from tests.policies import place_policy
+
+SETTINGS = SamplerSettings(
+    Sampling(1.0, 1.0, 0, 8, 0),
+    EngineSettings("hf", "cpu", "float32", 64, 0.3, 1),
+    StoreSettings(None),
+    Verify(5.0, 0.5),
+)
+
+
+def prompts_table(numbers: range, answer: str = "7") -> pl.DataFrame:
+    rows = [
+        {
+            "prompt_id": f"p{n}",
+            "prompt": f"{n} + 3 =",
+            "answer": answer,
+            "verifier": "numeric",
+            "source": "t",
+            "level": "",
+        }
+        for n in numbers
+    ]
+    return PROMPTS.frame(rows)
+
+
+@pytest.fixture
+def world(qwen: Path, tmp_path: Path) -> tuple[Policy, Layout]:
+    layout = Layout(tmp_path)
+    place_policy(qwen, layout, load_model(qwen, dtype=torch.float32, device=torch.device("cpu")))
+    return read_policy(layout), layout
+
+
+def test_growth_samples_only_what_is_new(world: tuple[Policy, Layout]) -> None:
+    policy, layout = world
+    first, _, usage = draw(prompts_table(range(10)), policy, 4, SETTINGS, layout, greedy=False)
+    assert (usage.sampled_rollouts, usage.reused_rollouts) == (40, 0)
+    again, _, usage = draw(prompts_table(range(10)), policy, 4, SETTINGS, layout, greedy=False)
+    assert (usage.sampled_rollouts, usage.sampled_tokens, usage.reused_rollouts) == (0, 0, 40)
+    assert again.equals(first)
+    more, _, usage = draw(prompts_table(range(11)), policy, 6, SETTINGS, layout, greedy=False)
+    assert (usage.sampled_rollouts, usage.reused_rollouts) == (10 * 2 + 6, 40)
+    assert more.filter((pl.col("sample_index") < 4) & (pl.col("prompt_id") != "p10")).equals(first)
+
+
+def test_an_edited_answer_is_graded_again_and_not_sampled(world: tuple[Policy, Layout]) -> None:
+    policy, layout = world
+    first, _, _ = draw(prompts_table(range(8)), policy, 8, SETTINGS, layout, greedy=False)
+    answers = [answer for answer, outcome in first.select("answer", "outcome").iter_rows() if outcome == "wrong"]
+    likely = Counter(answers).most_common(1)[0][0]
+    edited, _, usage = draw(prompts_table(range(8), likely), policy, 8, SETTINGS, layout, greedy=False)
+    assert usage.sampled_rollouts == 0
+    assert edited["text"].equals(first["text"])
+    assert (edited["reward"].sum(), first["reward"].sum()) == (answers.count(likely), edited_reward(first, "7"))
+
+
+def edited_reward(rollouts: pl.DataFrame, gold: str) -> float:
+    return float(((rollouts["answer"] == gold) & (rollouts["finish_reason"] == "stop")).sum())
+
+
+def test_another_policy_or_sampling_is_never_mixed_in(world: tuple[Policy, Layout], llama: Path) -> None:
+    policy, layout = world
+    draw(prompts_table(range(4)), policy, 2, SETTINGS, layout, greedy=False)
+    other = dataclasses.replace(policy, digest="another")
+    _, _, usage = draw(prompts_table(range(4)), other, 2, SETTINGS, layout, greedy=False)
+    assert usage.sampled_rollouts == 8
+    for change in ({"temperature": 0.5}, {"max_tokens": 9}, {"seed": 1}, {"top_k": 5}):
+        changed = dataclasses.replace(SETTINGS, sampling=dataclasses.replace(SETTINGS.sampling, **change))  # type: ignore[arg-type]
+        _, _, usage = draw(prompts_table(range(4)), policy, 2, changed, layout, greedy=False)
+        assert usage.sampled_rollouts == 8, change
+    _, _, usage = draw(prompts_table(range(4)), policy, 1, SETTINGS, layout, greedy=True)
+    assert usage.sampled_rollouts == 4
+
+
+def test_costs_are_of_the_rows_used_whoever_sampled_them(world: tuple[Policy, Layout]) -> None:
+    policy, layout = world
+    _, rows, _ = draw(prompts_table(range(6)), policy, 4, SETTINGS, layout, greedy=False)
+    cold = sampling_cost(rows, policy, "profile", charged=True)
+    _, rows, usage = draw(prompts_table(range(6)), policy, 4, SETTINGS, layout, greedy=False)
+    assert usage.sampled_rollouts == 0
+    warm = sampling_cost(rows, policy, "profile", charged=True)
+    assert json.dumps(cold.as_dict()) == json.dumps(warm.as_dict())
+    tokens = int(rows["prompt_tokens"].sum()) + int(rows["completion_tokens"].sum())
+    assert warm.charged["profile"] == 2.0 * policy.architecture.num_matmul_parameters * tokens
+
+
+def test_a_kill_between_batches_keeps_what_was_drawn(
+    world: tuple[Policy, Layout], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, layout = world
+    monkeypatch.setattr(rollouts_module, "BATCH_ROLLOUTS", 8)
+    store = open_store(SETTINGS.store, layout, policy.digest, SETTINGS.sampling)
+    whole, _, _ = draw(prompts_table(range(6)), policy, 4, SETTINGS, layout, greedy=False)
+    shards = store.shards()
+    assert len(shards) == 3
+    Path(shards[1]).unlink()  # as if the run had been killed before this batch was kept
+    again, _, usage = draw(prompts_table(range(6)), policy, 4, SETTINGS, layout, greedy=False)
+    assert usage.sampled_rollouts == 8
+    assert again.equals(whole)
+
+
+def test_a_damaged_shard_is_set_aside_and_its_rows_sampled_again(
+    world: tuple[Policy, Layout], caplog: pytest.LogCaptureFixture
+) -> None:
+    policy, layout = world
+    whole, _, _ = draw(prompts_table(range(6)), policy, 4, SETTINGS, layout, greedy=False)
+    store = open_store(SETTINGS.store, layout, policy.digest, SETTINGS.sampling)
+    shard = Path(store.shards()[0])
+    shard.write_bytes(shard.read_bytes()[:-40])
+    again, _, usage = draw(prompts_table(range(6)), policy, 4, SETTINGS, layout, greedy=False)
+    assert usage.sampled_rollouts == 24
+    assert again.equals(whole)
+    assert shard.name in caplog.text
+    assert shard.with_name(shard.name + ".damaged").exists()
+
+
+def test_of_a_duplicate_key_the_smallest_shard_name_wins(tmp_path: Path) -> None:
+    store = RolloutStore(str(tmp_path), "policy", SETTINGS.sampling)
+    row = STORE.frame([STORE.example])
+    store.append(row.with_columns(text=pl.lit("first")))
+    store.append(row.with_columns(text=pl.lit("second")))
+    assert store.read([STORE.example["prompt_digest"]])["text"].to_list() == ["first"]
+    assert store.read(["unknown"]).is_empty()
+
+
+def test_a_prompt_too_long_is_named_before_anything_is_sampled(world: tuple[Policy, Layout]) -> None:
+    policy, layout = world
+    prompts = prompts_table(range(3)).with_columns(
+        prompt=pl.when(pl.col("prompt_id") == "p1").then(pl.lit("1" * 510)).otherwise("prompt")
+    )
+    with pytest.raises(ArtifactError, match="prompt p1 has 510 tokens"):
+        draw(prompts, policy, 2, SETTINGS, layout, greedy=False)
+    assert not layout.store.exists()
