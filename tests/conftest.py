@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.policies import make_policy
+from tests.policies import make_guesser, make_policy
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -50,3 +50,9 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small Llama (grouped-query attention, untied head, BPE tokenizer with a start token)."""
     return make_policy(tmp_path_factory.mktemp("llama"), "llama")
+
+
+@pytest.fixture(scope="session")
+def guesser(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small Qwen3 that answers sums with a random digit, right about one time in three."""
+    return make_guesser(tmp_path_factory.mktemp("guesser"))

@@ -66,3 +66,23 @@ def place_policy(folder: Path, layout: Layout, model: torch.nn.Module) -> None:
     """Write `policy.json` under a data root for the policy in `folder`, as the stage `policy` does."""
     card = {"source": str(folder), "location": str(folder), "trust_remote_code": False}
     write_json(layout.policy_card, {**card, "digest": policy_digest(folder), **describe(model)})
+
+
+def make_guesser(folder: Path) -> Path:
+    """The small Qwen3, taught to answer any sum with one of the digits 6, 7, 8 at random: groups come out mixed."""
+    make_policy(folder, "qwen3")
+    model, tokenizer = Qwen3ForCausalLM.from_pretrained(folder), character_tokenizer()
+    optimizer, generator = torch.optim.AdamW(model.parameters(), lr=3e-3), torch.Generator().manual_seed(0)
+    prompts = [tokenizer(f"{n}{'+1' * n} =").input_ids for n in range(6)]
+    for _ in range(60):
+        loss = torch.zeros(())
+        for prompt in prompts:
+            digits = torch.randint(6, 9, (8, 1), generator=generator) + ord("0") - 29
+            ids = torch.cat([torch.tensor(prompt).expand(8, -1), digits, torch.ones_like(digits)], 1)
+            logits = model(input_ids=ids).logits[:, len(prompt) - 1 : -1]
+            loss = loss + torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, len(prompt) :].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model.save_pretrained(folder)
+    return folder

@@ -1,0 +1,213 @@
+"""The loop: gradients do not depend on packing or on skipping, a killed run ends as if it had not been killed."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+import yaml
+
+from tasks.common import params
+from tasks.common.artifacts import PLAN, Layout, read_json
+from tasks.sampling.engine import Sampling
+from tasks.sampling.engines.hf import HfEngine
+from tasks.sampling.models import load_model, load_tokenizer, policy_digest, read_policy
+from tasks.train.batch import Rollouts, micro_batches
+from tasks.train.loss import clip
+from tasks.train.update import accumulate_gradients, learning_rate, token_logprobs
+from tests.train.worlds import PARAMS, make_world, outputs
+
+SIZES = [4, 3, 4, 1, 2, 2, 6, 3, 5, 2, 4, 4]
+
+
+def train(layout: Layout, wait: bool = True) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "tasks.train", "--params", str(layout.root / "params.yaml")]
+    command += ["--data", str(layout.root), "--recipe", "r", "--seed", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    if wait:
+        process.stderr_text = process.communicate()[1]  # type: ignore[attr-defined]
+    return process
+
+
+@pytest.fixture(scope="module")
+def finished(guesser: Path, tmp_path_factory: pytest.TempPathFactory) -> Layout:
+    """A run that nothing interrupted."""
+    layout = make_world(tmp_path_factory.mktemp("finished"), guesser, SIZES * 8)
+    process = train(layout)
+    assert process.returncode == 0, process.stderr_text  # type: ignore[attr-defined]
+    return layout
+
+
+@pytest.fixture(scope="module")
+def step(qwen: Path) -> tuple[Any, Rollouts]:
+    """A model, and a ragged step of its rollouts with invented rewards."""
+    model = load_model(qwen, dtype=torch.float32, device=torch.device("cpu"))
+    tokenizer = load_tokenizer(qwen)
+    prompts = [tokenizer(text).input_ids for text in ("1+1 =", "Janet has 3", "2", "17 - 4 - 3 =")]
+    counts = [4, 3, 4, 1]
+    samples = HfEngine(model, [1], 64, 512).generate(prompts, counts, Sampling(1.0, 1.0, 0, 10, 0), list(range(12)))
+    group_B = np.repeat(np.arange(4), counts)
+    rewards = np.array([1, 0, 0, 1, 0, 0, 0, 1, 1, 0, 0, 1.0])
+    return model, Rollouts(np.arange(4), prompts, group_B, samples, [""] * 12, ["wrong"] * 12, rewards)
+
+
+def gradient(model: Any, rollouts: Rollouts, rows: np.ndarray, max_tokens: int) -> torch.Tensor:
+    advantages = np.array([1.0, -1, -1, 1, 0, 0, 0, 1, 1, -1, -1, 0])
+    tokens = int(rollouts.completion_tokens_B().sum())
+    architecture = read_architecture(model)
+    model.zero_grad(set_to_none=True)
+    batches = micro_batches(rollouts, rows, max_tokens, torch.device("cpu"))
+    assert sorted(np.concatenate([batch.rows for batch in batches])) == sorted(rows)
+
+    def loss(*arrays: Any) -> Any:
+        return clip.loss(*arrays, clip_low=0.2, clip_high=0.28)
+
+    accumulate_gradients(model, batches, advantages, loss, tokens, 1.0, architecture)
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def read_architecture(model: Any) -> Any:
+    from tests.sampling.test_flops import architecture_of
+
+    return architecture_of(model)
+
+
+def test_gradient_does_not_depend_on_packing_order_or_skipping(step: tuple[Any, Rollouts]) -> None:
+    model, rollouts = step
+    rows = np.arange(12)
+    whole = gradient(model, rollouts, rows, 10**6)
+    assert whole.norm() > 1e-3
+    for max_tokens in (1, 40, 100):
+        np.testing.assert_allclose(gradient(model, rollouts, rows, max_tokens), whole, atol=1e-6)
+    np.testing.assert_allclose(gradient(model, rollouts, rows[::-1].copy(), 60), whole, atol=1e-6)
+    alive = np.array([0, 1, 2, 3, 7, 8, 9, 10])  # without the dead group and the group of one
+    np.testing.assert_allclose(gradient(model, rollouts, alive, 60), whole, atol=1e-6)
+
+
+def test_logprobs_of_padded_micro_batches_are_the_samplers(step: tuple[Any, Rollouts]) -> None:
+    model, rollouts = step
+    for batch in micro_batches(rollouts, np.arange(12), 60, torch.device("cpu")):
+        with torch.no_grad():
+            logprobs, entropy = token_logprobs(model, batch, 1.0)
+        np.testing.assert_allclose(logprobs[batch.mask_BT], batch.sampler_logprobs_BT[batch.mask_BT], atol=1e-4)
+        assert batch.mask_BT.sum() == rollouts.completion_tokens_B()[batch.rows].sum()
+        assert (entropy >= 0).all()
+
+
+def test_learning_rate_by_hand() -> None:
+    assert learning_rate(1.0, 0.1, 0, 0, 0.0) == 1.0
+    assert learning_rate(1.0, 0.1, 4, 1, 0.0) == 0.5
+    assert learning_rate(2.0, 0.1, 0, 9, 0.5) == pytest.approx(1.1)
+    assert learning_rate(1.0, 0.1, 0, 99, 1.0) == pytest.approx(0.1)
+
+
+def test_a_run_follows_its_plan_and_its_books_balance(finished: Layout) -> None:
+    out = outputs(finished)
+    plan = PLAN.read(finished.recipe("r") / "plan.parquet")
+    rollouts = pl.DataFrame(out["rollouts"])
+    groups = rollouts.group_by("step", "group", maintain_order=True).agg(pl.len(), pl.col("prompt_id").first())
+    assert groups["prompt_id"].to_list() == plan["prompt_id"].to_list()
+    assert groups["len"].to_list() == plan["group_size"].to_list()
+    steps = pl.DataFrame(out["steps"])
+    assert steps["step"].to_list() == list(range(len(steps)))
+    assert (steps["num_rollouts"] <= 12).all()
+    assert steps["log_ratio_max"].max() < 1e-3  # the sampler held the trainer's weights at every step
+    tokens = sum(row["prompt_tokens"] + len(row["token_ids"]) for row in out["rollouts"])
+    ledger, policy = read_json(finished.train("r", 0) / "flops.json"), read_policy(finished)
+    size = policy.architecture.num_matmul_parameters
+    assert ledger["charged"]["total"] == pytest.approx(8 * size * tokens)
+    assert ledger["charged_paper"]["total"] == pytest.approx(8 * size * tokens)
+    assert ledger["tokens"]["generate"] == tokens
+    assert ledger["executed"]["update"] < ledger["charged"]["update"]  # dead groups were not computed
+    assert steps["flops_charged"][-1] == pytest.approx(ledger["charged"]["total"])
+    curve = pl.DataFrame(out["curve"])
+    assert (curve["step"][0], curve["step"][-1]) == (0, len(steps))
+    intervals = (curve["flops_charged"][1:-1] // 1e8).to_list()
+    assert intervals == sorted(set(intervals))  # at most one point an interval
+    trained = finished.train("r", 0) / "policy"
+    assert policy_digest(trained) != policy.digest
+    assert load_tokenizer(trained)("1+1").input_ids == load_tokenizer(policy.folder)("1+1").input_ids
+    assert list(finished.checkpoints.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_killed_at_random_points_it_ends_as_if_it_had_not_been(finished: Layout, guesser: Path, tmp_path: Path) -> None:
+    layout, rng = make_world(tmp_path, guesser, SIZES * 8), random.Random(1)
+    kills = 0
+    while kills < 3:
+        before = set(layout.checkpoints.glob("*/step-*"))
+        process = train(layout, wait=False)
+        while set(layout.checkpoints.glob("*/step-*")) <= before and process.poll() is None:
+            time.sleep(0.005)
+        time.sleep(rng.uniform(0.0, 0.25))
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL, "the run ended before it could be killed: make it longer"
+        kills += 1
+    process = train(layout)
+    assert process.returncode == 0, process.stderr_text  # type: ignore[attr-defined]
+    assert "resumed after" in process.stderr_text  # type: ignore[attr-defined]
+    assert outputs(layout) == outputs(finished)
+    assert set(read_json(layout.train("r", 0) / "cost.json")["lost"]) == {"flops", "seconds", "tokens"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_checkpoints_and_says_so(number: int, finished: Layout, guesser: Path, tmp_path: Path) -> None:
+    layout = make_world(tmp_path, guesser, SIZES * 8)
+    process = train(layout, wait=False)
+    while not list(layout.checkpoints.glob("*/step-*")):
+        time.sleep(0.01)
+    process.send_signal(number)
+    assert "run the same command again to go on" in process.communicate()[1]
+    assert process.returncode == 130
+    assert not layout.train("r", 0).exists()
+    # a damaged newest checkpoint is passed over for the one before
+    newest = max(layout.checkpoints.glob("*/step-*"))
+    with (newest / "tensors.safetensors").open("r+b") as file:
+        file.seek(-8, os.SEEK_END)
+        file.write(b"\xff" * 8)
+    process = train(layout)
+    assert f"passing over the damaged checkpoint {newest}" in process.stderr_text  # type: ignore[attr-defined]
+    assert outputs(layout) == outputs(finished)
+
+
+def test_another_parameter_is_another_key_and_says_what_changed(guesser: Path, tmp_path: Path) -> None:
+    layout = make_world(tmp_path, guesser, SIZES)
+    values = {**PARAMS, "train": {**PARAMS["train"], "max_sampler_gap": 0.0}}
+    (layout.root / "params.yaml").write_text(yaml.safe_dump(values))
+    process = train(layout)  # a gap of 0 is more than any sampler keeps
+    assert process.returncode == 1
+    assert "over train.max_sampler_gap 0.0" in process.stderr_text  # type: ignore[attr-defined]
+    assert not layout.train("r", 0).exists()
+    (layout.root / "params.yaml").write_text(yaml.safe_dump(PARAMS))
+    process = train(layout)
+    assert process.returncode == 0
+    assert "starting afresh: train changed since the checkpoint" in process.stderr_text  # type: ignore[attr-defined]
+
+
+def test_truncated_sampling_is_refused(guesser: Path, tmp_path: Path) -> None:
+    layout = make_world(tmp_path, guesser, SIZES)
+    (layout.root / "params.yaml").write_text(
+        yaml.safe_dump({**PARAMS, "sampling": {**PARAMS["sampling"], "top_p": 0.7}})
+    )
+    process = train(layout)
+    assert process.returncode == 1
+    assert "training needs sampling.temperature > 0, top_p 1.0" in process.stderr_text  # type: ignore[attr-defined]
+
+
+def test_the_projects_own_training_section_is_complete() -> None:
+    values = params.load(Path("params.yaml"))
+    from tasks.train.settings import TrainSettings
+    from tasks.train.slots import load_slots
+
+    for name in values["recipes"]:
+        load_slots(params.parse(params.recipe(values, name)["train"], TrainSettings, "train"))
