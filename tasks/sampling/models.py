@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as transformers_logging
 
 from tasks.common.artifacts import ArtifactError, Layout, digest_folder, read_json
@@ -72,7 +73,7 @@ def describe(model: PreTrainedModel) -> dict[str, Any]:
     """What `policy.json` says of a model: its class, sizes, and the numbers that set its FLOPs."""
     config = model.config.get_text_config()
     head = model.get_output_embeddings()
-    linear = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
+    linear = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear | Conv1D))
     experts = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 3 and "expert" in name)
     active = getattr(config, "num_experts_per_tok", 1) / max(num_experts(config), 1)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
