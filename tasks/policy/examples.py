@@ -1,0 +1,56 @@
+"""Training text of the tiny policy: pairs (prompt, completion) from one or several families, mixed by weight.
+
+Seeds start at 2^40: prompts that `ingest` generates use the small seeds that people write in params.yaml, so no
+example here is drawn with the seed of an evaluation prompt.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.common import registry
+from tasks.common.params import ParamsError, parse
+from tasks.policy import families
+
+FIRST_SEED = 2**40
+SEEDS_PER_POLICY = 2**32
+
+
+@dataclass(frozen=True)
+class Family:
+    """One entry of `policy.tiny.families`."""
+
+    name: str
+    weight: float
+    settings: dict[str, Any]
+
+
+def load(family: Family) -> Any:
+    """The module of a family; ParamsError lists those there are."""
+    return registry.load(families, family.name, "policy.tiny.families: the name")
+
+
+def instructions(chosen: list[Family]) -> list[str]:
+    """The fixed phrases of the families, each of which becomes one token."""
+    return [load(family).INSTRUCTION for family in chosen]
+
+
+def draw(chosen: list[Family], seed: int, num_examples: int) -> Iterator[list[tuple[str, str]]]:
+    """Endless chunks of `num_examples` shuffled pairs (prompt, completion)."""
+    if not chosen or min(family.weight for family in chosen) <= 0:
+        raise ParamsError("policy.tiny.families needs at least one family, each with a weight above 0")
+    modules = [load(family) for family in chosen]
+    settings = [
+        parse(family.settings, module.Settings, f"policy.tiny.families.{family.name}.settings")
+        for family, module in zip(chosen, modules, strict=True)
+    ]
+    total = sum(family.weight for family in chosen)
+    first = FIRST_SEED + seed * SEEDS_PER_POLICY
+    while True:
+        chunk: list[tuple[str, str]] = []
+        for family, module, setting in zip(chosen, modules, settings, strict=True):
+            chunk += module.examples(setting, first, max(1, round(num_examples * family.weight / total)))
+        random.Random(first).shuffle(chunk)
+        first += num_examples + len(chosen)
+        yield chunk

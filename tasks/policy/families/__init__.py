@@ -1,0 +1,5 @@
+"""One file a family of worked examples; the file name is the family's name in params.yaml.
+
+A family offers `INSTRUCTION`, the phrase all its prompts share, `Settings`, a frozen dataclass, and
+`examples(settings, seed, num_examples)`, which yields pairs (prompt, completion).
+"""

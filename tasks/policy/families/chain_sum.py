@@ -1,0 +1,58 @@
+"""Worked examples of reasoning_gym's `chain_sum`, imperfect on purpose.
+
+The completion is either worked, step by step with the answer last (`4 + 3 - 9 =` -> ` 4+3=7-9=-2`), or direct, the
+answer alone (` -2`). A small model can follow single steps and cannot do long sums in its head, so a policy that
+learned both, the direct one more often on long problems, and from steps that are sometimes wrong, solves a problem
+sometimes. That is the state reinforcement learning is for: it has to find out that working pays.
+
+Left out: keeping the evaluation problems away. Seeds are disjoint (see `tasks.policy.examples`), yet a short problem
+such as `4 + 3 =` recurs by chance, as it would in any corpus; short problems are the easy end of the pass rates.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import reasoning_gym
+
+INSTRUCTION = "State the final answer to the following arithmetic problem:"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """reasoning_gym's config, and how good the lessons are.
+
+    `direct_rate_shortest` and `direct_rate_longest` are the shares of direct answers at the fewest and at the most
+    terms of `config`, linear in between; `step_error_rate` is the chance that a step is off by a little.
+    """
+
+    config: dict[str, Any]
+    direct_rate_shortest: float
+    direct_rate_longest: float
+    step_error_rate: float
+
+
+def examples(settings: Settings, seed: int, num_examples: int) -> Iterator[tuple[str, str]]:
+    """`num_examples` pairs (prompt, completion); equal arguments, equal pairs."""
+    rng = random.Random(seed)
+    problems = reasoning_gym.create_dataset("chain_sum", seed=seed, size=num_examples, **settings.config)
+    low, high = problems.config.min_terms, problems.config.max_terms
+    for problem in problems:
+        expression = problem["metadata"]["expression"]
+        share = (problem["metadata"]["num_terms"] - low) / max(high - low, 1)
+        rate = settings.direct_rate_shortest + share * (settings.direct_rate_longest - settings.direct_rate_shortest)
+        direct = rng.random() < rate
+        answer = problem["answer"] if direct else worked(expression, settings.step_error_rate, rng)
+        yield problem["question"], f" {answer}"
+
+
+def worked(expression: str, step_error_rate: float, rng: random.Random) -> str:
+    """`4 + 3 - 9` as `4+3=7-9=-2`. A step goes wrong by 1 or 10, and the next one builds on it."""
+    first, *rest = expression.split()
+    total, text = int(first), first
+    for sign, term in zip(rest[::2], rest[1::2], strict=True):
+        slip = rng.choice((-10, -1, 1, 10)) if rng.random() < step_error_rate else 0
+        total += int(term) * (1 if sign == "+" else -1) + slip
+        text += f"{sign}{term}={total}"
+    return text

@@ -1,0 +1,88 @@
+"""Where an external policy comes from: a local folder, `hf://org/name@revision`, `s3://bucket/folder`.
+
+Only weights in safetensors form, configuration and tokenizer are fetched (and the model's own Python files when
+`trust_remote_code` is set). A Hugging Face model stays in the hub's cache, an S3 model in `policy_download/` under the
+data root, in a folder named by its content, so that an equal model is not fetched twice.
+"""
+
+import logging
+import os
+import re
+import shutil
+import tempfile
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from tasks.common.artifacts import digest
+from tasks.common.progress import progress
+from tasks.common.stage import StageError
+from tasks.sampling.models import POLICY_FILES
+
+logger = logging.getLogger(__name__)
+
+HUB = re.compile(r"hf://(?P<name>[\w.-]+/[\w.-]+)@(?P<revision>[\w./-]+)")
+COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def resolve(source: str, downloads: Path, trust_remote_code: bool) -> Path:
+    """The absolute folder of the policy that `source` names, fetched where it is not local."""
+    patterns = (*POLICY_FILES, *(("*.py",) if trust_remote_code else ()))
+    scheme = source.partition("://")[0] if "://" in source else ""
+    if scheme == "hf":
+        return from_hub(source, patterns)
+    if scheme == "s3":
+        import s3fs
+
+        return from_store(s3fs.S3FileSystem(), source.removeprefix("s3://"), downloads, patterns)
+    if scheme:
+        raise StageError(f"policy.source is {source!r}; known are: tiny, a folder, hf://org/name@revision, s3://...")
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        raise StageError(f"policy.source: {folder} is not a folder; or did you mean hf://{source}@REVISION?")
+    return folder.resolve()
+
+
+def from_hub(source: str, patterns: tuple[str, ...]) -> Path:
+    """The hub's snapshot of one revision. Without a revision the same parameters would name another model tomorrow."""
+    match = HUB.fullmatch(source)
+    if match is None:
+        raise StageError(f"policy.source is {source!r}; name a revision (a commit hash): hf://org/name@revision")
+    if not COMMIT.fullmatch(match["revision"]):
+        logger.warning("%s names a branch or tag, which can move; a commit hash (40 hex digits) cannot", source)
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = snapshot_download(match["name"], revision=match["revision"], allow_patterns=list(patterns))
+    except Exception as error:
+        raise StageError(f"{source} cannot be fetched: {error}") from error
+    return Path(folder).absolute()
+
+
+def from_store(store: Any, prefix: str, downloads: Path, patterns: tuple[str, ...]) -> Path:
+    """A folder of `store` (an fsspec file system) copied to `downloads`, whole or not at all."""
+    prefix = prefix.rstrip("/")
+    try:
+        found = sorted(store.ls(prefix, detail=False))
+    except OSError as error:
+        raise StageError(f"policy.source: s3://{prefix} cannot be read: {type(error).__name__} {error}") from error
+    files = [path for path in found if any(fnmatch(Path(path).name, pattern) for pattern in patterns)]
+    target = downloads / digest([prefix, [[path, store.size(path), str(store.checksum(path))] for path in files]])
+    if not target.is_dir():
+        fetch(store, files, target)
+    return target.resolve()
+
+
+def fetch(store: Any, files: list[str], target: Path) -> None:
+    """Copy `files` into a new folder, which gets its name when it is complete."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=".policy."))
+    try:
+        with progress(sum(store.size(path) for path in files), "download", "B") as bar:
+            for path in files:
+                store.get_file(path, str(temporary / Path(path).name))
+                bar.update(store.size(path))
+        temporary.chmod(0o755)
+        os.replace(temporary, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

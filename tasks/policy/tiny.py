@@ -1,0 +1,71 @@
+"""The tiny policy: a Qwen3 of under half a million parameters, trained here from nothing in minutes on one core.
+
+It exists so that the whole pipeline runs anywhere. It is not good, on purpose: sampled at temperature 1 it solves its
+problems with every probability between 0 and 1 (see `families/chain_sum.py`), which is what profiling, allocation and
+reinforcement learning need to have something to do. head_dim is 32, the smallest that vLLM accepts.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
+
+from tasks.policy.examples import Family, draw, instructions
+from tasks.policy.tokenizer import character_tokenizer
+from tasks.policy.training import Training, train
+
+HEAD_DIM = 32
+
+
+@dataclass(frozen=True)
+class Model:
+    """The section `policy.tiny.model`; heads have 32 dimensions each."""
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_key_value_heads: int
+    intermediate_size: int
+    max_length: int
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """The section `policy.tiny`."""
+
+    seed: int
+    families: list[Family]
+    model: Model
+    training: Training
+
+
+def make(settings: Tiny) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Train the tiny policy. Equal settings give equal weights (on one machine; one thread, own seeds)."""
+    torch.set_num_threads(1)
+    tokenizer = character_tokenizer(instructions(settings.families), settings.model.max_length)
+    with torch.random.fork_rng():
+        torch.manual_seed(settings.seed)
+        model = untrained(settings.model, tokenizer)
+        chunk = settings.training.batch_size * settings.training.batches_per_bucket
+        train(model.train(), tokenizer, draw(settings.families, settings.seed, chunk), settings.training, settings.seed)
+    return model.eval(), tokenizer
+
+
+def untrained(settings: Model, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """A Qwen3 with random weights for `tokenizer`."""
+    tokens = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=settings.hidden_size,
+        intermediate_size=settings.intermediate_size,
+        num_hidden_layers=settings.num_layers,
+        num_attention_heads=settings.num_heads,
+        num_key_value_heads=settings.num_key_value_heads,
+        head_dim=HEAD_DIM,
+        max_position_embeddings=settings.max_length,
+        tie_word_embeddings=True,
+        initializer_range=0.05,
+        dtype="float32",
+        **tokens,
+    )
+    return Qwen3ForCausalLM(config)

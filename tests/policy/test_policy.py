@@ -1,0 +1,372 @@
+"""The stage policy: the tiny policy, external ones, what is refused, and when a policy is kept or made anew."""
+
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
+
+from tasks.common.artifacts import ArtifactError, Layout, read_json, write_json
+from tasks.common.params import ParamsError, parse
+from tasks.common.stage import StageError
+from tasks.policy import provenance
+from tasks.policy.card import skeleton, whole_folder, write_external, write_own
+from tasks.policy.examples import Family, draw
+from tasks.policy.families.chain_sum import INSTRUCTION, worked
+from tasks.policy.making import Policy, provide
+from tasks.policy.source import from_store, resolve
+from tasks.policy.tiny import Tiny, make
+from tasks.policy.tokenizer import CHARACTERS, character_tokenizer
+from tasks.policy.training import IGNORED, Training, batches, collate, learning_rate
+from tasks.sampling.models import describe, policy_digest, read_policy, stop_token_ids
+from tests.policies import make_policy
+
+CHAIN_SUM: dict[str, Any] = {
+    "config": {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1},
+    "direct_rate_shortest": 0.0,
+    "direct_rate_longest": 0.0,
+    "step_error_rate": 0.0,
+}
+TINY: dict[str, Any] = {
+    "seed": 0,
+    "families": [{"name": "chain_sum", "weight": 1.0, "settings": CHAIN_SUM}],
+    "model": {
+        "num_layers": 1,
+        "hidden_size": 32,
+        "num_heads": 1,
+        "num_key_value_heads": 1,
+        "intermediate_size": 32,
+        "max_length": 128,
+    },
+    "training": {
+        "tokens": 2000.0,
+        "batch_size": 8,
+        "batches_per_bucket": 4,
+        "learning_rate": 1.0e-2,
+        "warmup_rate": 0.1,
+        "weight_decay": 0.0,
+        "max_grad_norm": 1.0,
+    },
+}
+
+
+def tiny(**changes: Any) -> Tiny:
+    return parse({**TINY, **changes}, Tiny, "policy.tiny")
+
+
+def family(**settings: Any) -> list[Family]:
+    return [Family("chain_sum", 1.0, {**CHAIN_SUM, **settings})]
+
+
+# ------------------------------------------------------------------------------------------------ the tiny policy
+
+
+def test_a_worked_example_shows_every_step():
+    assert worked("4 + 3 - 9", 0.0, random.Random(0)) == "4+3=7-9=-2"
+
+
+def test_a_wrong_step_is_off_by_1_or_10_and_the_next_builds_on_it():
+    first, second = worked("40 + 3 - 9", 1.0, random.Random(0)).split("=")[1:]
+    total = int(first.partition("-")[0])
+    assert abs(total - 43) in (1, 10)
+    assert abs(int(second) - (total - 9)) in (1, 10)
+
+
+def test_examples_are_right_when_asked_and_direct_when_asked():
+    for settings, steps in (({}, True), ({"direct_rate_shortest": 1.0, "direct_rate_longest": 1.0}, False)):
+        for prompt, completion in next(draw(family(**settings), 0, 50)):
+            expression = prompt.removeprefix(INSTRUCTION).removesuffix("=")
+            assert int(completion.rpartition("=")[2]) == eval(expression)
+            assert ("=" in completion) is steps
+
+
+def test_longer_problems_are_answered_directly_more_often():
+    pairs = next(draw(family(direct_rate_shortest=0.1, direct_rate_longest=0.9), 0, 2000))
+    direct = {2: [], 3: []}
+    for prompt, completion in pairs:
+        direct[prompt.count(" + ") + prompt.count(" - ") + 1].append("=" not in completion)
+    assert sum(direct[2]) / len(direct[2]) == pytest.approx(0.1, abs=0.04)
+    assert sum(direct[3]) / len(direct[3]) == pytest.approx(0.9, abs=0.04)
+
+
+def test_chunks_differ_and_repeat_under_the_seed():
+    stream, again, other = (draw(family(), seed, 20) for seed in (0, 0, 1))
+    first, second = next(stream), next(stream)
+    assert (first, second) == (next(again), next(again))
+    assert first != second
+    assert first != next(other)
+
+
+def test_an_unknown_family_and_an_unknown_setting_are_named():
+    with pytest.raises(ParamsError, match="'chain_sums'; there is: chain_sum"):
+        next(draw([Family("chain_sums", 1.0, CHAIN_SUM)], 0, 4))
+    with pytest.raises(ParamsError, match=r"chain_sum.settings.noise is unknown; allowed: config, direct_rate"):
+        next(draw(family(noise=1), 0, 4))
+
+
+def test_the_tokenizer_covers_ascii_and_makes_the_instruction_one_token(tmp_path):
+    character_tokenizer([INSTRUCTION], 128).save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    prompt = f"{INSTRUCTION} 4 + 3 ="
+    assert len(tokenizer.encode(prompt)) == 1 + len(" 4 + 3 =")
+    assert tokenizer.decode(tokenizer.encode(prompt)) == prompt
+    everything = CHARACTERS + "  two  spaces ,."
+    assert tokenizer.decode(tokenizer.encode(everything)) == everything
+    assert tokenizer.unk_token_id not in tokenizer.encode(everything)
+    assert tokenizer.encode("é") == [tokenizer.unk_token_id]
+    assert (tokenizer.bos_token_id, tokenizer.chat_template) == (None, None)
+
+
+def test_only_completions_are_learned():
+    tokens, targets = collate([([5, 6, 7, 1], 2), ([5, 6, 1], 2)], pad=0)
+    assert tokens.tolist() == [[5, 6, 7, 1], [5, 6, 1, 0]]
+    assert targets.tolist() == [[IGNORED, 7, 1, IGNORED], [IGNORED, 1, IGNORED, IGNORED]]
+
+
+def test_batches_hold_like_lengths_and_every_row():
+    rows = [([0] * length, 1) for length in (9, 1, 8, 2, 7, 3)]
+    cut = batches(rows, 2, seed=0)
+    assert sorted(sorted(len(ids) for ids, _ in batch) for batch in cut) == [[1, 2], [3, 7], [8, 9]]
+
+
+def test_the_learning_rate_rises_and_falls_to_zero():
+    settings = parse({**TINY["training"], "learning_rate": 1.0, "warmup_rate": 0.2}, Training, "t")
+    assert [learning_rate(settings, done) for done in (0.1, 0.2, 0.6, 1.0)] == pytest.approx([0.5, 1.0, 0.5, 0.0])
+
+
+def test_training_lowers_the_loss(caplog):
+    caplog.set_level("INFO")
+    make(tiny(training={**TINY["training"], "tokens": 20000.0}))
+    losses = [float(record.args[1]) for record in caplog.records if "of the tokens" in record.msg]
+    assert losses[-1] < 0.6 * losses[0]
+
+
+def test_training_is_repeatable_under_its_seed():
+    model, _ = make(tiny())
+    torch.manual_seed(99)
+    again, _ = make(tiny())
+    other, _ = make(tiny(seed=1))
+    weights, same, different = (list(m.state_dict().values()) for m in (model, again, other))
+    assert all(torch.equal(a, b) for a, b in zip(weights, same, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(weights, different, strict=True))
+
+
+def test_the_tiny_policy_is_an_ordinary_model(tmp_path):
+    card = write_own(*make(tiny()), tmp_path / "policy")
+    write_json(tmp_path / "policy.json", card)
+    policy = read_policy(Layout(tmp_path))
+    assert (card["source"], card["location"], card["digest"]) == ("tiny", None, policy_digest(policy.folder))
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(policy.folder), AutoTokenizer.from_pretrained(policy.folder)
+    # a layer: q, k, v, o of 32 x 32, three of 32 x 32 in the MLP; the head of vocabulary x 32, tied
+    assert card["num_matmul_parameters"] == 7 * 32 * 32 + len(tokenizer) * 32
+    assert (card["max_length"], model.config.head_dim, model.config.tie_word_embeddings) == (128, 32, True)
+    assert stop_token_ids(policy.folder, tokenizer) == (tokenizer.eos_token_id,)
+    assert model.dtype == torch.float32
+
+
+# ---------------------------------------------------------------------------------------------- external policies
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory) -> Path:
+    return make_policy(tmp_path_factory.mktemp("llama"), "llama")
+
+
+def test_an_external_policy_keeps_its_weights_where_they_are(tmp_path, llama):
+    card = write_external(str(llama), resolve(str(llama), tmp_path, False), False, tmp_path / "policy")
+    model = AutoModelForCausalLM.from_pretrained(llama)
+    assert (card["location"], card["architecture"]) == (str(llama), "LlamaForCausalLM")
+    assert card["num_parameters"] == sum(weight.numel() for weight in model.parameters())
+    assert card["num_head_parameters"] == len(AutoTokenizer.from_pretrained(llama)) * 64
+    copied = {path.name for path in (tmp_path / "policy").iterdir()}
+    assert {"config.json", "tokenizer.json", "generation_config.json"} <= copied
+    assert "model.safetensors" not in copied
+    write_json(tmp_path / "policy.json", card)
+    assert read_policy(Layout(tmp_path)).folder == llama
+
+
+def test_a_model_is_described_without_its_weights(tmp_path):
+    """GPT-2, whose linear layers are of a class of their own: a layer has 4 h^2 in attention and 8 h^2 in the MLP."""
+    GPT2Config(n_layer=2, n_head=2, n_embd=64, vocab_size=100, eos_token_id=1, bos_token_id=1).save_pretrained(tmp_path)
+    model = skeleton(tmp_path, False)
+    assert {weight.device.type for weight in model.parameters()} == {"meta"}
+    card = describe(model)
+    assert (card["num_matmul_parameters"], card["num_head_parameters"]) == (2 * 12 * 64 * 64 + 100 * 64, 100 * 64)
+    assert (card["attention_width"], card["max_length"]) == (64, 1024)
+
+
+def test_the_digest_is_of_content(tmp_path, llama):
+    shutil.copytree(llama, tmp_path / "copy")
+    assert policy_digest(tmp_path / "copy") == policy_digest(llama)
+    (tmp_path / "copy" / "README.md").write_text("about")
+    assert policy_digest(tmp_path / "copy") == policy_digest(llama)
+    (tmp_path / "copy" / "chat_template.jinja").write_text("{{ messages }}")
+    assert policy_digest(tmp_path / "copy") != policy_digest(llama)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [("pytorch_model.bin", "pickled weights only .pytorch_model.bin."), (None, "no .*safetensors")],
+)
+def test_a_folder_without_safetensors_is_refused_and_the_old_policy_stays(tmp_path, llama, weights, message):
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy" / "config.json").write_text("old")
+    bad = tmp_path / "bad"
+    shutil.copytree(llama, bad, ignore=shutil.ignore_patterns("*.safetensors"))
+    if weights:
+        (bad / weights).write_bytes(b"cos\nsystem\n")
+    with pytest.raises(ArtifactError, match=message):
+        write_external(str(bad), bad, False, tmp_path / "policy")
+    assert (tmp_path / "policy" / "config.json").read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("hf://org/name", "name a revision"),
+        ("hf://name@main", "hf://org/name@revision"),
+        ("ftp://host/x", "known are: tiny, a folder, hf://"),
+        ("Qwen/Qwen3-0.6B", "not a folder; or did you mean hf://Qwen/Qwen3-0.6B@REVISION"),
+    ],
+)
+def test_a_source_that_names_no_policy_is_explained(tmp_path, source, message):
+    with pytest.raises(StageError, match=message):
+        resolve(source, tmp_path, False)
+
+
+def test_a_policy_in_a_store_is_fetched_once_without_what_could_run_code(tmp_path, llama):
+    store = fsspec.filesystem("local")
+    shutil.copytree(llama, tmp_path / "bucket" / "model")
+    for name in ("training.py", "optimizer.pt"):
+        (tmp_path / "bucket" / "model" / name).write_text("")
+    patterns = ("*.safetensors", "*.json")
+    folder = from_store(store, f"{tmp_path}/bucket/model/", tmp_path / "downloads", patterns)
+    assert not {"training.py", "optimizer.pt"} & {path.name for path in folder.iterdir()}
+    assert policy_digest(folder) == policy_digest(llama)
+    written = (folder / "config.json").stat().st_mtime_ns
+    assert from_store(store, f"{tmp_path}/bucket/model", tmp_path / "downloads", patterns) == folder
+    assert (folder / "config.json").stat().st_mtime_ns == written
+    assert [path.name for path in (tmp_path / "downloads").iterdir()] == [folder.name]
+    with pytest.raises(StageError, match="nowhere cannot be read: FileNotFoundError"):
+        from_store(store, f"{tmp_path}/nowhere", tmp_path / "downloads", patterns)
+
+
+# ---------------------------------------------------------------------------------------------- kept or made anew
+
+
+def test_an_interrupted_folder_leaves_the_old_one(tmp_path):
+    folder = tmp_path / "policy"
+    folder.mkdir()
+    (folder / "a").write_text("old")
+
+    def interrupted() -> None:
+        with whole_folder(folder) as new:
+            (new / "a").write_text("new")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert [path.name for path in tmp_path.iterdir()] == ["policy"]
+    assert (folder / "a").read_text() == "old"
+    with whole_folder(folder) as new:
+        (new / "b").write_text("new")
+    assert [path.name for path in folder.iterdir()] == ["b"]
+    assert [path.name for path in tmp_path.iterdir()] == ["policy"]
+
+
+SOURCE = '"""Old."""\ndef double(x):\n    """Say so."""\n    return 2 * x\n'
+
+
+@pytest.mark.parametrize(
+    ("source", "only_comments"),
+    [
+        ('"""New."""\n\n# why\ndef double(x):\n    return (2 *\n        x)  # twice\n', True),
+        ('"""Old."""\ndef double(x):\n    """Say so."""\n    return 3 * x\n', False),
+        ('"""Old."""\ndef double(x):\n    return "Say so."\n', False),
+        (SOURCE, False),
+    ],
+)
+def test_what_counts_as_a_comment(tmp_path, source, only_comments):
+    code = tmp_path / "sub" / "code.py"
+    code.parent.mkdir()
+    code.write_text(SOURCE)
+    before = provenance.made_from({"a": 1}, tmp_path)
+    code.write_text(source)
+    assert provenance.only_comments_changed(provenance.made_from({"a": 1}, tmp_path), before) is only_comments
+    assert provenance.only_comments_changed(provenance.made_from({"a": 2}, tmp_path), before) is False
+    assert provenance.only_comments_changed(provenance.made_from({"a": 1}, tmp_path), None) is False
+
+
+def section(**changes: Any) -> dict[str, Any]:
+    return {"source": "tiny", "trust_remote_code": False, "tiny": {**TINY, **changes}}
+
+
+def provided(layout: Layout, **changes: Any) -> dict[str, Any]:
+    return provide(parse(section(**changes), Policy, "policy"), section(**changes), layout)
+
+
+def pretend(layout: Layout, **made_from: str) -> None:
+    """Record other digests than those the policy was made from."""
+    record = provenance.path(layout)
+    write_json(record, {"made_from": {**read_json(record)["made_from"], **made_from}})
+
+
+def weights_written(layout: Layout) -> int:
+    return (layout.policy / "model.safetensors").stat().st_mtime_ns
+
+
+def test_a_policy_is_kept_only_when_only_comments_changed(tmp_path):
+    layout = Layout(tmp_path)
+    card, record = provided(layout), read_json(provenance.path(layout))
+    first = weights_written(layout)
+
+    pretend(layout, source="0" * 16)
+    assert provided(layout) == card
+    assert weights_written(layout) == first
+    assert read_json(provenance.path(layout)) == record
+
+    assert provided(layout) == card  # nothing differs: someone forces the stage
+    second = weights_written(layout)
+    assert second > first
+
+    pretend(layout, source="0" * 16, syntax="0" * 16)
+    assert provided(layout) == card
+    assert weights_written(layout) > second
+
+
+def test_a_damaged_policy_is_made_anew(tmp_path):
+    layout = Layout(tmp_path)
+    card = provided(layout)
+    pretend(layout, source="0" * 16)
+    (layout.policy / "tokenizer.json").write_text("{}")
+    assert provided(layout) == card
+    assert policy_digest(layout.policy) == card["digest"]
+    shutil.rmtree(layout.policy)
+    pretend(layout, source="0" * 16)
+    assert provided(layout) == card
+    assert policy_digest(layout.policy) == card["digest"]
+
+
+def test_another_parameter_makes_another_policy(tmp_path):
+    layout = Layout(tmp_path)
+    card = provided(layout)
+    pretend(layout, source="0" * 16)
+    other = provided(layout, seed=1)
+    assert other["digest"] != card["digest"]
+    assert policy_digest(layout.policy) == other["digest"] == read_json(layout.policy_card)["digest"]
+
+
+def test_the_command_makes_a_policy(tmp_path):
+    params = {"policy": section(), "tracking": {"uri": None, "experiment": "test", "log_weights": False}}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
+    arguments = ["--params", str(tmp_path / "params.yaml"), "--data", str(tmp_path / "data")]
+    subprocess.run([sys.executable, "-m", "tasks.policy", *arguments], check=True)
+    policy = read_policy(Layout(tmp_path / "data"))
+    assert policy.digest == policy_digest(policy.folder)
