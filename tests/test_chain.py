@@ -1,0 +1,111 @@
+"""The whole chain through the same commands a user runs: real prompts, a model with a real BPE tokenizer, vLLM."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import yaml
+
+from tasks.common.artifacts import CURVE, DECISIONS, PROFILE, PROMPTS, STEPS, TRAIN_ROLLOUTS, Layout, read_json
+from tests.policies import make_policy
+from tests.train.worlds import make_world
+
+
+def command(root: Path, stage: str, *coordinates: str, ok: bool = True) -> str:
+    """Run one stage as a user would; its log."""
+    line = [sys.executable, "-m", f"tasks.{stage}", "--params", str(root / "params.yaml"), "--data", str(root / "data")]
+    process = subprocess.run([*line, *coordinates], capture_output=True, text=True, env={**os.environ}, check=False)
+    assert (process.returncode == 0) == ok, process.stderr
+    return process.stderr + process.stdout
+
+
+def settings(**changes: Any) -> dict[str, Any]:
+    """The project's own params.yaml with sections changed."""
+    values = yaml.safe_load(Path("params.yaml").read_text())
+    for name, change in changes.items():
+        values[name] = {**values[name], **change}
+    return values
+
+
+@pytest.mark.slow
+@pytest.mark.real_data
+def test_gsm8k_on_a_small_hugging_face_model(real_data: Path, tmp_path: Path) -> None:
+    lines = (real_data / "gsm8k" / "train.jsonl").read_text().splitlines()
+    corpus = [json.loads(line)["question"] + json.loads(line)["answer"] for line in lines[:200]]
+    make_policy(tmp_path / "llama", "llama", corpus, max_length=1024)
+    values = settings(
+        ingest={
+            "splits": {"train": 200, "validation": 16, "test": 24},
+            "sources": [{"preset": "gsm8k", "settings": {"path": str(real_data / "gsm8k" / "train.jsonl")}}],
+        },
+        policy={"source": str(tmp_path / "llama")},
+        sampling={"max_tokens": 24},
+        profile={"num_samples": 2},
+        evaluate={"num_samples": 2, "pass_at": [1, 2]},
+        train={"max_steps": 5},
+    )
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
+    layout = Layout(tmp_path / "data")
+    command(tmp_path, "ingest")
+    prompts = PROMPTS.read(layout.prompts("train"))
+    assert len(prompts) == 200
+    assert set(prompts["prompt"]) <= {json.loads(line)["question"] for line in lines}
+    assert not any("," in answer for answer in prompts["answer"])
+    command(tmp_path, "policy")
+    card = read_json(layout.policy_card)
+    assert (card["architecture"], card["location"]) == ("LlamaForCausalLM", str(tmp_path / "llama"))
+    command(tmp_path, "profile")
+    profile = PROFILE.read(layout.profile / "profile.parquet")
+    assert (len(profile), profile["num_samples"].sum()) == (200, 400)
+    command(tmp_path, "baseline")
+    for recipe in ("grpo", "sgpo"):
+        log = command(tmp_path, "allocate", "--recipe", recipe)
+        assert "OF 200 PROMPTS WERE SOLVED SOMETIMES BUT NOT ALWAYS" in log  # said loudly: random weights solve nothing
+        decisions = DECISIONS.read(layout.recipe(recipe) / "decisions.parquet")
+        assert len(decisions) == 200
+        command(tmp_path, "train", "--recipe", recipe, "--seed", "0")
+        command(tmp_path, "evaluate", "--recipe", recipe, "--seed", "0")
+        out = layout.train(recipe, 0)
+        steps, rollouts = STEPS.read(out / "steps.parquet"), TRAIN_ROLLOUTS.read(out / "rollouts.parquet")
+        assert len(steps) == 5
+        assert len(rollouts) == steps["num_rollouts"].sum()
+        assert CURVE.read(out / "curve.parquet")["step"].to_list()[-1] == 5
+    command(tmp_path, "report")
+    board = read_json(layout.report / "leaderboard.json")
+    assert {(row["recipe"], row["seed"]) for row in board} == {("grpo", 0), ("sgpo", 0)}
+    by_recipe = {row["recipe"]: row for row in board}
+    assert by_recipe["grpo"]["flops_charged"]["profile"] == 0.0
+    assert by_recipe["sgpo"]["flops_charged"]["profile"] > 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_the_stages_with_vllm(guesser: Path, tmp_path: Path) -> None:
+    """Profile and training with `engine: vllm`; a second profile finds everything in the store, with either engine."""
+    layout = make_world(tmp_path / "data", guesser, [4, 3, 2, 4] * 3)
+    values = yaml.safe_load((tmp_path / "data" / "params.yaml").read_text()) | {"profile": {"num_samples": 6}}
+    values["engine"]["name"] = "vllm"
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
+    assert "36 sampled" in command(tmp_path, "profile")
+    sampled = pl.read_parquet(layout.profile / "rollouts.parquet")
+    assert 0 < sampled["reward"].mean() < 1  # type: ignore[operator]
+    command(tmp_path, "train", "--recipe", "r", "--seed", "0")
+    steps = STEPS.read(layout.train("r", 0) / "steps.parquet")
+    assert steps["updated"].any()
+    assert steps["log_ratio_max"].max() < 1e-3  # type: ignore[operator]
+    values["engine"]["name"] = "hf"
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
+    assert "36 rollouts reused from the store, 0 sampled (0 tokens generated)" in command(tmp_path, "profile")
+    assert pl.read_parquet(layout.profile / "rollouts.parquet").equals(sampled)
+
+
+def test_an_unknown_key_stops_a_stage_with_its_name(guesser: Path, tmp_path: Path) -> None:
+    make_world(tmp_path / "data", guesser, [4, 4])
+    values = yaml.safe_load((tmp_path / "data" / "params.yaml").read_text())
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(values | {"profile": {"num_sample": 6}}))
+    assert "profile.num_sample is unknown; allowed: num_samples" in command(tmp_path, "profile", ok=False)
