@@ -18,6 +18,7 @@ from tasks.common.artifacts import digest_file
 logger = logging.getLogger(__name__)
 
 MAX_PARAM, MAX_TAG = 6000, 8000
+METRICS_SECONDS = 2.0
 Event = dict[str, Any]
 Write = Callable[[Event], None]
 
@@ -27,19 +28,32 @@ class Tracker:
 
     def __init__(self, journal: "Journal | None" = None, root: Path = Path(), log_weights: bool = False) -> None:
         self.journal, self.root, self.log_weights = journal, root, log_weights
+        self.points: list[Event] = []
+        self.told = time.monotonic()
 
     def params(self, values: Mapping[str, Any]) -> None:
         """Parameters, nested ones flattened with dots; a value beyond MLflow's length is cut, with a note."""
         self._say("params", values={key: shorten(value, MAX_PARAM) for key, value in flatten(values)})
 
     def metrics(self, values: Mapping[str, float | None], step: int | None = None, flops: float | None = None) -> None:
-        """Metrics in one call; with `flops` also as curves over charged FLOPs, as `by_gflops/NAME`.
+        """Metrics at a step; with `flops` also as curves over charged FLOPs, as `by_gflops/NAME`.
+
+        They are sent together every few seconds: a call costs as much as a training step of a small policy.
 
         The step of those is the whole number of GFLOPs, always: MLflow's step is an integer, its page draws integers
         exactly up to 9e15, and so this axis holds up to 9e24 FLOPs, beyond any run, in one unit. None is left out.
         """
         present = {name: float(value) for name, value in values.items() if value is not None}
-        self._say("metrics", values=present, step=step or 0, gflops=None if flops is None else round(flops / 1e9))
+        gflops = None if flops is None else round(flops / 1e9)
+        self.points.append({"values": present, "time": milliseconds(), "step": step or 0, "gflops": gflops})
+        if time.monotonic() - self.told > METRICS_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send the metrics that wait."""
+        points, self.points, self.told = self.points, [], time.monotonic()
+        if points and self.journal is not None:
+            self.journal.tell("metrics", points=points)
 
     def tags(self, values: Mapping[str, str]) -> None:
         """Tags, such as the reason why the stage ran."""
@@ -71,6 +85,7 @@ class Tracker:
         return key_of(self.root, path)
 
     def _say(self, kind: str, **fields: Any) -> None:
+        self.flush()
         if self.journal is not None:
             self.journal.tell(kind, **fields)
 

@@ -57,6 +57,7 @@ ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
 MAX_BATCH = 100
+MAX_METRICS = 1000
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ def track(settings: Tracking, layout: Layout, stage: str, recipe: str | None, se
         tracker.tags({"error": f"{type(error).__name__}: {error}"})
         raise
     finally:
+        tracker.flush()
         journal.tell("end", status=status, closes_parent=journal.start["pipeline"]["kind"] != "flow")
 
 
@@ -230,11 +232,14 @@ def write_params(run: Run, event: Event) -> None:
 def write_metrics(run: Run, event: Event) -> None:
     from mlflow.entities import Metric
 
-    values, when, gflops = event["values"], event["time"], event["gflops"]
-    entries = [Metric(name, value, when, event["step"]) for name, value in values.items()]
-    if gflops is not None:
-        entries += [Metric(f"by_gflops/{name}", value, when, gflops) for name, value in values.items()]
-    run.client.log_batch(run.run_id, metrics=entries)
+    entries = []
+    for point in event["points"]:
+        values, when, gflops = point["values"], point["time"], point["gflops"]
+        entries += [Metric(name, value, when, point["step"]) for name, value in values.items()]
+        if gflops is not None:
+            entries += [Metric(f"by_gflops/{name}", value, when, gflops) for name, value in values.items()]
+    for first in range(0, len(entries), MAX_METRICS):
+        run.client.log_batch(run.run_id, metrics=entries[first : first + MAX_METRICS])
 
 
 def write_tags(run: Run, event: Event) -> None:

@@ -71,6 +71,18 @@ def test_the_database_and_its_artifacts_stand_under_the_data_root(layout: Layout
     assert [path.read_text() for path in (layout.tracking / "artifacts").rglob("note.txt")] == ["seen"]
 
 
+def test_metrics_are_sent_together(layout: Layout) -> None:
+    """More points than one call may hold, none lost, each at its own step."""
+    with track(LOCAL, layout, "train", "grpo", 0) as tracker:
+        for step in range(700):
+            tracker.metrics({"loss": step / 700, "reward": 1.0}, step=step, flops=step * 1e9)
+    uri = tracking.address(LOCAL, layout)
+    run = runs_of(layout)["train grpo/0"]
+    for name in ("loss", "by_gflops/loss"):
+        history = tracking.connect(uri).get_metric_history(run.info.run_id, name)
+        assert [(point.step, point.value) for point in history] == [(step, step / 700) for step in range(700)]
+
+
 def test_metrics_are_curves_over_steps_and_over_gflops(layout: Layout) -> None:
     with track(LOCAL, layout, "train", "grpo", 1) as tracker:
         tracker.metrics({"accuracy": 0.25, "nothing": None}, step=0, flops=0.0)
@@ -246,6 +258,7 @@ def test_what_mlflow_refuses_is_said_and_the_rest_goes_on(layout: Layout, caplog
         tracker.params({"rate": 1})
         tracker.params({"rate": 2})
         tracker.metrics({"loss": 0.5}, step=1)
+        tracker.flush()
         tracker.artifact(layout.root / "missing.txt")
     assert runs_of(layout)["train grpo/0"].data.metrics == {"loss": 0.5}
     assert "MLflow does not take this params" in caplog.text
@@ -267,8 +280,10 @@ def test_a_server_that_is_not_there_delays_a_stage_by_seconds(layout: Layout, ca
     with track(settings, layout, "train", "grpo", 0) as tracker:
         tracker.params({"a": 1})
         tracker.metrics({"loss": 0.5}, step=3, flops=5e9)
+        tracker.flush()
         before = time.monotonic()
         tracker.metrics({"loss": 0.4}, step=4)
+        tracker.flush()
         assert time.monotonic() - before < 0.5
     assert time.monotonic() - started < 20
     warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
@@ -290,7 +305,7 @@ def test_a_pending_file_is_replayed_with_its_times(layout: Layout) -> None:
     runs = runs_of(layout)
     run = runs["train grpo/0"]
     history = tracking.connect(uri).get_metric_history(run.info.run_id, "loss")
-    assert [(m.value, m.step, m.timestamp) for m in history] == [(0.5, 3, events[1]["time"])]
+    assert [(m.value, m.step, m.timestamp) for m in history] == [(0.5, 3, events[1]["points"][0]["time"])]
     assert (run.info.start_time, run.info.end_time) == (events[0]["time"], events[2]["time"])
     assert {run.info.status for run in runs.values()} == {"FINISHED"}
     assert pending_files(layout) == []
@@ -333,7 +348,9 @@ def test_a_locked_database_is_waited_for_and_then_left(layout: Layout) -> None:
         lock.execute("BEGIN EXCLUSIVE")
         started = time.monotonic()
         tracker.metrics({"pass_rate": 0.5})
+        tracker.flush()
         tracker.metrics({"pass_rate": 0.6})
+        tracker.flush()
         assert time.monotonic() - started < 60
         lock.execute("ROLLBACK")
         lock.close()
@@ -406,8 +423,10 @@ def test_a_server_killed_in_mid_stage_and_the_replay_into_the_same_run(layout: L
     with track(settings, layout, "train", "sgpo", 0) as tracker:
         tracker.params({"rate": 1})
         tracker.metrics({"loss": 0.5}, step=1)
+        tracker.flush()
         server.stop()
         tracker.metrics({"loss": 0.4}, step=2)
+        tracker.flush()
         tracker.artifact(kept.parent)
         tracker.model("sgpo/0", kept.parent, "abc")
         tracker.output(kept, digest_file(kept))
