@@ -205,6 +205,7 @@ STEPS = Table(
         "num_kept": pl.Int32,
         "num_mixed_groups": pl.Int32,
         "updated": pl.Boolean,
+        "nonfinite": pl.Boolean,
         "reward_mean": pl.Float64,
         "reward_mean_kept": pl.Float64,
         "learning_rate": pl.Float64,
@@ -212,9 +213,14 @@ STEPS = Table(
         "grad_norm": pl.Float64,
         "entropy": pl.Float64,
         "clip_rate": pl.Float64,
+        "kl": pl.Float64,
         "log_ratio_mean": pl.Float64,
+        "log_ratio_p01": pl.Float64,
+        "log_ratio_p50": pl.Float64,
+        "log_ratio_p99": pl.Float64,
         "log_ratio_max": pl.Float64,
         "completion_tokens_mean": pl.Float64,
+        "completion_tokens_p95": pl.Float64,
         "completion_tokens_max": pl.Int32,
         "truncated_rate": pl.Float64,
         "error_rate": pl.Float64,
@@ -232,6 +238,7 @@ STEPS = Table(
         "num_kept": 32,
         "num_mixed_groups": 3,
         "updated": True,
+        "nonfinite": False,
         "reward_mean": 0.41,
         "reward_mean_kept": 0.41,
         "learning_rate": 3e-4,
@@ -239,9 +246,14 @@ STEPS = Table(
         "grad_norm": 0.4,
         "entropy": 0.3,
         "clip_rate": 0.0,
+        "kl": 0.0,
         "log_ratio_mean": 1e-7,
+        "log_ratio_p01": -1e-6,
+        "log_ratio_p50": 0.0,
+        "log_ratio_p99": 1e-6,
         "log_ratio_max": 3e-6,
         "completion_tokens_mean": 14.5,
+        "completion_tokens_p95": 29.0,
         "completion_tokens_max": 31,
         "truncated_rate": 0.0,
         "error_rate": 0.0,
@@ -251,7 +263,9 @@ STEPS = Table(
         "flops_executed": 2.2e9,
     },
 )
-"""The three `flops_` columns are running totals of training, this step included, without profiling and validation."""
+"""The three `flops_` columns are running totals of training, this step included, without profiling and validation.
+`log_ratio_mean` and `log_ratio_max` are of absolute values; the quantiles are signed, trainer minus sampler, before any
+clip. `updated` is false where no group was mixed (without KL), and where the gradient was not finite."""
 
 CURVE = Table(
     "curve",

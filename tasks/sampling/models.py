@@ -20,7 +20,7 @@ from tasks.common.ledger import Architecture
 logger = logging.getLogger(__name__)
 transformers_logging.disable_progress_bar()  # ours show the stage's own progress
 
-POLICY_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
+POLICY_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.py")
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 

@@ -1,5 +1,6 @@
 """python -m tasks.train --recipe R --seed S: train the initial policy along the recipe's plan."""
 
+import copy
 import dataclasses
 import logging
 from typing import Any
@@ -20,6 +21,7 @@ from tasks.train.run import plan_arrays, train, write_results
 from tasks.train.settings import CheckpointSettings, TrainSettings
 from tasks.train.slots import load_slots
 from tasks.train.trainer import Trainer, TrainingError
+from tasks.train.update import check_head, enable_activation_checkpointing
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +32,7 @@ def main(run: stage.Stage) -> None:
     settings = params.parse(chosen["train"], TrainSettings, "train")
     sampling, engine_settings = run.section("sampling", Sampling), run.section("engine", EngineSettings)
     checkpoint_settings, layout = run.section("checkpoint", CheckpointSettings), run.layout
-    check_sampling(sampling)
+    check_settings(settings, sampling)
     torch.set_num_threads(engine_settings.threads)
     policy, plan_path = read_policy(layout), layout.recipe(recipe) / "plan.parquet"
     files = {"prompts": layout.prompts("train"), "validation": layout.prompts("validation"), "plan": plan_path}
@@ -79,6 +81,10 @@ def build(
     """The trainer at step 0: the initial policy in float32 (the optimizer's precision), the engine, the prompts."""
     device = torch_device(engine_settings.device)
     model = load_model(policy.folder, dtype=torch.float32, device=device, trust_remote_code=policy.trust_remote_code)
+    check_head(model)
+    reference = copy.deepcopy(model).requires_grad_(False) if settings.kl_coefficient > 0 else None
+    if settings.activation_checkpointing:
+        enable_activation_checkpointing(model)
     tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
     prompts, validation = (
         read_prompts(PROMPTS.read(run.layout.prompts(split)), tokenizer, policy, sampling)
@@ -87,6 +93,7 @@ def build(
     return Trainer(
         policy,
         model,
+        reference,
         load_engine(engine_settings, policy, model),
         tokenizer,
         grader,
@@ -108,12 +115,20 @@ def read_prompts(
     return Prompts(table["prompt_id"].to_list(), token_ids, table["answer"].to_list(), table["verifier"].to_list())
 
 
-def check_sampling(sampling: Sampling) -> None:
-    """Training is on-policy only when it samples from the distribution whose log-probabilities it computes."""
+def check_settings(settings: TrainSettings, sampling: Sampling) -> None:
+    """Raise ParamsError for what would train wrongly.
+
+    Training is on-policy only when it samples from the distribution whose log-probabilities it computes.
+    """
     if sampling.temperature <= 0 or sampling.top_p < 1.0 or sampling.top_k > 0:
         raise params.ParamsError(
             f"training needs sampling.temperature > 0, top_p 1.0 and top_k 0 (no truncation); sampling is {sampling}: "
             "with another distribution the ratio between trainer and sampler would be wrong"
+        )
+    if settings.activation_checkpointing and settings.share_prompts:
+        raise params.ParamsError(
+            "train.share_prompts needs the prompts' keys and values, which train.activation_checkpointing does not "
+            "keep: set one of them to false"
         )
 
 

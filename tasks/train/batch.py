@@ -6,6 +6,7 @@ is of, and no array is reshaped to [-1, G].
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -66,18 +67,84 @@ class Rollouts:
 
 
 @dataclass(frozen=True)
-class MicroBatch:
-    """Some rollouts padded to one length. Position t predicts token t + 1; `mask_BT` marks completion tokens.
+class StepTotals:
+    """What a loss may divide by: sums over the whole step, so that micro-batches add up to it whatever their packing.
 
-    Padding stands at the end, where a causal model cannot see it, so no attention mask is needed. All [B, T] arrays
-    but `input_ids` cover the last T positions, from the earliest position that predicts a completion token.
+    They count all rollouts that select let through, dead groups included. `max_tokens` is sampling's limit.
     """
 
-    rows: Ints
+    num_tokens: int
+    num_rollouts: int
+    max_tokens: int
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Rollouts read whole: `input_ids` [B, L] without the last token, padded at the end; `predicts` [B, L] marks the
+    positions whose next token is of the completion, row by row as many as `mask_BT` has."""
+
     input_ids: torch.Tensor
+    predicts: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Prompts read once: `prompt_ids` [Q, P] padded at the end, `prompt_last_Q` their last positions, `owner_B` each
+    rollout's prompt. `completion_ids` [B, T-1] without the last token stand at `position_ids`, and see what `visible`
+    [B, 1, T-1, P+T-1] says: their own prompt, without its padding, and what came before them."""
+
+    prompt_ids: torch.Tensor
+    prompt_last_Q: torch.Tensor
+    owner_B: torch.Tensor
+    completion_ids: torch.Tensor
+    position_ids: torch.Tensor
+    visible: torch.Tensor
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Some rollouts of a step. The [B, T] arrays cover completions only, from their first token on; `mask_BT` marks
+    what is not padding. The inputs are made in the form that is used."""
+
+    rows: Ints
     targets_BT: torch.Tensor
     mask_BT: torch.Tensor
     sampler_logprobs_BT: torch.Tensor
+    prompts: list[list[int]]
+    completions: list[list[int]]
+    owner_B: Ints
+
+    @cached_property
+    def whole(self) -> Whole:
+        """The rollouts for one forward each."""
+        rows = [self.prompts[owner] + c for owner, c in zip(self.owner_B, self.completions, strict=True)]
+        ids, _ = pad(rows)
+        predicts = np.zeros(ids.shape, dtype=np.bool_)
+        for i, (row, completion) in enumerate(zip(rows, self.completions, strict=True)):
+            predicts[i, len(row) - len(completion) - 1 : len(row) - 1] = True
+        return Whole(self._tensor(ids[:, :-1]), self._tensor(predicts[:, :-1]))
+
+    @cached_property
+    def shared(self) -> Shared:
+        """The rollouts with each prompt once."""
+        prompt_ids, prompt_mask = pad(self.prompts)
+        inputs, _ = pad(self.completions)
+        inputs = inputs[:, :-1]
+        length_B = prompt_mask.sum(1)[self.owner_B]
+        steps = np.arange(inputs.shape[1])
+        causal = np.broadcast_to(steps[None, :] <= steps[:, None], (len(inputs), len(steps), len(steps)))
+        prompt = np.broadcast_to(prompt_mask[self.owner_B][:, None, :], (*causal.shape[:2], prompt_ids.shape[1]))
+        return Shared(
+            self._tensor(prompt_ids),
+            self._tensor(prompt_mask.sum(1) - 1),
+            self._tensor(self.owner_B),
+            self._tensor(inputs),
+            self._tensor(length_B[:, None] + steps[None, :]),
+            self._tensor(np.concatenate([prompt, causal], 2)[:, None]),
+        )
+
+    def _tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.mask_BT.device)
 
 
 def merge(parts: Sequence[Rollouts]) -> Rollouts:
@@ -99,6 +166,12 @@ def merge(parts: Sequence[Rollouts]) -> Rollouts:
     )
 
 
+def group_means(values_B: Floats, group_B: Ints) -> tuple[Floats, Ints]:
+    """[Q] the mean of each group (0 for one without rows) and its size; Q is the largest group index and one."""
+    size_Q = np.bincount(group_B)
+    return np.bincount(group_B, values_B) / np.maximum(size_Q, 1), size_Q
+
+
 def mixed_groups(rewards_B: Floats, group_B: Ints, num_groups: int) -> Bools:
     """[Q] whether a group has two different rewards. Rewards are compared, never a spread with a threshold."""
     low, high = np.full(num_groups, np.inf), np.full(num_groups, -np.inf)
@@ -107,37 +180,54 @@ def mixed_groups(rewards_B: Floats, group_B: Ints, num_groups: int) -> Bools:
     return np.asarray(high > low)
 
 
-def micro_batches(rollouts: Rollouts, rows: Ints, max_tokens: int, device: torch.device) -> list[MicroBatch]:
-    """`rows` in micro-batches of at most `max_tokens` padded tokens (one row at least), the longest rows first, so
-    that rows of one length share a batch and what needs the most memory comes first."""
-    lengths = rollouts.prompt_tokens_B() + rollouts.completion_tokens_B()
-    order = sorted(rows.tolist(), key=lambda row: (-lengths[row], row))
+def micro_batches(
+    rollouts: Rollouts, rows: Ints, max_tokens: int, device: torch.device, *, by_group: bool
+) -> list[MicroBatch]:
+    """`rows` in micro-batches of at most `max_tokens` padded tokens (one row at least), the longest rows first: rows of
+    like lengths share a batch, and what needs the most memory fails at once, not hours later. `by_group` keeps the
+    rollouts of a prompt side by side, the groups with the longest rollouts first."""
+    lengths, groups = rollouts.prompt_tokens_B() + rollouts.completion_tokens_B(), rollouts.group_B
+    longest = np.zeros(len(rollouts.prompts), dtype=np.int64)
+    np.maximum.at(longest, groups[rows], lengths[rows])
+    order = sorted(
+        rows.tolist(), key=lambda row: (*((-longest[groups[row]], groups[row]) * by_group), -lengths[row], row)
+    )
     batches: list[list[int]] = []
+    widest = 0
     for row in order:
-        if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= max_tokens:
+        if batches and (len(batches[-1]) + 1) * max(widest, lengths[row]) <= max_tokens:
             batches[-1].append(row)
+            widest = max(widest, lengths[row])
         else:
             batches.append([row])
-    return [pad(rollouts, np.array(batch), device) for batch in batches]
+            widest = lengths[row]
+    return [micro_batch(rollouts, np.array(batch), device) for batch in batches]
 
 
-def pad(rollouts: Rollouts, rows: Ints, device: torch.device) -> MicroBatch:
+def micro_batch(rollouts: Rollouts, rows: Ints, device: torch.device) -> MicroBatch:
     """One micro-batch of the rollouts `rows`."""
-    prompts = [rollouts.prompts[rollouts.group_B[row]] for row in rows]
+    groups, owner_B = np.unique(rollouts.group_B[rows], return_inverse=True)
     completions = [rollouts.samples.token_ids[row] for row in rows]
-    length = max(len(p) + len(c) for p, c in zip(prompts, completions, strict=True))
-    first = min(map(len, prompts)) - 1
-    input_ids = np.zeros((len(rows), length), dtype=np.int64)
-    mask, logprobs = np.zeros_like(input_ids, dtype=np.bool_), np.zeros(input_ids.shape, dtype=np.float32)
-    for i, (row, prompt, completion) in enumerate(zip(rows, prompts, completions, strict=True)):
-        start, end = len(prompt), len(prompt) + len(completion)
-        input_ids[i, :start], input_ids[i, start:end] = prompt, completion
-        mask[i, start:end] = True
-        logprobs[i, start:end] = rollouts.samples.logprobs[row]
+    targets, mask = pad(completions)
+    logprobs = np.zeros(targets.shape, dtype=np.float32)
+    for i, row in enumerate(rows):
+        logprobs[i, : len(completions[i])] = rollouts.samples.logprobs[row]
     return MicroBatch(
         rows,
-        torch.from_numpy(input_ids[:, :-1]).to(device),
-        torch.from_numpy(input_ids[:, first + 1 :]).to(device),
-        torch.from_numpy(mask[:, first + 1 :]).to(device),
-        torch.from_numpy(logprobs[:, first + 1 :]).to(device),
+        torch.from_numpy(targets).to(device),
+        torch.from_numpy(mask).to(device),
+        torch.from_numpy(logprobs).to(device),
+        [rollouts.prompts[group] for group in groups],
+        completions,
+        owner_B,
     )
+
+
+def pad(rows: Sequence[Sequence[int]]) -> tuple[Ints, Bools]:
+    """Rows of token ids as [rows, longest], zeros at the end, and the mask of what is not padding."""
+    ids = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
+    mask = np.zeros(ids.shape, dtype=np.bool_)
+    for i, row in enumerate(rows):
+        ids[i, : len(row)] = row
+        mask[i, : len(row)] = True
+    return ids, mask

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import torch
 
 from tasks.train.batch import Bools, Floats, Rollouts, mixed_groups
 from tasks.train.update import UpdateStats
@@ -10,27 +11,36 @@ from tasks.train.update import UpdateStats
 
 def describe_step(rollouts: Rollouts, keep_B: Bools, stats: UpdateStats) -> dict[str, Any]:
     """What a step's rollouts and its update looked like; the update's columns are None where there was none."""
-    lengths, tokens = rollouts.completion_tokens_B(), max(stats.num_tokens, 1)
+    lengths = rollouts.completion_tokens_B()
     mixed = mixed_groups(rollouts.rewards_B[keep_B], rollouts.group_B[keep_B], len(rollouts.prompt_rows_Q))
-    outcomes, updated = np.array(rollouts.outcomes), stats.num_tokens > 0
+    outcomes = np.array(rollouts.outcomes)
     return {
         "num_prompts": len(rollouts.prompt_rows_Q),
         "num_rollouts": len(keep_B),
         "num_kept": int(keep_B.sum()),
         "num_mixed_groups": int(mixed.sum()),
-        "updated": updated,
         "reward_mean": float(rollouts.rewards_B[~rollouts.is_error_B()].mean()) if not all_errors(rollouts) else None,
         "reward_mean_kept": float(rollouts.rewards_B[keep_B].mean()) if keep_B.any() else None,
-        "loss": stats.loss if updated else None,
-        "entropy": stats.entropy / tokens if updated else None,
-        "clip_rate": stats.clipped / tokens if updated else None,
-        "log_ratio_mean": stats.log_ratio / tokens if updated else None,
-        "log_ratio_max": stats.log_ratio_max if updated else None,
+        **describe_update(stats),
         "completion_tokens_mean": float(lengths.mean()),
+        "completion_tokens_p95": float(np.quantile(lengths, 0.95)),
         "completion_tokens_max": int(lengths.max()),
         "truncated_rate": float((outcomes == "truncated").mean()),
         "error_rate": float((outcomes == "error").mean()),
     }
+
+
+def describe_update(stats: UpdateStats) -> dict[str, float | None]:
+    """Means over the tokens that were computed; None where there were none."""
+    names = ("loss", "entropy", "clip_rate", "kl", "log_ratio_mean", "log_ratio_max")
+    quantiles = {"log_ratio_p01": 0.01, "log_ratio_p50": 0.5, "log_ratio_p99": 0.99}
+    if not stats.num_tokens:
+        return dict.fromkeys((*names, *quantiles))
+    ratios = torch.cat(stats.log_ratios).float().cpu().numpy()
+    sums = (stats.entropy, stats.clipped, stats.kl, float(np.abs(ratios).sum()))
+    means = [total / stats.num_tokens for total in sums]
+    values = dict(zip(names, [stats.loss, *means, float(np.abs(ratios).max())], strict=True))
+    return {**values, **{name: float(np.quantile(ratios, share)) for name, share in quantiles.items()}}
 
 
 def all_errors(rollouts: Rollouts) -> bool:

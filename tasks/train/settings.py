@@ -36,7 +36,12 @@ class TrainSettings:
     max_grad_norm: float
     dtype: Literal["float32", "bfloat16"]
     max_tokens_per_micro_batch: int
+    tokens_per_logprob_chunk: int
+    share_prompts: bool
+    activation_checkpointing: bool
+    kl_coefficient: float
     max_sampler_gap: float
+    max_nonfinite_steps: int
     validation: ValidationSettings
     control: Spec
     generate: Spec

@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,17 +22,26 @@ from tasks.sampling.engine import Engine, Samples, Sampling, sample_flops, sampl
 from tasks.sampling.grade import Answer, Grader
 from tasks.sampling.models import Policy, named_weights
 from tasks.sampling.rollouts import decode
-from tasks.train.batch import Bools, Floats, Ints, Prompts, Request, Rollouts, merge, micro_batches
+from tasks.train.batch import Bools, Floats, Ints, Prompts, Request, Rollouts, StepTotals, merge, micro_batches
 from tasks.train.record import describe_step, rollout_rows
 from tasks.train.settings import TrainSettings
 from tasks.train.slots import Slots
-from tasks.train.update import UpdateStats, accumulate_gradients, learning_rate
+from tasks.train.update import Objective, UpdateStats, accumulate_gradients, learning_rate
 
 logger = logging.getLogger(__name__)
 
 
 class TrainingError(RuntimeError):
     """Training cannot go on; the message says at which step and why."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """What an update did: sums over its tokens, and the gradient's norm before clipping, None without a step."""
+
+    stats: UpdateStats
+    grad_norm: float | None
+    nonfinite: bool
 
 
 class Trainer:
@@ -41,6 +51,7 @@ class Trainer:
         self,
         policy: Policy,
         model: PreTrainedModel,
+        reference: PreTrainedModel | None,
         engine: Engine,
         tokenizer: PreTrainedTokenizerBase,
         grader: Grader,
@@ -55,6 +66,14 @@ class Trainer:
         self.policy, self.model, self.engine, self.tokenizer, self.grader = policy, model, engine, tokenizer, grader
         self.prompts, self.validation, self.settings, self.slots = prompts, validation, settings, slots
         self.sampling, self.seed = sampling, seed
+        self.objective = Objective(
+            slots.loss,
+            sampling.temperature,
+            reference,
+            settings.kl_coefficient,
+            settings.share_prompts,
+            settings.tokens_per_logprob_chunk,
+        )
         self.optimizer = torch.optim.AdamW(
             model.parameters(),
             lr=settings.learning_rate,
@@ -84,20 +103,22 @@ class Trainer:
         advantages_B = np.zeros(len(keep_B))
         advantages_B[keep_B] = self.slots.advantage(rollouts.rewards_B[keep_B], rollouts.group_B[keep_B])
         with self.timed("update"):
-            stats, grad_norm = self.update(rollouts, keep_B, advantages_B, rate)
+            update = self.update(rollouts, keep_B, advantages_B, rate)
         self.slots.control.observe(self.control, rollouts)
         self.slots.replay.add(self.replay, rollouts)
-        self.charge(rollouts, keep_B, stats)
+        self.charge(rollouts, keep_B, update.stats)
         totals = {f"flops_{account}": self.trained(account) for account in ACCOUNTS}
         row = {
             "step": self.num_steps,
             "pass": request.pass_number,
             "phase": request.phase,
             "learning_rate": rate,
-            "grad_norm": grad_norm,
+            "grad_norm": update.grad_norm,
+            "updated": update.grad_norm is not None,
+            "nonfinite": update.nonfinite,
             "tokens": int(self.ledger.tokens["generate"]),
             **totals,
-            **describe_step(rollouts, keep_B, stats),
+            **describe_step(rollouts, keep_B, update.stats),
         }
         self.steps.append(row)
         self.rollouts += rollout_rows(self.num_steps, self.prompts.ids, rollouts, keep_B, advantages_B)
@@ -141,37 +162,43 @@ class Trainer:
         ]
         return texts, [verdict.outcome for verdict in self.grader.grade(answers)]
 
-    def update(
-        self, rollouts: Rollouts, keep_B: Bools, advantages_B: Floats, rate: float
-    ) -> tuple[UpdateStats, float | None]:
-        """One optimizer step on the kept rollouts. Those with advantage 0 have no gradient and are not computed, but
-        their tokens count in the loss's denominator; a step with no other makes no optimizer step at all."""
-        rows = np.flatnonzero(keep_B & (advantages_B != 0.0))
+    def update(self, rollouts: Rollouts, keep_B: Bools, advantages_B: Floats, rate: float) -> Update:
+        """One optimizer step on the kept rollouts. Those with advantage 0 have no gradient (without a KL term) and are
+        not computed, but they count in the loss's denominators; a step with no other makes no optimizer step at all."""
+        rows = np.flatnonzero(keep_B if self.objective.reference else keep_B & (advantages_B != 0.0))
         if not len(rows):
-            return UpdateStats(), None
-        num_tokens = int(rollouts.completion_tokens_B()[keep_B].sum())
-        batches = micro_batches(rollouts, rows, self.settings.max_tokens_per_micro_batch, self.model.device)
+            return Update(UpdateStats(), None, False)
+        tokens_B, settings = rollouts.completion_tokens_B(), self.settings
+        totals = StepTotals(int(tokens_B[keep_B].sum()), int(keep_B.sum()), self.sampling.max_tokens)
+        by_group, device = settings.share_prompts, self.model.device
+        batches = micro_batches(rollouts, rows, settings.max_tokens_per_micro_batch, device, by_group=by_group)
         self.optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.settings.dtype == "bfloat16"):
+        self.model.train(settings.activation_checkpointing)  # in evaluation mode transformers keeps all activations
+        with torch.autocast(device.type, torch.bfloat16, enabled=settings.dtype == "bfloat16"):
             stats = accumulate_gradients(
-                self.model,
-                batches,
-                advantages_B,
-                self.slots.loss,
-                num_tokens,
-                self.sampling.temperature,
-                self.policy.architecture,
+                self.model, batches, advantages_B, self.objective, totals, self.policy.architecture
             )
+        self.model.eval()
+        grad_norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.max_grad_norm))
+        if not np.isfinite(grad_norm) or not np.isfinite(stats.loss):
+            self.skip_nonfinite(rollouts)
+            return Update(stats, None, True)
         self.check_sampler(stats)
-        grad_norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm))
-        if not np.isfinite(grad_norm):
-            ids = sorted({self.prompts.ids[row] for row in rollouts.prompt_rows_Q})
-            raise TrainingError(f"step {self.num_steps}: the gradient is not finite; prompts: {', '.join(ids)}")
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
         self.sync_engine()
-        return stats, grad_norm
+        return Update(stats, grad_norm, False)
+
+    def skip_nonfinite(self, rollouts: Rollouts) -> None:
+        """Leave the policy as it was. The step's rollouts are in the record, to be replayed with --from-rollouts."""
+        ids = sorted({self.prompts.ids[row] for row in rollouts.prompt_rows_Q})
+        message = f"step {self.num_steps}: loss or gradient is not finite; prompts: {', '.join(ids)}"
+        limit = self.settings.max_nonfinite_steps
+        before = self.steps[-limit + 1 :] if limit > 1 else []
+        if len(before) == limit - 1 and all(row["nonfinite"] for row in before):
+            raise TrainingError(f"{message}; that is train.max_nonfinite_steps {limit} in a row")
+        logger.warning("%s; the step is skipped", message)
 
     def sync_engine(self) -> None:
         """Put the policy's weights into the engine."""
@@ -187,7 +214,7 @@ class Trainer:
 
     def check_sampler(self, stats: UpdateStats) -> None:
         """Sampler and trainer must hold the same policy. A sampler with stale weights is otherwise silent."""
-        gap = stats.log_ratio / stats.num_tokens
+        gap = float(torch.cat(stats.log_ratios).abs().mean())
         if gap > self.settings.max_sampler_gap:
             raise TrainingError(
                 f"step {self.num_steps}: sampler and trainer differ by {gap:.4f} in mean |log-probability|, over "
@@ -209,13 +236,16 @@ class Trainer:
         tokens_B = rollouts.prompt_tokens_B() + rollouts.completion_tokens_B()
         generated, updated = float(tokens_B.sum()), float(tokens_B[keep_B].sum())
         rollout = charged_flops(architecture, generated=generated)
-        flat = paper_training_flops(architecture, generated, has_reference=False)
+        has_reference = self.objective.reference is not None
+        reference = charged_flops(architecture, reference=updated) if has_reference else 0.0
+        flat = paper_training_flops(architecture, generated, has_reference=has_reference)
+        self.ledger.add("score", executed=stats.reference_flops, charged=reference, charged_paper=reference)
         self.ledger.add("generate", charged=rollout, charged_paper=rollout, tokens=generated)
         self.ledger.add(
             "update",
             executed=stats.flops,
             charged=charged_flops(architecture, updated=updated),
-            charged_paper=flat - rollout,
+            charged_paper=flat - rollout - reference,
             tokens=updated,
             rollouts=int(keep_B.sum()),
         )

@@ -1,69 +1,204 @@
-"""The policy-gradient update: log-probabilities of what was sampled, the loss over micro-batches, one optimizer step.
+"""The policy-gradient update: log-probabilities of what was sampled, and the step's gradient, a micro-batch at a time.
 
-Legend: B rollouts of a micro-batch, T positions from the first that predicts a completion token, V vocabulary.
+With `share_prompts` the prompt of a group is encoded once for all its rollouts (as in Prefix Grouper, arXiv
+2506.05433): a forward over the prompts keeps its keys and values *in the graph*, each rollout's completion attends to a
+copy of its group's, and autograd sums the copies' gradients. Log-probabilities are computed over chunks of tokens whose
+logits are computed again in the backward pass, so [B, T, V] never exists.
+
+Legend: B rollouts of a micro-batch, Q prompts in it, P prompt positions, T positions that predict completion tokens,
+N = the completion tokens of the micro-batch, D hidden size, V vocabulary.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache
 
 from tasks.common.ledger import Architecture, forward_flops
-from tasks.train.batch import Floats, MicroBatch
+from tasks.train.batch import Floats, MicroBatch, StepTotals
+
+Loss = Callable[..., tuple[torch.Tensor, dict[str, torch.Tensor]]]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What a step's gradient is of. `reference` is the policy that the KL term holds on to, None without one."""
+
+    loss: Loss
+    temperature: float
+    reference: PreTrainedModel | None
+    kl_coefficient: float
+    share_prompts: bool
+    tokens_per_chunk: int
 
 
 @dataclass
 class UpdateStats:
-    """Sums over the tokens of a step's micro-batches; `flops` is what forward and backward executed."""
+    """Sums over the tokens of a step's micro-batches, the log-ratios themselves, and what forward and backward (and
+    the reference's forward) executed."""
 
     loss: float = 0.0
     num_tokens: int = 0
     entropy: float = 0.0
     clipped: float = 0.0
-    log_ratio: float = 0.0
-    log_ratio_max: float = 0.0
+    kl: float = 0.0
     flops: float = 0.0
+    reference_flops: float = 0.0
 
-
-def token_logprobs(model: PreTrainedModel, batch: MicroBatch, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """[B, T] log-probabilities of the targets at `temperature`, and [B, T] entropies (without gradient), float32."""
-    num_positions = batch.targets_BT.shape[1]
-    output = model(input_ids=batch.input_ids, use_cache=False, logits_to_keep=num_positions)
-    logprobs_BTV = (output.logits.float() / temperature).log_softmax(-1)
-    with torch.no_grad():
-        entropy_BT = -(logprobs_BTV.exp() * logprobs_BTV).sum(-1)
-    return logprobs_BTV.gather(-1, batch.targets_BT[..., None])[..., 0], entropy_BT
+    def __post_init__(self) -> None:
+        self.log_ratios: list[torch.Tensor] = []
 
 
 def accumulate_gradients(
     model: PreTrainedModel,
     batches: list[MicroBatch],
     advantages_B: Floats,
-    loss: Callable[..., tuple[torch.Tensor, dict[str, torch.Tensor]]],
-    num_tokens_of_step: int,
-    temperature: float,
+    objective: Objective,
+    totals: StepTotals,
     architecture: Architecture,
 ) -> UpdateStats:
-    """Add the gradient of the whole step's loss to the parameters, a micro-batch at a time."""
+    """Add the gradient of the whole step's objective to the parameters."""
     stats = UpdateStats()
     for batch in batches:
-        logprobs_BT, entropy_BT = token_logprobs(model, batch, temperature)
+        logprobs_BT, entropy_N = token_logprobs(model, batch, objective)
         advantages = torch.from_numpy(advantages_B[batch.rows]).to(logprobs_BT)
-        part, sums = loss(logprobs_BT, batch.sampler_logprobs_BT, advantages, batch.mask_BT, num_tokens_of_step)
+        part, sums = objective.loss(logprobs_BT, batch.sampler_logprobs_BT, advantages, batch.mask_BT, totals)
+        if objective.reference is not None:
+            with torch.no_grad():
+                reference_BT, _ = token_logprobs(objective.reference, batch, objective)
+            kl = k3(logprobs_BT, reference_BT, batch.mask_BT).sum()
+            part = part + objective.kl_coefficient * kl / totals.num_tokens
+            stats.kl += kl.item()
+            stats.reference_flops += batch_flops(architecture, batch, objective.share_prompts)
         part.backward()
-        gap_BT = torch.where(batch.mask_BT, logprobs_BT.detach() - batch.sampler_logprobs_BT, 0.0).abs()
         stats.loss += part.item()
         stats.num_tokens += int(batch.mask_BT.sum())
-        stats.entropy += (entropy_BT * batch.mask_BT).sum().item()
+        stats.entropy += entropy_N.sum().item()
         stats.clipped += float(sums["clipped"])
-        stats.log_ratio += gap_BT.sum().item()
-        stats.log_ratio_max = max(stats.log_ratio_max, gap_BT.max().item())
-        rows, length = batch.input_ids.shape
-        stats.flops += 3.0 * forward_flops(
-            architecture, rows * length, rows * batch.targets_BT.shape[1], float(rows) * length * length
-        )
+        stats.log_ratios.append((logprobs_BT.detach() - batch.sampler_logprobs_BT)[batch.mask_BT])
+        stats.flops += 3.0 * batch_flops(architecture, batch, objective.share_prompts)
     return stats
+
+
+def k3(logprobs_BT: torch.Tensor, reference_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    """[B, T] the unbiased, never negative estimate of KL(policy | reference) from a sampled token (Schulman, 2020)."""
+    gap_BT = torch.where(mask_BT, reference_BT - logprobs_BT, 0.0)
+    return gap_BT.exp() - gap_BT - 1.0
+
+
+def token_logprobs(
+    model: PreTrainedModel, batch: MicroBatch, objective: Objective
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[B, T] log-probabilities of completion tokens at the sampling temperature (0 elsewhere), and [N] entropies."""
+    hidden_ND = shared_hidden(model, batch) if objective.share_prompts else separate_hidden(model, batch)
+    targets_N = batch.targets_BT[batch.mask_BT]
+    logprobs_N, entropy_N = chunked_logprobs(model, hidden_ND, targets_N, objective)
+    logprobs_BT = torch.zeros(batch.mask_BT.shape, dtype=logprobs_N.dtype, device=logprobs_N.device)
+    return logprobs_BT.masked_scatter(batch.mask_BT, logprobs_N), entropy_N
+
+
+def separate_hidden(model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
+    """[N, D] the hidden states that predict completion tokens, every rollout read whole. Padding stands at the end,
+    where a causal model cannot see it, so no mask is needed."""
+    hidden: torch.Tensor = model.base_model(input_ids=batch.whole.input_ids, use_cache=False).last_hidden_state
+    return hidden[batch.whole.predicts]
+
+
+def shared_hidden(model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
+    """[N, D] the same states, each prompt read once."""
+    shared = batch.shared
+    cache: Any = DynamicCache(config=model.config)
+    prompts_QPD: torch.Tensor = model.base_model(
+        input_ids=shared.prompt_ids, past_key_values=cache, use_cache=True
+    ).last_hidden_state
+    for layer in cache.layers:
+        layer.keys, layer.values = layer.keys[shared.owner_B], layer.values[shared.owner_B]
+    first_BD = prompts_QPD[torch.arange(len(prompts_QPD), device=prompts_QPD.device), shared.prompt_last_Q]
+    first_B1D = first_BD[shared.owner_B][:, None]
+    if shared.completion_ids.shape[1] == 0:
+        return first_B1D[batch.mask_BT]
+    mask = torch.zeros(shared.visible.shape, dtype=prompts_QPD.dtype, device=prompts_QPD.device)
+    rest_BTD: torch.Tensor = model.base_model(
+        input_ids=shared.completion_ids,
+        attention_mask=mask.masked_fill_(~shared.visible, torch.finfo(mask.dtype).min),
+        position_ids=shared.position_ids,
+        past_key_values=cache,
+        use_cache=True,
+    ).last_hidden_state
+    return torch.cat([first_B1D, rest_BTD], 1)[batch.mask_BT]
+
+
+def chunked_logprobs(
+    model: PreTrainedModel, hidden_ND: torch.Tensor, targets_N: torch.Tensor, objective: Objective
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[N] log-probabilities and [N] entropies (without gradient), never more than a chunk's [n, V] at a time."""
+    size = objective.tokens_per_chunk
+    if len(hidden_ND) <= size:
+        return project(model, hidden_ND, targets_N, objective.temperature)
+    parts = [
+        checkpoint(project, model, hidden, targets, objective.temperature, use_reentrant=False)
+        for hidden, targets in zip(hidden_ND.split(size), targets_N.split(size), strict=True)
+    ]
+    return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+
+
+def project(
+    model: PreTrainedModel, hidden_ND: torch.Tensor, targets_N: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[N] log-probabilities of the targets and [N] entropies of the distributions, in float32."""
+    logprobs_NV = (head_logits(model, hidden_ND).float() / temperature).log_softmax(-1)
+    with torch.no_grad():
+        entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(-1)
+    return logprobs_NV.gather(-1, targets_N[:, None])[:, 0], entropy_N
+
+
+def head_logits(model: PreTrainedModel, hidden_ND: torch.Tensor) -> torch.Tensor:
+    """[N, V] what the model's own forward makes of its last hidden states; `check_head` holds it to that."""
+    config: Any = model.config.get_text_config()
+    logits: torch.Tensor = model.get_output_embeddings()(hidden_ND)
+    if scale := getattr(config, "logits_scaling", None):  # Granite divides
+        logits = logits / scale
+    if scale := getattr(config, "logit_scale", None):  # Cohere multiplies
+        logits = logits * scale
+    if cap := getattr(config, "final_logit_softcapping", None):  # Gemma
+        logits = cap * torch.tanh(logits / cap)
+    return logits
+
+
+@torch.no_grad()
+def check_head(model: PreTrainedModel) -> None:
+    """Raise ValueError when `head_logits` is not what the model computes: its class does more than we know of."""
+    ids = torch.arange(8, device=model.device)[None] % model.config.get_text_config().vocab_size
+    expected = model(input_ids=ids, use_cache=False).logits[0].float()
+    found = head_logits(model, model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]).float()
+    if not torch.allclose(found, expected, atol=1e-3, rtol=1e-3):
+        raise ValueError(f"{type(model).__name__} does something to its logits that training here does not know of")
+
+
+def enable_activation_checkpointing(model: PreTrainedModel) -> None:
+    """Compute each layer again in the backward pass. transformers does so in training mode only, so dropout, which
+    would make the trainer another policy than the sampler, is taken out of the model."""
+    model.gradient_checkpointing_enable()
+    for module in model.modules():
+        for name in ("p", "attention_dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+
+
+def batch_flops(architecture: Architecture, batch: MicroBatch, share_prompts: bool) -> float:
+    """What one forward over the micro-batch executes, padding included; the head runs on completion tokens only."""
+    num_targets = float(batch.mask_BT.sum())
+    if not share_prompts:
+        rows, length = batch.whole.input_ids.shape
+        return forward_flops(architecture, rows * length, num_targets, float(rows) * length * length)
+    prompts, width = batch.shared.prompt_ids.shape
+    rows, rest = batch.shared.completion_ids.shape
+    pairs = float(prompts) * width * width + float(rows) * rest * (width + rest)
+    return forward_flops(architecture, prompts * width + rows * rest, num_targets, pairs)
 
 
 def learning_rate(base: float, final_rate: float, warmup_steps: int, step: int, progress: float) -> float:

@@ -1,6 +1,7 @@
 """The ledger's executed FLOPs against torch's own counter, on real models with eager attention."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +20,9 @@ from tasks.common.ledger import (
 from tasks.sampling.engine import Sampling, sample_flops
 from tasks.sampling.engines.hf import HfEngine
 from tasks.sampling.models import describe, load_model, load_tokenizer, read_policy
-from tasks.train.batch import Rollouts, micro_batches
+from tasks.train.batch import Rollouts, StepTotals, micro_batches
 from tasks.train.loss.clip import loss
-from tasks.train.update import accumulate_gradients
+from tasks.train.update import Objective, accumulate_gradients
 from tests.policies import place_policy
 
 
@@ -47,14 +48,17 @@ def test_generation_and_update_agree_with_torchs_counter(name: str, request: pyt
 
     group_B = np.repeat(np.arange(16), 8)
     rollouts = Rollouts(np.arange(16), prompts, group_B, samples, [""] * 128, ["wrong"] * 128, np.zeros(128))
-    batches = micro_batches(rollouts, np.arange(128), 2048, torch.device("cpu"))
 
-    def clip(*arrays: object) -> object:
-        return loss(*arrays, clip_low=0.2, clip_high=0.2)  # type: ignore[arg-type]
+    def clip(*arrays: Any) -> Any:
+        return loss(*arrays, clip_low=0.2, clip_high=0.2, ratio="token", normalize="token")
 
-    with FlopCounterMode(display=False) as updated:
-        stats = accumulate_gradients(model, batches, np.ones(128), clip, sum(lengths), 1.0, architecture)  # type: ignore[arg-type]
-    assert stats.flops == pytest.approx(updated.get_total_flops(), rel=0.03)
+    for share_prompts in (False, True):
+        objective = Objective(clip, 1.0, None, 0.0, share_prompts, 10**6)
+        batches = micro_batches(rollouts, np.arange(128), 2048, torch.device("cpu"), by_group=share_prompts)
+        totals = StepTotals(sum(lengths), 128, 24)
+        with FlopCounterMode(display=False) as updated:
+            stats = accumulate_gradients(model, batches, np.ones(128), objective, totals, architecture)
+        assert stats.flops == pytest.approx(updated.get_total_flops(), rel=0.03)
 
 
 def test_prompt_is_counted_once_a_group_and_by_blocks() -> None:

@@ -10,12 +10,16 @@ from tasks.common.params import ParamsError
 from tasks.common.registry import names
 from tasks.sampling.engine import Samples
 from tasks.train import advantage, control, generate, loss, replay, select
-from tasks.train.batch import Ints, Request, Rollouts, merge
+from tasks.train.batch import Ints, Request, Rollouts, StepTotals, merge
 from tasks.train.control import plan as plan_control
 from tasks.train.settings import BatchSettings
 from tasks.train.slots import load_slot
 
-SETTINGS = {"clip": {"clip_low": 0.2, "clip_high": 0.28}}
+SETTINGS = {
+    "clip": {"clip_low": 0.2, "clip_high": 0.28, "ratio": "token", "normalize": "token"},
+    "tis": {"cap": 2.0, "normalize": "sequence"},
+    "mc_grpo": {"min_deviation": 1.0},
+}
 REWARDS = np.array([1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0])
 GROUPS = np.array([0, 0, 0, 1, 1, 2, 3, 3])
 
@@ -51,7 +55,8 @@ def test_advantage(name: str) -> None:
     assert np.isfinite(advantages).all()
     assert (advantages[GROUPS == 1] == 0).all()  # equal rewards teach nothing
     assert (advantages[GROUPS == 2] == 0).all()  # nor does a group of one
-    assert advantages[0] > 0 > advantages[1]
+    assert advantages[0] >= 0 >= advantages[1]
+    assert advantages[0] > advantages[1]
     gap = np.array([0, 0, 0, 2, 2, 5, 9, 9])  # groups that select emptied leave gaps
     np.testing.assert_allclose(estimate(REWARDS, gap), advantages)
     assert estimate(REWARDS[:0], GROUPS[:0]).shape == (0,)
@@ -66,12 +71,12 @@ def test_loss_adds_up_over_micro_batches(name: str) -> None:
         torch.randn(8, generator=generator, dtype=torch.float64),
         torch.arange(5)[None] < torch.arange(8)[:, None],
     )
-    whole, stats = compute(logprobs, old, weights, mask, 17)
-    parts = [compute(logprobs[i::3], old[i::3], weights[i::3], mask[i::3], 17) for i in range(3)]
+    whole, stats = compute(logprobs, old, weights, mask, StepTotals(17, 8, 5))
+    parts = [compute(logprobs[i::3], old[i::3], weights[i::3], mask[i::3], StepTotals(17, 8, 5)) for i in range(3)]
     assert sum(part.item() for part, _ in parts) == pytest.approx(whole.item())
     assert sum(float(s["clipped"]) for _, s in parts) == float(stats["clipped"])
     changed = torch.where(mask, logprobs, 1e9)  # what the mask hides has no influence
-    assert compute(changed, old, weights, mask, 17)[0].item() == pytest.approx(whole.item())
+    assert compute(changed, old, weights, mask, StepTotals(17, 8, 5))[0].item() == pytest.approx(whole.item())
 
 
 @pytest.mark.parametrize("name", names(control))

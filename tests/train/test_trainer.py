@@ -1,5 +1,7 @@
 """The loop: gradients do not depend on packing or on skipping, a killed run ends as if it had not been killed."""
 
+import copy
+import dataclasses
 import os
 import random
 import signal
@@ -20,9 +22,18 @@ from tasks.common.artifacts import PLAN, Layout, read_json
 from tasks.sampling.engine import Sampling
 from tasks.sampling.engines.hf import HfEngine
 from tasks.sampling.models import load_model, load_tokenizer, policy_digest, read_policy
-from tasks.train.batch import Rollouts, micro_batches
+from tasks.train.batch import Rollouts, StepTotals, micro_batches
 from tasks.train.loss import clip
-from tasks.train.update import accumulate_gradients, learning_rate, token_logprobs
+from tasks.train.update import (
+    Objective,
+    accumulate_gradients,
+    check_head,
+    enable_activation_checkpointing,
+    k3,
+    learning_rate,
+    token_logprobs,
+)
+from tests.sampling.test_flops import architecture_of
 from tests.train.worlds import PARAMS, make_world, outputs
 
 SIZES = [4, 3, 4, 1, 2, 2, 6, 3, 5, 2, 4, 4]
@@ -59,25 +70,24 @@ def step(qwen: Path) -> tuple[Any, Rollouts]:
     return model, Rollouts(np.arange(4), prompts, group_B, samples, [""] * 12, ["wrong"] * 12, rewards)
 
 
-def gradient(model: Any, rollouts: Rollouts, rows: np.ndarray, max_tokens: int) -> torch.Tensor:
-    advantages = np.array([1.0, -1, -1, 1, 0, 0, 0, 1, 1, -1, -1, 0])
-    tokens = int(rollouts.completion_tokens_B().sum())
-    architecture = read_architecture(model)
+def clip_loss(*arrays: Any) -> Any:
+    return clip.loss(*arrays, clip_low=0.2, clip_high=0.28, ratio="token", normalize="token")
+
+
+ADVANTAGES = np.array([1.0, -1, -1, 1, 0, 0, 0, 1, 1, -1, -1, 0])
+OBJECTIVE = Objective(clip_loss, 1.0, None, 0.0, share_prompts=False, tokens_per_chunk=10**6)
+
+
+def gradient(
+    model: Any, rollouts: Rollouts, rows: np.ndarray, max_tokens: int, objective: Objective = OBJECTIVE
+) -> torch.Tensor:
+    totals = StepTotals(int(rollouts.completion_tokens_B().sum()), 12, 10)
     model.zero_grad(set_to_none=True)
-    batches = micro_batches(rollouts, rows, max_tokens, torch.device("cpu"))
+    device, by_group = torch.device("cpu"), objective.share_prompts
+    batches = micro_batches(rollouts, rows, max_tokens, device, by_group=by_group)
     assert sorted(np.concatenate([batch.rows for batch in batches])) == sorted(rows)
-
-    def loss(*arrays: Any) -> Any:
-        return clip.loss(*arrays, clip_low=0.2, clip_high=0.28)
-
-    accumulate_gradients(model, batches, advantages, loss, tokens, 1.0, architecture)
+    accumulate_gradients(model, batches, ADVANTAGES, objective, totals, architecture_of(model))
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-
-
-def read_architecture(model: Any) -> Any:
-    from tests.sampling.test_flops import architecture_of
-
-    return architecture_of(model)
 
 
 def test_gradient_does_not_depend_on_packing_order_or_skipping(step: tuple[Any, Rollouts]) -> None:
@@ -92,14 +102,62 @@ def test_gradient_does_not_depend_on_packing_order_or_skipping(step: tuple[Any, 
     np.testing.assert_allclose(gradient(model, rollouts, alive, 60), whole, atol=1e-6)
 
 
-def test_logprobs_of_padded_micro_batches_are_the_samplers(step: tuple[Any, Rollouts]) -> None:
+@pytest.mark.parametrize("max_tokens", [1, 60, 10**6])
+def test_prompts_read_once_give_the_same_gradient(step: tuple[Any, Rollouts], max_tokens: int) -> None:
     model, rollouts = step
-    for batch in micro_batches(rollouts, np.arange(12), 60, torch.device("cpu")):
+    whole = gradient(model, rollouts, np.arange(12), 10**6)
+    shared = dataclasses.replace(OBJECTIVE, share_prompts=True)
+    np.testing.assert_allclose(gradient(model, rollouts, np.arange(12), max_tokens, shared), whole, atol=1e-6)
+
+
+@pytest.mark.parametrize("share_prompts", [True, False])
+def test_chunked_logprobs_give_the_same_gradient(step: tuple[Any, Rollouts], share_prompts: bool) -> None:
+    model, rollouts = step
+    whole = gradient(model, rollouts, np.arange(12), 10**6)
+    chunked = dataclasses.replace(OBJECTIVE, share_prompts=share_prompts, tokens_per_chunk=7)
+    np.testing.assert_allclose(gradient(model, rollouts, np.arange(12), 10**6, chunked), whole, atol=1e-6)
+
+
+def test_activation_checkpointing_gives_the_same_gradient(step: tuple[Any, Rollouts]) -> None:
+    model, rollouts = step
+    whole = gradient(model, rollouts, np.arange(12), 60)
+    thrifty = copy.deepcopy(model)
+    enable_activation_checkpointing(thrifty)
+    thrifty.train()
+    np.testing.assert_allclose(gradient(thrifty, rollouts, np.arange(12), 60), whole, atol=1e-6)
+
+
+def test_kl_is_zero_at_the_reference_and_pulls_back_to_it(step: tuple[Any, Rollouts]) -> None:
+    model, rollouts = step
+    without = gradient(model, rollouts, np.arange(12), 60)
+    reference = copy.deepcopy(model).requires_grad_(False)
+    held = dataclasses.replace(OBJECTIVE, reference=reference, kl_coefficient=0.5)
+    np.testing.assert_allclose(gradient(model, rollouts, np.arange(12), 60, held), without, atol=1e-6)
+    logprobs = torch.tensor([[-1.0, -2.0]], requires_grad=True)
+    kl = k3(logprobs, torch.tensor([[-1.5, -1.0]]), torch.tensor([[True, False]]))
+    np.testing.assert_allclose(kl.detach(), [[np.exp(-0.5) + 0.5 - 1, 0.0]], atol=1e-6)
+    kl.sum().backward()
+    np.testing.assert_allclose(logprobs.grad, [[1 - np.exp(-0.5), 0.0]], atol=1e-6)
+
+
+@pytest.mark.parametrize("share_prompts", [True, False])
+def test_logprobs_of_padded_micro_batches_are_the_samplers(step: tuple[Any, Rollouts], share_prompts: bool) -> None:
+    model, rollouts = step
+    objective = dataclasses.replace(OBJECTIVE, share_prompts=share_prompts)
+    for batch in micro_batches(rollouts, np.arange(12), 60, torch.device("cpu"), by_group=share_prompts):
         with torch.no_grad():
-            logprobs, entropy = token_logprobs(model, batch, 1.0)
+            logprobs, entropy = token_logprobs(model, batch, objective)
         np.testing.assert_allclose(logprobs[batch.mask_BT], batch.sampler_logprobs_BT[batch.mask_BT], atol=1e-4)
-        assert batch.mask_BT.sum() == rollouts.completion_tokens_B()[batch.rows].sum()
+        assert batch.mask_BT.sum() == len(entropy) == rollouts.completion_tokens_B()[batch.rows].sum()
         assert (entropy >= 0).all()
+
+
+def test_a_head_that_does_more_is_refused(step: tuple[Any, Rollouts]) -> None:
+    model = copy.deepcopy(step[0])
+    check_head(model)
+    model.config.logit_scale = 2.0  # as if its class did something else than its configuration says
+    with pytest.raises(ValueError, match="Qwen3ForCausalLM does something to its logits"):
+        check_head(model)
 
 
 def test_learning_rate_by_hand() -> None:

@@ -6,15 +6,13 @@ sqrt((G - n) / n), and a mixed pair exactly +1 and -1.
 
 import numpy as np
 
-from tasks.train.batch import Floats, Ints, mixed_groups
+from tasks.train.advantage import dr_grpo
+from tasks.train.batch import Floats, Ints, group_means
 
 
 def advantage(rewards_B: Floats, group_B: Ints) -> Floats:
     """[B] advantages; exactly 0 in a group whose rewards are all equal, a group of one among them."""
-    num_groups = int(group_B.max(initial=-1)) + 1
-    size = np.maximum(np.bincount(group_B, minlength=num_groups), 1)
-    mean = np.bincount(group_B, rewards_B, num_groups) / size
-    centred = rewards_B - mean[group_B]
-    deviation = np.sqrt(np.bincount(group_B, centred**2, num_groups) / size)
-    mixed = mixed_groups(rewards_B, group_B, num_groups)
-    return np.where(mixed[group_B], centred / np.where(mixed, deviation, 1.0)[group_B], 0.0)
+    centred_B = dr_grpo.advantage(rewards_B, group_B)
+    variance_Q, _ = group_means(centred_B**2, group_B)
+    deviation_B = np.sqrt(variance_Q)[group_B]
+    return np.asarray(np.divide(centred_B, deviation_B, out=np.zeros_like(centred_B), where=centred_B != 0.0))
