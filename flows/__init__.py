@@ -1,0 +1,19 @@
+"""Orchestration: Prefect owns order, retries and schedules; DVC, run as a subprocess, owns what is up to date.
+
+Nothing here phones home. The switches stand before anything is imported that reads them; whoever sets one in the
+environment keeps it.
+"""
+
+import os
+
+QUIET = {
+    "DVC_NO_ANALYTICS": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+}
+
+for _name, _value in QUIET.items():
+    os.environ.setdefault(_name, _value)

@@ -1,0 +1,67 @@
+"""A Prefect server for the time of one flow run, where no PREFECT_API_URL names a lasting one.
+
+Prefect would start one itself, in the flow's process group: Ctrl-C would then end the server before the flow could
+record that it was interrupted, and a killed flow would leave it behind. This one stands in a group of its own and
+ends with the flow. It writes to the same database under PREFECT_HOME that `prefect server start` reads.
+"""
+
+import atexit
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from contextlib import ExitStack
+
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from flows import commands
+
+START_SECONDS = 60.0
+APP = ("uvicorn", "--factory", "prefect.server.api.server:create_app", "--log-level", "critical", "--host", "127.0.0.1")
+_settings = ExitStack()  # never closed: the settings stand until the process ends
+SETTINGS = {"PREFECT_UI_ENABLED": "false", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
+
+
+class ServerError(RuntimeError):
+    """Prefect's server did not come up."""
+
+
+def provide() -> None:
+    """Have a server for the rest of this process: the one that PREFECT_API_URL names, else one of our own.
+
+    Ours ends when the process does, after Prefect's own threads have sent what they still hold.
+    """
+    if PREFECT_API_URL.value():
+        return
+    port = free_port()
+    child = subprocess.Popen(
+        commands.launcher(*APP, "--port", str(port)),
+        cwd=commands.ROOT,
+        env={**commands.environment(), **SETTINGS},
+        stdin=subprocess.DEVNULL,
+        process_group=0,
+    )
+    atexit.register(commands.end_group, child)
+    url = f"http://127.0.0.1:{port}/api"
+    wait_until_healthy(child, f"{url}/health")
+    _settings.enter_context(temporary_settings({PREFECT_API_URL: url}))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until_healthy(child: "subprocess.Popen[bytes]", url: str) -> None:
+    """Return when the server answers. Raises ServerError when it ends or stays silent."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and child.poll() is None:
+        try:
+            opener.open(url, timeout=5).close()
+            return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.05)
+    raise ServerError(f"Prefect's server did not start (exit status {child.poll()}): see `prefect server start`")

@@ -1,0 +1,84 @@
+"""A stage that takes milliseconds: it writes every output that dvc.yaml promises for it, as a digest of what it read.
+
+The scratch project of the tests runs it as `python -m tasks.<stage>`. What it writes depends on its parameters and
+data, not on its code, as with the real stages: a comment changes nothing downstream. `behaviour.json` at the root
+makes a stage fail, or hang until it is killed.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tasks.common.process import die_with_parent, interrupt_on_terminate
+
+
+def promised(stage: str) -> dict[str, Any]:
+    """What dvc.yaml says about `stage`, its matrix values filled in from the command line."""
+    text = json.dumps(yaml.safe_load(Path("dvc.yaml").read_text())["stages"][stage])
+    for option, item in (("--recipe", "${item.recipe}"), ("--seed", "${item.seed}")):
+        if option in sys.argv:
+            text = text.replace(item, sys.argv[sys.argv.index(option) + 1])
+    entry: dict[str, Any] = json.loads(text)
+    return entry
+
+
+def value(params: Any, dotted: str) -> Any:
+    for key in dotted.split("."):
+        params = params[key]
+    return params
+
+
+def content(path: Path) -> list[tuple[str, str]]:
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    return [(str(file), hashlib.sha256(file.read_bytes()).hexdigest()) for file in files]
+
+
+def digest(entry: dict[str, Any]) -> str:
+    params = yaml.safe_load(Path("params.yaml").read_text())
+    read = [value(params, name) for name in entry["params"]]
+    data = [content(Path(dep)) for dep in entry["deps"] if dep.startswith("data/")]
+    return hashlib.sha256(json.dumps([read, data]).encode()).hexdigest()
+
+
+def write(out: Any, text: str) -> None:
+    path = Path(out if isinstance(out, str) else next(iter(out)))
+    path = path / "weights" if path.name == "policy" else path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{path.name} {text}\n")
+
+
+def behave(stage: str) -> None:
+    file = Path("behaviour.json")
+    wanted = json.loads(file.read_text()).get(stage) if file.exists() else None
+    if wanted == "fail":
+        sys.exit(3)
+    if wanted == "hang":
+        Path("hanging.pid").write_text(str(os.getpid()))
+        while True:
+            time.sleep(0.05)
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO)
+    die_with_parent()
+    interrupt_on_terminate()
+    stage = Path(sys.argv[0]).parent.name
+    print(f"this is {os.environ['DVC_STAGE']}, live", flush=True)
+    try:
+        behave(os.environ["DVC_STAGE"])
+    except KeyboardInterrupt:
+        Path("graceful").write_text(stage)
+        sys.exit(130)
+    entry = promised(stage)
+    for out in entry["outs"]:
+        write(out, digest(entry))
+
+
+main()
