@@ -36,9 +36,7 @@ def environment() -> dict[str, str]:
 def ask(*arguments: str) -> str:
     """The standard output of a dvc command that only looks."""
     command = [sys.executable, "-m", "dvc", *arguments]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
     if done.returncode:
         raise CommandError(f"dvc {' '.join(arguments)} failed:\n{done.stderr.strip() or done.stdout.strip()}")
     return done.stdout

@@ -14,10 +14,11 @@ import argparse
 import logging
 import sys
 
-from prefect import Task, flow, task
+from prefect import Task, flow
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
-from prefect.states import Completed, State
+from prefect.states import Completed
 
 from flows import commands, server, summary
 from flows.selection import SelectionError
@@ -41,7 +42,7 @@ def as_task(stages: Stages, stage: str, retries: int) -> Task[[str], State]:
         name, reason = stages.bring_up_to_date(stage)
         return Completed(name=name, message=reason)
 
-    return task(
+    return Task(
         bring_up_to_date,
         name=stage,
         task_run_name=stage,

@@ -1,0 +1,58 @@
+"""The pins: they satisfy pyproject.toml, and leave out what is known to break the rest."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parent.parent
+FILES = ("requirements.txt", "requirements-cpu.txt")
+
+# torchvision breaks transformers beside the CPU build of torch; the others come with it and nothing here uses them.
+UNWANTED = {"torchvision", "torchaudio", "torchcodec", "triton"}
+
+
+def read(name: str) -> dict[str, str]:
+    """Package -> version. A line that is anything but an exact pin fails."""
+    lines = [line.partition("#")[0].strip() for line in (ROOT / name).read_text().splitlines()]
+    pairs = [line.split("==") for line in lines if line]
+    assert [pair for pair in pairs if len(pair) != 2] == []
+    return {canonicalize_name(package): version for package, version in pairs}
+
+
+PINS = {name: read(name) for name in FILES}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+
+
+@pytest.mark.parametrize("line", PROJECT["dependencies"] + EXTRAS["test"])
+def test_the_base_pins_satisfy_the_project(line: str) -> None:
+    requirement = Requirement(line)
+    assert requirement.specifier.contains(PINS["requirements.txt"][canonicalize_name(requirement.name)])
+
+
+@pytest.mark.parametrize("line", EXTRAS["cpu"])
+def test_the_cpu_pins_satisfy_the_extra(line: str) -> None:
+    requirement = Requirement(line)
+    assert requirement.specifier.contains(PINS["requirements-cpu.txt"][canonicalize_name(requirement.name)])
+
+
+@pytest.mark.parametrize(("package", "limit"), [("fastapi", "<=0.150"), ("sqlalchemy", "<2.1")])
+def test_versions_that_break_at_run_time_stay_out(package: str, limit: str) -> None:
+    assert Requirement(f"{package}{limit}").specifier.contains(PINS["requirements.txt"][package])
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_nothing_unwanted_is_pinned(name: str) -> None:
+    assert UNWANTED & set(PINS[name]) == set()
+
+
+def test_no_package_is_pinned_twice() -> None:
+    assert set(PINS["requirements.txt"]) & set(PINS["requirements-cpu.txt"]) == set()
+
+
+def test_pins_name_no_place() -> None:
+    for name in FILES:
+        assert not any(word in (ROOT / name).read_text() for word in ("://", "file:", "--", "@"))
