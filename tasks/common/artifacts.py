@@ -389,6 +389,9 @@ class Layout:
     def train(self, recipe: str, seed: int) -> Path:
         return self.recipe(recipe) / str(seed) / "train"
 
+    def replayed(self, recipe: str, seed: int) -> Path:
+        return self.root / "replayed" / recipe / str(seed)
+
     def evaluation(self, recipe: str, seed: int) -> Path:
         return self.recipe(recipe) / str(seed) / "eval"
 

@@ -1,5 +1,6 @@
 """Progress bars with rate and time left, on the terminal or, without one, as a line every few seconds."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ def progress(total: float | None, label: str, unit: str) -> Iterator["tqdm[None]
             mininterval=0.2 if interactive else 10.0,
             maxinterval=1.0 if interactive else 20.0,
             leave=True,
+            disable=os.environ.get("RANK", "0") != "0",  # of several ranks, one shows it
         ) as bar,
     ):
         yield bar

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -86,7 +87,9 @@ def _run(name: str, main: Callable[[Stage], None], arguments: argparse.Namespace
         values = params.load(arguments.params)
         settings = params.section(values, "tracking", tracking.Tracking)
         layout = Layout(arguments.data)
-        with tracking.track(settings, layout, name, recipe, seed) as tracker:
+        is_main = os.environ.get("RANK", "0") == "0"  # of the ranks of one stage, one writes the record
+        record = tracking.track(settings, layout, name, recipe, seed) if is_main else nullcontext(tracking.Tracker())
+        with record as tracker:
             main(Stage(name, values, layout, recipe, seed, arguments, tracker))
     except KeyboardInterrupt:
         logger.warning("interrupted; run the same command again to go on")

@@ -1,8 +1,11 @@
 """python -m tasks.train --recipe R --seed S: train the initial policy along the recipe's plan."""
 
+import argparse
 import copy
 import dataclasses
 import logging
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -10,13 +13,15 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from tasks.common import params, process, stage
-from tasks.common.artifacts import PLAN, PROMPTS, digest, digest_file
+from tasks.common.artifacts import PLAN, PROMPTS, TRAIN_ROLLOUTS, digest, digest_file
 from tasks.sampling.engine import EngineSettings, Sampling, load_engine
 from tasks.sampling.grade import Grader, Verify
 from tasks.sampling.models import Policy, load_model, load_tokenizer, policy_digest, read_policy, torch_device
 from tasks.sampling.rollouts import encode_prompts
 from tasks.train.batch import Prompts
 from tasks.train.checkpoint import Checkpoints
+from tasks.train.collect import Collector
+from tasks.train.ranks import Ranks, join_ranks
 from tasks.train.run import plan_arrays, train, write_results
 from tasks.train.settings import CheckpointSettings, TrainSettings
 from tasks.train.slots import load_slots
@@ -50,22 +55,42 @@ def main(run: stage.Stage) -> None:
     for name, path in files.items():
         run.tracker.dataset(name, path, digests[name], "train")
 
-    with (
-        process.exclusive(layout.locks / f"train-{digest(components)}", f"the checkpoints of {recipe}/{seed}"),
-        process.exclusive(layout.locks / f"device-{torch_device(engine_settings.device).type}", "the device"),
-        Grader(run.section("verify", Verify)) as grader,
-    ):
-        trainer = build(run, policy, settings, sampling, engine_settings, grader, seed, PLAN.read(plan_path))
+    replayed = run.options.from_rollouts
+    ranks = join_ranks(torch_device(engine_settings.device))
+    with ExitStack() as stack:
+        if ranks.is_main:
+            key = digest([components, str(replayed)])
+            stack.enter_context(process.exclusive(layout.locks / f"train-{key}", f"the checkpoints of {recipe}/{seed}"))
+            device = torch_device(engine_settings.device).type
+            stack.enter_context(process.exclusive(layout.locks / f"device-{device}", "the device"))
+        grader = stack.enter_context(Grader(run.section("verify", Verify)))
+        plan = PLAN.read(plan_path)
+        trainer = build(run, policy, settings, sampling, engine_settings, grader, ranks, seed, plan)
+        if replayed is not None:
+            components["from_rollouts"] = digest_file(replayed)
+            trainer.collector.recorded = TRAIN_ROLLOUTS.read(replayed)
         checkpoints = Checkpoints(layout.checkpoints, components, checkpoint_settings.keep)
         try:
-            lost = train(trainer, checkpoints, checkpoint_settings, run.tracker.metrics)
+            lost = train(trainer, checkpoints, checkpoint_settings, run.tracker.metrics, run.options.resume)
         except TrainingError as error:
             raise stage.StageError(str(error)) from error
-        out = layout.train(recipe, seed)
+        if not ranks.is_main:
+            return
+        out = layout.train(recipe, seed) if replayed is None else layout.replayed(recipe, seed)
         write_results(trainer, checkpoints, lost, out)
         checkpoints.delete()
     run.tracker.model(f"{recipe}-{seed}", out / "policy", policy_digest(out / "policy"))
     summarize(trainer)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What only a person at the keyboard asks for; a pipeline never needs it."""
+    parser.add_argument("--resume", type=Path, help="go on from this checkpoint folder; refused if it does not fit")
+    parser.add_argument(
+        "--from-rollouts",
+        type=Path,
+        help="take the rollouts of a finished run's rollouts.parquet instead of drawing them",
+    )
 
 
 def build(
@@ -75,6 +100,7 @@ def build(
     sampling: Sampling,
     engine_settings: EngineSettings,
     grader: Grader,
+    ranks: Ranks,
     seed: int,
     plan: pl.DataFrame,
 ) -> Trainer:
@@ -90,21 +116,10 @@ def build(
         read_prompts(PROMPTS.read(run.layout.prompts(split)), tokenizer, policy, sampling)
         for split in ("train", "validation")
     )
-    return Trainer(
-        policy,
-        model,
-        reference,
-        load_engine(engine_settings, policy, model),
-        tokenizer,
-        grader,
-        prompts,
-        validation,
-        plan_arrays(plan, prompts.ids),
-        settings,
-        load_slots(settings),
-        sampling,
-        seed,
-    )
+    slots, engine = load_slots(settings), load_engine(engine_settings, policy, model)
+    collector = Collector(policy, engine, tokenizer, grader, sampling, slots.generate, ranks)
+    arrays = plan_arrays(plan, prompts.ids)
+    return Trainer(policy, model, reference, collector, prompts, validation, arrays, settings, slots, sampling, seed)
 
 
 def read_prompts(
@@ -149,4 +164,4 @@ def summarize(trainer: Trainer) -> None:
 
 
 if __name__ == "__main__":
-    stage.run("train", main, recipe=True, seed=True)
+    stage.run("train", main, recipe=True, seed=True, options=add_options)

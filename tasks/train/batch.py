@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tasks.sampling.engine import Samples
+from tasks.sampling.engine import Samples, Sampling
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -39,6 +39,16 @@ class Request:
     counts: Ints
     pass_number: int
     phase: int
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What an engine is asked for: `counts[q]` completions of `prompts[q]` (token ids), one seed a completion."""
+
+    prompts: list[list[int]]
+    counts: list[int]
+    seeds: list[int]
+    sampling: Sampling
 
 
 @dataclass(frozen=True)

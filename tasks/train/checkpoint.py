@@ -11,6 +11,8 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,52 +20,115 @@ import polars as pl
 import torch
 from safetensors.torch import load_file, save_file
 
-from tasks.common.artifacts import ArtifactError, digest, digest_file, read_json, sync_folder, write_json
+from tasks.common.artifacts import (
+    ArtifactError,
+    digest,
+    digest_file,
+    read_json,
+    replace_file,
+    sync_folder,
+    write_json,
+)
 
 logger = logging.getLogger(__name__)
 
 Tensors = dict[str, torch.Tensor]
+Loaded = tuple[Tensors, dict[str, Any], dict[str, pl.DataFrame]]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A copy of all that a run needs to go on after `step` steps. `part` is the name and the table of the rollouts
+    since the checkpoint before; `state` names all parts."""
+
+    step: int
+    tensors: Tensors
+    state: Mapping[str, Any]
+    tables: Mapping[str, pl.DataFrame]
+    part: tuple[str, pl.DataFrame] | None
 
 
 class Checkpoints:
-    """The checkpoints of one run, its journal of executed work, and the parts of its rollout table."""
+    """The checkpoints of one run, its journal of executed work, and the parts of its rollout table.
+
+    Writing happens behind the training: `save` copies and returns, `wait` makes sure.
+    """
 
     def __init__(self, root: Path, components: Mapping[str, Any], keep: int) -> None:
         self.folder, self.keep = root / digest(dict(components)), keep
+        self.writer = ThreadPoolExecutor(1, "checkpoint")
+        self.writing: Future[None] | None = None
         if not self.folder.exists():
             log_what_changed(root, components)
             write_json(self.folder / "key.json", components)
 
-    def save(self, step: int, tensors: Tensors, state: Mapping[str, Any], tables: Mapping[str, pl.DataFrame]) -> None:
-        """Write the checkpoint of `step`, then let the oldest ones go."""
-        final, temporary = self.folder / f"step-{step:09d}", self.folder / f".step-{step:09d}"
+    def save(self, snapshot: Snapshot) -> None:
+        """Write a checkpoint in the background; if the one before is not done yet, wait for it first."""
+        self.wait()
+        self.writing = self.writer.submit(self.write, snapshot)
+
+    def wait(self) -> None:
+        """Return when what was saved is on the disk; raises what went wrong with it."""
+        if self.writing is not None:
+            self.writing.result()
+            self.writing = None
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Write the part of the rollouts, then the checkpoint that makes it count, then let the oldest ones go."""
+        if snapshot.part is not None:
+            name, rollouts = snapshot.part
+            replace_file(self.folder / name, lambda file: rollouts.write_parquet(file))
+        final, temporary = self.folder / f"step-{snapshot.step:09d}", self.folder / f".step-{snapshot.step:09d}"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
-        save_file(tensors, temporary / "tensors.safetensors")
-        for name, table in tables.items():
+        save_file(snapshot.tensors, temporary / "tensors.safetensors")
+        for name, table in snapshot.tables.items():
             table.write_parquet(temporary / f"{name}.parquet")
         files = {path.name: digest_file(path) for path in sorted(temporary.iterdir())}
         for name in files:
             flush(temporary / name)
-        write_json(temporary / "state.json", {"files": files, "state": state, "digest": digest(state)})
+        state = {"files": files, "state": snapshot.state, "digest": digest(snapshot.state)}
+        write_json(temporary / "state.json", state)
         shutil.rmtree(final, ignore_errors=True)
         os.rename(temporary, final)
         sync_folder(self.folder)
         for old in self.steps()[: -self.keep]:
             shutil.rmtree(old)
 
+    def save_in_flight(self, rollouts: pl.DataFrame) -> None:
+        """Keep the rollouts of the step in flight: after a kill they are not drawn again."""
+        replace_file(self.folder / "in_flight.parquet", lambda file: rollouts.write_parquet(file))
+
+    def in_flight(self) -> pl.DataFrame | None:
+        """The rollouts of the step that was in flight, if any were kept."""
+        path = self.folder / "in_flight.parquet"
+        return pl.read_parquet(path) if path.exists() else None
+
     def steps(self) -> list[Path]:
         """The folders of complete checkpoints, oldest first."""
         return sorted(self.folder.glob("step-*"))
 
-    def load(self) -> tuple[Tensors, dict[str, Any], dict[str, pl.DataFrame]] | None:
-        """The newest checkpoint that is whole, or None. A damaged one is named in a warning and passed over."""
+    def load(self, chosen: Path | None = None) -> Loaded | None:
+        """The checkpoint `chosen`, or the newest that is whole, or None. A damaged one is named in a warning and
+        passed over; ArtifactError when it was chosen, or when `chosen` is another run's."""
+        if chosen is not None:
+            self.check_fit(chosen)
+            return read_checkpoint(chosen)
         for folder in reversed(self.steps()):
             try:
                 return read_checkpoint(folder)
             except (ArtifactError, OSError, KeyError, pl.exceptions.PolarsError) as error:
                 logger.warning("passing over the damaged checkpoint %s: %s", folder, error)
         return None
+
+    def check_fit(self, chosen: Path) -> None:
+        """Raise ArtifactError, naming what differs, unless `chosen` is a checkpoint of a run like this one."""
+        mine, theirs = read_json(self.folder / "key.json"), read_json(chosen.parent / "key.json")
+        if different := [name for name in mine if mine[name] != theirs.get(name)]:
+            raise ArtifactError(
+                f"--resume {chosen} does not fit this run: {', '.join(different)} differ. Leave --resume out to start "
+                "afresh, or set the parameters back"
+            )
 
     def journal(self, entry: Mapping[str, float]) -> None:
         """Note a step's executed work, so that what a kill throws away can be counted."""
@@ -85,19 +150,12 @@ class Checkpoints:
         (self.folder / "journal.jsonl").write_text(kept)
         return lost
 
-    def add_part(self, first: int, last: int, rollouts: pl.DataFrame) -> str:
-        """Keep the rollouts of the steps `first` to `last`; the checkpoint that names the part makes it count."""
-        name = f"rollouts-{first:09d}-{last:09d}.parquet"
-        rollouts.write_parquet(self.folder / name)
-        flush(self.folder / name)
-        return name
-
     def delete(self) -> None:
         """The run has succeeded: nothing is left to resume."""
         shutil.rmtree(self.folder)
 
 
-def read_checkpoint(folder: Path) -> tuple[Tensors, dict[str, Any], dict[str, pl.DataFrame]]:
+def read_checkpoint(folder: Path) -> Loaded:
     """A checkpoint's tensors, state and tables; ArtifactError when a file is not what was written."""
     index = read_json(folder / "state.json")
     for name, expected in index["files"].items():

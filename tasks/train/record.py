@@ -49,9 +49,15 @@ def all_errors(rollouts: Rollouts) -> bool:
 
 
 def rollout_rows(
-    step: int, prompt_ids: list[str], rollouts: Rollouts, keep_B: Bools, advantages_B: Floats
+    step: int,
+    prompt_ids: list[str],
+    rollouts: Rollouts,
+    keep_B: Bools | None = None,
+    advantages_B: Floats | None = None,
 ) -> list[dict[str, Any]]:
-    """The step's rows of TRAIN_ROLLOUTS, group by group."""
+    """The step's rows of TRAIN_ROLLOUTS, group by group; before the update nothing is kept yet."""
+    keep_B = np.zeros(len(rollouts.group_B), dtype=np.bool_) if keep_B is None else keep_B
+    advantages_B = np.zeros(len(rollouts.group_B)) if advantages_B is None else advantages_B
     first_of_group = np.searchsorted(rollouts.group_B, rollouts.group_B)
     samples = rollouts.samples
     return [

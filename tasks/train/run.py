@@ -18,7 +18,8 @@ from tasks.common.ledger import Ledger
 from tasks.common.progress import progress
 from tasks.sampling.models import save_policy
 from tasks.train.batch import Ints
-from tasks.train.checkpoint import Checkpoints, optimizer_tensors, restore_optimizer
+from tasks.train.checkpoint import Checkpoints, Snapshot, optimizer_tensors, restore_optimizer
+from tasks.train.record import rollout_rows
 from tasks.train.settings import CheckpointSettings
 from tasks.train.trainer import Trainer, TrainingError
 
@@ -27,41 +28,68 @@ logger = logging.getLogger(__name__)
 Record = Callable[[Mapping[str, Any], int, float], None]
 
 
-def train(trainer: Trainer, checkpoints: Checkpoints, settings: CheckpointSettings, record: Record) -> dict[str, float]:
-    """Drive `trainer` to the end of its plan, from the newest checkpoint on. Returns the work that kills threw away.
+def train(
+    trainer: Trainer,
+    checkpoints: Checkpoints,
+    settings: CheckpointSettings,
+    record: Record,
+    chosen: Path | None = None,
+) -> dict[str, float]:
+    """Drive `trainer` to the end of its plan, from the checkpoint `chosen` or the newest one on. Returns the work that
+    kills threw away.
 
     `record(values, step, charged FLOPs)` is called for every step and every point of the curve. KeyboardInterrupt
     (Ctrl-C, SIGTERM) is raised after the step in flight has been finished and checkpointed.
     """
-    parts = resume(trainer, checkpoints)
-    lost = checkpoints.count_lost(trainer.num_steps)
+    ranks = trainer.collector.ranks
+    parts = resume(trainer, checkpoints, chosen)
+    lost = checkpoints.count_lost(trainer.num_steps) if ranks.is_main else {}
     saved = time.monotonic()
     with stop_requested() as stopping, progress(trainer.num_rollouts(), "train", "rollout") as bar:
         bar.update(int(trainer.ledger.rollouts["generate"]))
         while True:
-            note(trainer.validate_if_due(), record, bar)
+            note(trainer.validate_if_due(), record)
             started, executed = time.perf_counter(), trainer.trained("executed")
-            row = trainer.step() if not trainer.is_done() else None
-            if row is None:
+            drawn = None if trainer.is_done() else trainer.sample()
+            if drawn is None:
                 break
-            checkpoints.journal(work_of(trainer, row, time.perf_counter() - started, executed))
+            due = ranks.is_main and time.monotonic() - saved >= settings.every_seconds
+            if due:
+                rows = rollout_rows(trainer.num_steps, trainer.prompts.ids, drawn[1])
+                checkpoints.save_in_flight(TRAIN_ROLLOUTS.frame(rows))
+            row = trainer.learn(*drawn)
+            stop = any(ranks.everyone(stopping()))
+            if ranks.is_main:
+                checkpoints.journal(work_of(trainer, row, time.perf_counter() - started, executed))
+                if due or stop:
+                    parts = save(trainer, checkpoints, parts)
+                    saved = time.monotonic()
             record(row, row["step"], row["flops_charged"])
-            bar.update(row["num_rollouts"])
-            if stopping() or time.monotonic() - saved >= settings.every_seconds:
-                parts = save(trainer, checkpoints, parts)
-                saved = time.monotonic()
-            if stopping():
+            show(row, bar)
+            if stop:
+                checkpoints.wait()
                 raise KeyboardInterrupt(f"stopped after step {row['step']}, which is checkpointed")
-        note(trainer.validate_if_due(last=True), record, bar)
-        save(trainer, checkpoints, parts)
+        note(trainer.validate_if_due(last=True), record)
+        if ranks.is_main:
+            save(trainer, checkpoints, parts)
+            checkpoints.wait()
     return lost
 
 
-def note(point: dict[str, Any] | None, record: Record, bar: Any) -> None:
-    """Record a new point of the validation curve and show it."""
+def show(row: Mapping[str, Any], bar: Any) -> None:
+    """The step on the progress bar."""
+    bar.update(row["num_rollouts"])
+    bar.set_postfix_str(
+        f"step {row['step']}, reward {row['reward_mean'] or 0:.2f}, "
+        f"mixed {row['num_mixed_groups']}/{row['num_prompts']}, {row['flops_charged']:.2g} FLOPs",
+        refresh=False,
+    )
+
+
+def note(point: dict[str, Any] | None, record: Record) -> None:
+    """Record a new point of the validation curve and log it."""
     if point is not None:
         record({"validation_accuracy": point["accuracy"]}, point["step"], point["flops_charged"])
-        bar.set_postfix(step=point["step"], validation=f"{point['accuracy']:.3f}")
         logger.info("step %d: validation accuracy %.3f", point["step"], point["accuracy"])
 
 
@@ -92,14 +120,15 @@ def stop_requested() -> Iterator[Callable[[], bool]]:
 
 
 def save(trainer: Trainer, checkpoints: Checkpoints, parts: list[str]) -> list[str]:
-    """Checkpoint the trainer; the rollouts since the last one become a part that is never written again."""
+    """Checkpoint a copy of the trainer; the rollouts since the last one become a part that is not written again."""
+    part = None
     if trainer.rollouts:
         first, last = trainer.rollouts[0]["step"], trainer.rollouts[-1]["step"]
-        parts = [*parts, checkpoints.add_part(first, last, TRAIN_ROLLOUTS.frame(trainer.rollouts))]
-        trainer.rollouts = []
+        part = (f"rollouts-{first:09d}-{last:09d}.parquet", TRAIN_ROLLOUTS.frame(trainer.rollouts))
+        parts, trainer.rollouts = [*parts, part[0]], []
     tensors = optimizer_tensors(trainer.model, trainer.optimizer)
-    for slot, state in (("control", trainer.control), ("replay", trainer.replay)):
-        tensors |= {f"{slot}.{name}": torch.from_numpy(np.array(array)) for name, array in state.items()}
+    for slot, arrays in (("control", trainer.control), ("replay", trainer.replay)):
+        tensors |= {f"{slot}.{name}": torch.from_numpy(np.array(array)) for name, array in arrays.items()}
     state = {
         "num_steps": trainer.num_steps,
         "next_validation": trainer.next_validation,
@@ -108,13 +137,16 @@ def save(trainer: Trainer, checkpoints: Checkpoints, parts: list[str]) -> list[s
         "parts": parts,
     }
     tables = {"steps": STEPS.frame(trainer.steps), "curve": CURVE.frame(trainer.curve)}
-    checkpoints.save(trainer.num_steps, tensors, state, tables)
+    copied = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+    checkpoints.save(Snapshot(trainer.num_steps, copied, state, tables, part))
     return parts
 
 
-def resume(trainer: Trainer, checkpoints: Checkpoints) -> list[str]:
-    """Put the trainer where the newest whole checkpoint was, if there is one; returns the parts it names."""
-    loaded = checkpoints.load()
+def resume(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> list[str]:
+    """Put the trainer where the checkpoint was, if there is one; returns the parts of the rollouts it names."""
+    loaded = checkpoints.load(chosen)
+    if trainer.collector.recorded is None:
+        trainer.collector.recorded = checkpoints.in_flight()
     if loaded is None:
         return []
     tensors, state, tables = loaded
@@ -138,7 +170,7 @@ def write_results(trainer: Trainer, checkpoints: Checkpoints, lost: Mapping[str,
     out.mkdir(parents=True, exist_ok=True)
     temporary = out / ".policy"
     shutil.rmtree(temporary, ignore_errors=True)
-    save_policy(trainer.model, trainer.tokenizer, temporary, generation_from=trainer.policy.folder)
+    save_policy(trainer.model, trainer.collector.tokenizer, temporary, generation_from=trainer.policy.folder)
     shutil.rmtree(out / "policy", ignore_errors=True)
     temporary.rename(out / "policy")
     sync_folder(out)

@@ -4,11 +4,11 @@
     control.next(state, so_far) -> Request | None               asked again within a step until None
     control.observe(state, rollouts)                            after the step
     control.progress(state) -> float                            share of the plan that is done, for the schedule
-    generate(engine, prompts, request, sampling, rng) -> Samples
+    generate(engine, draw) -> Samples                           draw: prompts, counts, a seed a rollout, sampling
     select(rewards_B, group_B, rng) -> keep_B
     replay.start() -> state; replay.add(state, rollouts); replay.draw(state, rng) -> Rollouts | None
     advantage(rewards_B, group_B) -> A_B
-    loss(logprobs_BT, sampler_logprobs_BT, A_B, mask_BT, num_tokens_of_step) -> loss, stats
+    loss(logprobs_BT, sampler_logprobs_BT, A_B, mask_BT, totals) -> loss, stats      totals: of the whole step
 
 State is a plain dict of arrays, changed in place and saved in checkpoints.
 """

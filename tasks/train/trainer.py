@@ -1,7 +1,7 @@
 """The loop: ask control, generate, grade, select, estimate, update, observe; count the cost; measure on validation.
 
 On-policy, one update a step. Every random choice of a step comes from (seed, step), so a resumed run repeats exactly
-what a kill interrupted. Left out: more than one update a step, more than one process.
+what a kill interrupted. Left out: more than one update a step, asynchronous sampling.
 """
 
 import logging
@@ -14,21 +14,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from tasks.common.ledger import ACCOUNTS, Ledger, charged_flops, paper_training_flops
 from tasks.common.statistics import bootstrap_interval
-from tasks.sampling.engine import Engine, Samples, Sampling, sample_flops, sample_seed
-from tasks.sampling.grade import Answer, Grader
+from tasks.sampling.engine import Sampling
 from tasks.sampling.models import Policy, named_weights
-from tasks.sampling.rollouts import decode
 from tasks.train.batch import Bools, Floats, Ints, Prompts, Request, Rollouts, StepTotals, merge, micro_batches
+from tasks.train.collect import Collector
 from tasks.train.record import describe_step, rollout_rows
 from tasks.train.settings import TrainSettings
 from tasks.train.slots import Slots
-from tasks.train.update import Objective, UpdateStats, accumulate_gradients, learning_rate
+from tasks.train.update import Objective, UpdateStats, accumulate_gradients, learning_rate, merge_stats
 
 logger = logging.getLogger(__name__)
+
+
+SAMPLING_STREAM, LEARNING_STREAM = 0, 1
 
 
 class TrainingError(RuntimeError):
@@ -45,16 +47,14 @@ class Update:
 
 
 class Trainer:
-    """All that changes while a policy trains. `state` and `restore` in `resume.py` are its checkpointed form."""
+    """All that changes while a policy trains; `run.py` drives, saves and restores it."""
 
     def __init__(
         self,
         policy: Policy,
         model: PreTrainedModel,
         reference: PreTrainedModel | None,
-        engine: Engine,
-        tokenizer: PreTrainedTokenizerBase,
-        grader: Grader,
+        collector: Collector,
         prompts: Prompts,
         validation: Prompts,
         plan: dict[str, Ints],
@@ -63,7 +63,7 @@ class Trainer:
         sampling: Sampling,
         seed: int,
     ) -> None:
-        self.policy, self.model, self.engine, self.tokenizer, self.grader = policy, model, engine, tokenizer, grader
+        self.policy, self.model, self.collector = policy, model, collector
         self.prompts, self.validation, self.settings, self.slots = prompts, validation, settings, slots
         self.sampling, self.seed = sampling, seed
         self.objective = Objective(
@@ -90,14 +90,9 @@ class Trainer:
         self.curve: list[dict[str, Any]] = []
         self.rollouts: list[dict[str, Any]] = []
 
-    def step(self) -> dict[str, Any] | None:
-        """One step; its row of STEPS, or None when control has nothing more to ask for."""
-        rng = np.random.default_rng([self.seed, self.num_steps])
-        rate = self.learning_rate()
-        drawn = self.sample(rng)
-        if drawn is None:
-            return None
-        request, rollouts = drawn
+    def learn(self, request: Request, rollouts: Rollouts) -> dict[str, Any]:
+        """The rest of a step, from its rollouts: select, estimate, update, observe; its row of STEPS."""
+        rng, rate = np.random.default_rng([self.seed, self.num_steps, LEARNING_STREAM]), self.learning_rate()
         keep_B = ~rollouts.is_error_B()  # our own failures leave their group and every denominator
         keep_B[keep_B] = self.slots.select(rollouts.rewards_B[keep_B], rollouts.group_B[keep_B], rng)
         advantages_B = np.zeros(len(keep_B))
@@ -125,49 +120,32 @@ class Trainer:
         self.num_steps += 1
         return row
 
-    def sample(self, rng: np.random.Generator) -> tuple[Request, Rollouts] | None:
-        """The step's rollouts: what control asks for until it is content, graded, our own errors taken out."""
+    def sample(self) -> tuple[Request, Rollouts] | None:
+        """The step's rollouts: what control asks for until it is content, graded. None at the end of the plan."""
+        rng = np.random.default_rng([self.seed, self.num_steps, SAMPLING_STREAM])
         parts: list[Rollouts] = []
         requests: list[Request] = []
-        while (request := self.slots.control.next(self.control, parts)) is not None:
-            requests.append(request)
-            prompts = [self.prompts.token_ids[row] for row in request.prompt_rows]
-            with self.timed("generate"):
-                samples = self.slots.generate(self.engine, prompts, request, self.sampling, rng)
-            flops = sample_flops(
-                self.policy.architecture,
-                [len(ids) for ids in prompts],
-                request.counts.tolist(),
-                [len(ids) for ids in samples.token_ids],
-                self.engine.prefix_block,
-            )
-            self.ledger.add("generate", executed=float(flops.sum()), rollouts=len(samples.token_ids))
-            with self.timed("grade"):
-                parts.append(self.grade(request, prompts, samples))
+        with self.timed("generate"):
+            while (request := self.slots.control.next(self.control, parts)) is not None:
+                first_group = sum(len(part.prompt_rows_Q) for part in parts)
+                rollouts, cost = self.collector.collect(self.prompts, request, rng, self.num_steps, first_group)
+                self.ledger.add("generate", executed=cost.flops, tokens=cost.tokens, rollouts=cost.rollouts)
+                requests.append(request)
+                parts.append(rollouts)
         return (requests[0], merge(parts)) if parts else None
-
-    def grade(self, request: Request, prompts: list[list[int]], samples: Samples) -> Rollouts:
-        """Verdicts and rewards of the samples of one request."""
-        group_B = np.repeat(np.arange(len(prompts)), request.counts)
-        texts, outcomes = self.verdicts(self.prompts, request.prompt_rows[group_B], samples)
-        rewards_B = np.array([float(outcome == "correct") for outcome in outcomes])
-        return Rollouts(request.prompt_rows, prompts, group_B, samples, texts, outcomes, rewards_B)
-
-    def verdicts(self, prompts: Prompts, rows_B: Ints, samples: Samples) -> tuple[list[str], list[str]]:
-        """Texts and outcomes of completions of the prompts in `rows_B`."""
-        texts = decode(samples.token_ids, samples.finish_reasons, self.tokenizer)
-        answers = [
-            Answer(prompts.verifiers[row], text, prompts.answers[row], reason == "length")
-            for row, text, reason in zip(rows_B, texts, samples.finish_reasons, strict=True)
-        ]
-        return texts, [verdict.outcome for verdict in self.grader.grade(answers)]
 
     def update(self, rollouts: Rollouts, keep_B: Bools, advantages_B: Floats, rate: float) -> Update:
         """One optimizer step on the kept rollouts. Those with advantage 0 have no gradient (without a KL term) and are
         not computed, but they count in the loss's denominators; a step with no other makes no optimizer step at all."""
-        rows = np.flatnonzero(keep_B if self.objective.reference else keep_B & (advantages_B != 0.0))
-        if not len(rows):
+        if not all(np.isfinite(logprobs).all() for logprobs in rollouts.samples.logprobs):
+            self.skip_nonfinite(rollouts)  # a policy that is not finite may not show it in the gradient: none is mixed
+            return Update(UpdateStats(), None, True)
+        computed_B = keep_B if self.objective.reference else keep_B & (advantages_B != 0.0)
+        if not computed_B.any():
             return Update(UpdateStats(), None, False)
+        ranks = self.collector.ranks
+        mine = np.isin(rollouts.group_B, ranks.share(np.unique(rollouts.group_B[computed_B]).tolist()))
+        rows = np.flatnonzero(computed_B & mine)
         tokens_B, settings = rollouts.completion_tokens_B(), self.settings
         totals = StepTotals(int(tokens_B[keep_B].sum()), int(keep_B.sum()), self.sampling.max_tokens)
         by_group, device = settings.share_prompts, self.model.device
@@ -179,6 +157,8 @@ class Trainer:
                 self.model, batches, advantages_B, self.objective, totals, self.policy.architecture
             )
         self.model.eval()
+        stats = merge_stats(ranks.everyone(stats))
+        ranks.sum_gradients(self.model)
         grad_norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.max_grad_norm))
         if not np.isfinite(grad_norm) or not np.isfinite(stats.loss):
             self.skip_nonfinite(rollouts)
@@ -193,7 +173,9 @@ class Trainer:
     def skip_nonfinite(self, rollouts: Rollouts) -> None:
         """Leave the policy as it was. The step's rollouts are in the record, to be replayed with --from-rollouts."""
         ids = sorted({self.prompts.ids[row] for row in rollouts.prompt_rows_Q})
-        message = f"step {self.num_steps}: loss or gradient is not finite; prompts: {', '.join(ids)}"
+        message = (
+            f"step {self.num_steps}: loss, gradient or log-probabilities are not finite; prompts: {', '.join(ids)}"
+        )
         limit = self.settings.max_nonfinite_steps
         before = self.steps[-limit + 1 :] if limit > 1 else []
         if len(before) == limit - 1 and all(row["nonfinite"] for row in before):
@@ -202,7 +184,7 @@ class Trainer:
 
     def sync_engine(self) -> None:
         """Put the policy's weights into the engine."""
-        self.engine.set_weights(named_weights(self.model))
+        self.collector.engine.set_weights(named_weights(self.model))
 
     def is_done(self) -> bool:
         """Whether the limit of steps, if there is one, is reached."""
@@ -240,7 +222,7 @@ class Trainer:
         reference = charged_flops(architecture, reference=updated) if has_reference else 0.0
         flat = paper_training_flops(architecture, generated, has_reference=has_reference)
         self.ledger.add("score", executed=stats.reference_flops, charged=reference, charged_paper=reference)
-        self.ledger.add("generate", charged=rollout, charged_paper=rollout, tokens=generated)
+        self.ledger.add("generate", charged=rollout, charged_paper=rollout)
         self.ledger.add(
             "update",
             executed=stats.flops,
@@ -262,7 +244,8 @@ class Trainer:
             return None
         self.next_validation = (done // self.settings.validation.every_flops + 1) * self.settings.validation.every_flops
         with self.timed("validate"):
-            rates = self.validate()
+            rates, cost = self.collector.pass_rates(self.validation, self.settings.validation.num_samples)
+        self.ledger.add("evaluate", executed=cost.flops, tokens=cost.tokens, rollouts=cost.rollouts)
         low, high = bootstrap_interval(rates, 200, np.random.default_rng(0))
         point = {
             "step": self.num_steps,
@@ -275,23 +258,6 @@ class Trainer:
         }
         self.curve.append(point)
         return point
-
-    def validate(self) -> Floats:
-        """Pass rate of each validation prompt, with the same seeds every time: differences are the policy's."""
-        num, prompts = self.settings.validation.num_samples, self.validation.token_ids
-        seeds = [sample_seed("validation", i, k) for i in range(len(prompts)) for k in range(num)]
-        counts = [num] * len(prompts)
-        samples = self.engine.generate(prompts, counts, self.sampling, seeds)
-        rows_B = np.repeat(np.arange(len(prompts)), num)
-        _, outcomes = self.verdicts(self.validation, rows_B, samples)
-        lengths = [len(ids) for ids in samples.token_ids]
-        flops = sample_flops(self.policy.architecture, [*map(len, prompts)], counts, lengths, self.engine.prefix_block)
-        tokens = sum(lengths) + num * sum(map(len, prompts))
-        self.ledger.add("evaluate", executed=float(flops.sum()), tokens=tokens, rollouts=len(lengths))
-        correct = np.array([float(outcome == "correct") for outcome in outcomes])
-        valid = np.array([float(outcome != "error") for outcome in outcomes])
-        graded = np.bincount(rows_B, valid)
-        return np.asarray(np.bincount(rows_B, correct)[graded > 0] / graded[graded > 0])
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:

@@ -10,7 +10,7 @@ N = the completion tokens of the micro-batch, D hidden size, V vocabulary.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -49,8 +49,16 @@ class UpdateStats:
     flops: float = 0.0
     reference_flops: float = 0.0
 
-    def __post_init__(self) -> None:
-        self.log_ratios: list[torch.Tensor] = []
+    log_ratios: list[torch.Tensor] = field(default_factory=list)
+
+
+def merge_stats(parts: list[UpdateStats]) -> UpdateStats:
+    """The sums of several ranks."""
+    if len(parts) == 1:
+        return parts[0]
+    names = [name for name in UpdateStats.__dataclass_fields__ if name != "log_ratios"]
+    sums = {name: sum(getattr(part, name) for part in parts) for name in names}
+    return UpdateStats(**sums, log_ratios=[ratios for part in parts for ratios in part.log_ratios])
 
 
 def accumulate_gradients(
@@ -79,7 +87,7 @@ def accumulate_gradients(
         stats.num_tokens += int(batch.mask_BT.sum())
         stats.entropy += entropy_N.sum().item()
         stats.clipped += float(sums["clipped"])
-        stats.log_ratios.append((logprobs_BT.detach() - batch.sampler_logprobs_BT)[batch.mask_BT])
+        stats.log_ratios.append((logprobs_BT.detach() - batch.sampler_logprobs_BT)[batch.mask_BT].cpu())
         stats.flops += 3.0 * batch_flops(architecture, batch, objective.share_prompts)
     return stats
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from tasks.common.params import ParamsError
 from tasks.common.registry import names
-from tasks.sampling.engine import Samples
+from tasks.sampling.engine import Samples, Sampling
 from tasks.train import advantage, control, generate, loss, replay, select
-from tasks.train.batch import Ints, Request, Rollouts, StepTotals, merge
+from tasks.train.batch import Draw, Ints, Request, Rollouts, StepTotals, merge
 from tasks.train.control import plan as plan_control
 from tasks.train.settings import BatchSettings
 from tasks.train.slots import load_slot
@@ -116,10 +116,10 @@ def test_generate_draws_every_rollout_it_is_asked_for(name: str) -> None:
             assert len(set(seeds)) == len(seeds) == sum(counts)
             return Samples([[seed] for seed in seeds], [[0.0] for _ in seeds], ["stop" for _ in seeds])
 
-    draw = load_slot(generate, {"method": name, **SETTINGS.get(name, {})}, "generate", "generate")[1]
-    request = Request(np.array([0, 1]), np.array([3, 2]), 0, 0)
-    first, second = (draw(Counting(), [[1], [2]], request, None, np.random.default_rng(5)) for _ in range(2))
-    assert len(first.token_ids) == 5
+    method = load_slot(generate, {"method": name, **SETTINGS.get(name, {})}, "generate", "generate")[1]
+    draw = Draw([[1], [2]], [3, 2], [11, 12, 13, 14, 15], Sampling(1.0, 1.0, 0, 4, 0))
+    first, second = (method(Counting(), draw) for _ in range(2))
+    assert sorted(ids[0] for ids in first.token_ids) == draw.seeds
     assert first == second
 
 

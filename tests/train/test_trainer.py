@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import json
 import os
 import random
 import signal
@@ -39,9 +40,9 @@ from tests.train.worlds import PARAMS, make_world, outputs
 SIZES = [4, 3, 4, 1, 2, 2, 6, 3, 5, 2, 4, 4]
 
 
-def train(layout: Layout, wait: bool = True) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "tasks.train", "--params", str(layout.root / "params.yaml")]
-    command += ["--data", str(layout.root), "--recipe", "r", "--seed", "0"]
+def train(layout: Layout, *options: str, wait: bool = True, launcher: tuple[str, ...] = ()) -> "subprocess.Popen[str]":
+    command = [sys.executable, *launcher, "-m", "tasks.train", "--params", str(layout.root / "params.yaml")]
+    command += ["--data", str(layout.root), "--recipe", "r", "--seed", "0", *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     if wait:
         process.stderr_text = process.communicate()[1]  # type: ignore[attr-defined]
@@ -269,3 +270,70 @@ def test_the_projects_own_training_section_is_complete() -> None:
 
     for name in values["recipes"]:
         load_slots(params.parse(params.recipe(values, name)["train"], TrainSettings, "train"))
+
+
+def test_updates_recomputed_from_stored_rollouts_are_the_same(finished: Layout) -> None:
+    stored = finished.train("r", 0) / "rollouts.parquet"
+    process = train(finished, "--from-rollouts", str(stored))
+    assert process.returncode == 0, process.stderr_text  # type: ignore[attr-defined]
+    again = finished.replayed("r", 0)
+    for name in ("policy/model.safetensors", "flops.json"):
+        assert (again / name).read_bytes() == (finished.train("r", 0) / name).read_bytes()
+    for name in ("steps", "rollouts", "curve"):
+        assert pl.read_parquet(again / f"{name}.parquet").equals(pl.read_parquet(stored.parent / f"{name}.parquet"))
+
+
+@pytest.mark.slow
+def test_two_processes_take_the_same_steps_as_one(guesser: Path, tmp_path: Path) -> None:
+    """A few steps, before rounding lets the samples drift apart; ragged groups, one of them larger than the others."""
+    values = {**PARAMS, "train": {**PARAMS["train"], "max_steps": 4}}
+    worlds = [make_world(tmp_path / name, guesser, SIZES) for name in ("one", "two")]
+    for layout in worlds:
+        (layout.root / "params.yaml").write_text(yaml.safe_dump(values))
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint")
+    for layout, launch in zip(worlds, ((), (*launcher, "127.0.0.1:0")), strict=True):
+        process = train(layout, launcher=launch)
+        assert process.returncode == 0, process.stderr_text  # type: ignore[attr-defined]
+    one, two = (outputs(layout) for layout in worlds)
+    text = [[(row["step"], row["group"], row["token_ids"], row["reward"]) for row in o["rollouts"]] for o in (one, two)]
+    assert text[0] == text[1]
+    assert one["flops"] == two["flops"] or json.loads(one["flops"])["charged"] == json.loads(two["flops"])["charged"]
+    for mine, theirs in zip(one["steps"], two["steps"], strict=True):
+        for name in ("loss", "grad_norm", "entropy", "reward_mean", "num_mixed_groups", "flops_charged"):
+            assert mine[name] == pytest.approx(theirs[name], abs=1e-5), name
+    models = [load_model(w.train("r", 0) / "policy", dtype=torch.float32, device=torch.device("cpu")) for w in worlds]
+    for first, second in zip(*(model.parameters() for model in models), strict=True):
+        np.testing.assert_allclose(first.detach(), second.detach(), atol=2e-5)
+
+
+def test_steps_that_are_not_finite_are_skipped_and_then_stop_the_run(guesser: Path, tmp_path: Path) -> None:
+    layout = make_world(tmp_path, guesser, SIZES * 2)
+    values = {**PARAMS, "train": {**PARAMS["train"], "learning_rate": 1.0e38}}
+    (layout.root / "params.yaml").write_text(yaml.safe_dump(values))
+    process = train(layout)
+    log = process.stderr_text  # type: ignore[attr-defined]
+    assert process.returncode == 1
+    assert log.count("; the step is skipped") == 2
+    assert "loss, gradient or log-probabilities are not finite; prompts: p" in log
+    assert "that is train.max_nonfinite_steps 3 in a row" in log
+
+
+def test_resume_takes_a_checkpoint_that_fits_and_refuses_another(
+    finished: Layout, guesser: Path, tmp_path: Path
+) -> None:
+    layout = make_world(tmp_path, guesser, SIZES * 8)
+    process = train(layout, wait=False)
+    while not list(layout.checkpoints.glob("*/step-*")):
+        time.sleep(0.005)
+    process.send_signal(signal.SIGTERM)
+    process.communicate()
+    oldest = min(layout.checkpoints.glob("*/step-*"))
+    values = {**PARAMS, "train": {**PARAMS["train"], "weight_decay": 0.1}}
+    (layout.root / "params.yaml").write_text(yaml.safe_dump(values))
+    process = train(layout, "--resume", str(oldest))
+    assert process.returncode == 1
+    assert "does not fit this run: train differ" in process.stderr_text  # type: ignore[attr-defined]
+    (layout.root / "params.yaml").write_text(yaml.safe_dump(PARAMS))
+    process = train(layout, "--resume", str(oldest))
+    assert f"resumed after {int(oldest.name.removeprefix('step-'))} steps" in process.stderr_text  # type: ignore[attr-defined]
+    assert outputs(layout) == outputs(finished)

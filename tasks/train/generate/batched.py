@@ -1,17 +1,9 @@
-"""`batched`: all rollouts of the request in one call of the engine, which keeps its own slots full."""
+"""`batched`: all rollouts in one call of the engine, which keeps its own slots full."""
 
-from collections.abc import Sequence
-
-import numpy as np
-
-from tasks.sampling.engine import Engine, Samples, Sampling
-from tasks.train.batch import Request
+from tasks.sampling.engine import Engine, Samples
+from tasks.train.batch import Draw
 
 
-def generate(
-    engine: Engine, prompts: Sequence[Sequence[int]], request: Request, sampling: Sampling, rng: np.random.Generator
-) -> Samples:
-    """`request.counts[q]` completions of `prompts[q]`, each with a seed of its own from `rng`."""
-    counts = request.counts.tolist()
-    seeds = rng.integers(0, 2**63 - 1, size=sum(counts)).tolist()
-    return engine.generate(prompts, counts, sampling, seeds)
+def generate(engine: Engine, draw: Draw) -> Samples:
+    """`draw.counts[q]` completions of `draw.prompts[q]`, each with its own seed."""
+    return engine.generate(draw.prompts, draw.counts, draw.sampling, draw.seeds)

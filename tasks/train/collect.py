@@ -1,0 +1,117 @@
+"""Rollouts for the trainer: drawn by the engine (or taken from a record), shared out over ranks, graded."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from transformers import PreTrainedTokenizerBase
+
+from tasks.sampling.engine import Engine, Samples, Sampling, sample_flops, sample_seed
+from tasks.sampling.grade import Answer, Grader
+from tasks.sampling.models import Policy
+from tasks.sampling.rollouts import decode
+from tasks.train.batch import Draw, Floats, Ints, Prompts, Request, Rollouts
+from tasks.train.ranks import Ranks
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What sampling took: executed FLOPs, tokens of prompts and completions, rollouts."""
+
+    flops: float
+    tokens: int
+    rollouts: int
+
+
+class Collector:
+    """The engine and the grader of a run. `recorded` holds rollouts that are taken instead of drawing them again."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        engine: Engine,
+        tokenizer: PreTrainedTokenizerBase,
+        grader: Grader,
+        sampling: Sampling,
+        generate: Callable[[Engine, Draw], Samples],
+        ranks: Ranks,
+    ) -> None:
+        self.policy, self.engine, self.tokenizer, self.grader = policy, engine, tokenizer, grader
+        self.sampling, self.generate, self.ranks = sampling, generate, ranks
+        self.recorded: pl.DataFrame | None = None
+
+    def collect(
+        self, prompts: Prompts, request: Request, rng: np.random.Generator, step: int, first_group: int
+    ) -> tuple[Rollouts, Cost]:
+        """The graded rollouts of one request; its groups are numbered from `first_group` on within the step."""
+        counts = request.counts.tolist()
+        seeds = rng.integers(0, 2**63 - 1, size=sum(counts)).tolist()
+        draw = Draw([prompts.token_ids[row] for row in request.prompt_rows], counts, seeds, self.sampling)
+        samples = self.find_recorded(step, first_group, counts) or self.draw(draw)
+        group_B = np.repeat(np.arange(len(counts)), counts)
+        texts, outcomes = self.verdicts(prompts, request.prompt_rows[group_B], samples)
+        rewards_B = np.array([float(outcome == "correct") for outcome in outcomes])
+        rollouts = Rollouts(request.prompt_rows, draw.prompts, group_B, samples, texts, outcomes, rewards_B)
+        return rollouts, self.cost(draw, samples)
+
+    def draw(self, draw: Draw) -> Samples:
+        """The samples, drawn by all ranks together: whole groups are dealt out, every rank gets all of them back."""
+        if self.ranks.size == 1:
+            return self.generate(self.engine, draw)
+        ends = np.cumsum(draw.counts)
+        groups = [
+            (prompt, count, draw.seeds[end - count : end])
+            for prompt, count, end in zip(draw.prompts, draw.counts, ends, strict=True)
+        ]
+        mine = self.ranks.share(groups)
+        part = Draw([g[0] for g in mine], [g[1] for g in mine], [s for g in mine for s in g[2]], draw.sampling)
+        samples = self.generate(self.engine, part) if mine else Samples([], [], [])
+        rows = list(zip(samples.token_ids, samples.logprobs, samples.finish_reasons, strict=True))
+        starts = np.cumsum([0, *part.counts])
+        drawn = [rows[start:end] for start, end in itertools.pairwise(starts)]
+        every = [row for group in self.ranks.gather(drawn, len(groups)) for row in group]
+        return Samples([row[0] for row in every], [row[1] for row in every], [row[2] for row in every])
+
+    def find_recorded(self, step: int, first_group: int, counts: list[int]) -> Samples | None:
+        """The samples of these groups of `step` from the record, if it has them."""
+        if self.recorded is None:
+            return None
+        groups = range(first_group, first_group + len(counts))
+        rows = self.recorded.filter((pl.col("step") == step) & pl.col("group").is_in(groups))
+        if rows.is_empty():
+            return None
+        found = rows.group_by("group", maintain_order=True).len()["len"].to_list()
+        if found != counts:
+            raise ValueError(f"the record has groups of {found} at step {step}, and control asks for {counts}")
+        return Samples(rows["token_ids"].to_list(), rows["sampler_logprobs"].to_list(), rows["finish_reason"].to_list())
+
+    def verdicts(self, prompts: Prompts, rows_B: Ints, samples: Samples) -> tuple[list[str], list[str]]:
+        """Texts and outcomes of completions of the prompts in `rows_B`."""
+        texts = decode(samples.token_ids, samples.finish_reasons, self.tokenizer)
+        answers = [
+            Answer(prompts.verifiers[row], text, prompts.answers[row], reason == "length")
+            for row, text, reason in zip(rows_B, texts, samples.finish_reasons, strict=True)
+        ]
+        graded = [verdict.outcome for verdict in self.grader.grade(self.ranks.share(answers))]
+        return texts, self.ranks.gather(graded, len(answers))
+
+    def pass_rates(self, prompts: Prompts, num_samples: int) -> tuple[Floats, Cost]:
+        """Pass rate of every prompt, with the same seeds every time: differences are the policy's."""
+        num = len(prompts.ids)
+        seeds = [sample_seed("validation", i, k) for i in range(num) for k in range(num_samples)]
+        draw = Draw(prompts.token_ids, [num_samples] * num, seeds, self.sampling)
+        samples = self.draw(draw)
+        rows_B = np.repeat(np.arange(num), num_samples)
+        _, outcomes = self.verdicts(prompts, rows_B, samples)
+        correct = np.bincount(rows_B, [outcome == "correct" for outcome in outcomes])
+        graded = np.bincount(rows_B, [outcome != "error" for outcome in outcomes])
+        return np.asarray(correct[graded > 0] / graded[graded > 0]), self.cost(draw, samples)
+
+    def cost(self, draw: Draw, samples: Samples) -> Cost:
+        """What drawing `samples` executed."""
+        lengths, prompt_tokens = [len(ids) for ids in samples.token_ids], [len(ids) for ids in draw.prompts]
+        flops = sample_flops(self.policy.architecture, prompt_tokens, draw.counts, lengths, self.engine.prefix_block)
+        tokens = sum(lengths) + int(np.dot(prompt_tokens, draw.counts))
+        return Cost(float(flops.sum()), tokens, len(lengths))
