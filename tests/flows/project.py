@@ -1,0 +1,114 @@
+"""The scratch project: how it is made, changed and run."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+STAGES = ("ingest", "policy", "profile", "baseline", "allocate", "train", "evaluate", "report")
+COPIED = ("dvc.yaml", "params.yaml", ".dvcignore", ".gitignore", ".dvc/config", ".dvc/.gitignore", "data/.gitignore")
+
+
+def build(root: Path) -> Path:
+    """The real dvc.yaml, parameters, flows and tasks/common; every stage is `fake_stage.py`."""
+    for name in COPIED:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, root / name)
+    for name in ("flows", "tasks/common"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(Path(__file__).with_name("fake_tracking.py"), root / "tasks/common/tracking.py")
+    (root / "tasks/sampling").mkdir()
+    (root / "tasks/sampling/__init__.py").touch()
+    for stage in STAGES:
+        (root / "tasks" / stage).mkdir()
+        shutil.copy(Path(__file__).with_name("fake_stage.py"), root / "tasks" / stage / "__main__.py")
+    for command in (
+        ("init", "--quiet"),
+        ("config", "user.name", "t"),
+        ("config", "user.email", "t@example.com"),
+        ("add", "--all"),
+        ("commit", "--quiet", "--message", "start"),
+    ):
+        subprocess.run(["git", *command], cwd=root, check=True)
+    return root
+
+
+def shell(root: Path, environment: dict[str, str], *command: str) -> str:
+    """The output of a command that must succeed."""
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@dataclass(frozen=True)
+class Project:
+    """A scratch project and the environment in which it runs."""
+
+    root: Path
+    environment: dict[str, str]
+
+    def flow(self, *arguments: str, expect: int = 0) -> str:
+        """Everything that a flow prints."""
+        done = subprocess.run(
+            [sys.executable, "-m", "flows.pipeline", *arguments],
+            cwd=self.root,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == expect, done.stdout
+        return done.stdout
+
+    def start(self, *module: str) -> "subprocess.Popen[str]":
+        """Start a module, in a session of its own as a terminal would."""
+        return subprocess.Popen(
+            [sys.executable, "-m", *module],
+            cwd=self.root,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def dvc(self, *arguments: str) -> str:
+        return shell(self.root, self.environment, sys.executable, "-m", "dvc", *arguments)
+
+    def status(self) -> Any:
+        return json.loads(self.dvc("status", "--json"))
+
+    def edit(self, name: str, pattern: str, replacement: str) -> None:
+        path = self.root / name
+        text, count = re.subn(pattern, replacement, path.read_text(), flags=re.MULTILINE)
+        assert count, f"{pattern} is not in {name}"
+        path.write_text(text)
+
+    def behave(self, **behaviour: str) -> None:
+        """Make stages `fail` or `hang`; `train@sgpo-0` is written train__sgpo_0."""
+        named = {stage.replace("__", "@").replace("_", "-"): what for stage, what in behaviour.items()}
+        (self.root / "behaviour.json").write_text(json.dumps(named))
+
+    def hanging(self) -> int:
+        """The process id of the stage that hangs, as soon as it does."""
+        file, deadline = self.root / "hanging.pid", time.monotonic() + 60
+        while time.monotonic() < deadline:
+            if file.exists() and file.read_text():
+                return int(file.read_text())
+            time.sleep(0.05)
+        raise AssertionError("no stage hangs")
+
+    def record(self) -> Any:
+        return json.loads((self.root / "data/tracking/record.json").read_text())
+
+
+def lines(output: str, word: str) -> list[str]:
+    """The stages whose line says `word`."""
+    return re.findall(rf"^\[\d+/\d+\] (\S+): {word}", output, flags=re.MULTILINE)

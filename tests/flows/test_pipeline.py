@@ -1,0 +1,115 @@
+"""The flow and DVC on a scratch project: what runs, what does not, and what each says."""
+
+import json
+import subprocess
+import urllib.request
+from typing import Any
+
+import pytest
+
+from tests.flows.project import Project, lines, shell
+
+CELLS = ["evaluate@grpo-0", "evaluate@sgpo-0"]
+
+
+def task_states(project: Project) -> list[tuple[str, str, str]]:
+    """(task, name of its state, version) of the newest flow run, as the Prefect server has them."""
+    runs = post(project, "flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})
+    tasks = post(project, "task_runs/filter", {"flow_runs": {"id": {"any_": [runs[0]["id"]]}}})
+    return [(task["name"], task["state_name"], task["task_version"]) for task in tasks]
+
+
+def post(project: Project, path: str, body: dict[str, Any]) -> Any:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    url = f"{project.environment['PREFECT_API_URL']}/{path}"
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with opener.open(request, timeout=30) as answer:
+        return json.load(answer)
+
+
+def test_a_flow_after_dvc_finds_nothing_to_do(project: Project) -> None:
+    output = project.flow()
+    assert "nothing to do: all 11 stages are up to date" in output
+    assert lines(output, "") == []
+    assert (project.root / "data/report/leaderboard.txt").read_text().strip() in output
+    assert all(place in output for place in ("report/index.html", "mlflow.db", "http://127.0.0.1:"))
+    assert not (project.root / "data/tracking").exists()
+    states = task_states(project)
+    assert {name for _, name, _ in states} == {"Cached"}
+    versions = {task: version for task, _, version in states}
+    assert versions["train@grpo-0"] == versions["train@sgpo-0"] != versions["ingest"]
+
+
+def test_a_changed_parameter_runs_what_reads_it_and_changing_it_back_restores(project: Project) -> None:
+    project.edit("params.yaml", r"^  num_samples: 8\n  pass_at", "  num_samples: 9\n  pass_at")
+    output = project.flow()
+    assert lines(output, "ran") == ["baseline", *CELLS, "report"]
+    assert "baseline: starts (evaluate.num_samples 8 -> 9)" in output
+    assert "report: starts (data/baseline/metrics.json " in output
+    assert project.record()["status"] == "FINISHED"
+    assert ["train", "sgpo", 0] in project.record()["cached"]
+    assert project.status() == {}
+    project.edit("params.yaml", "num_samples: 9", "num_samples: 8")
+    output = project.flow()
+    assert lines(output, "restored") == ["baseline", *CELLS, "report"]
+    assert ("report", "Restored") in {(task, state) for task, state, _ in task_states(project)}
+    assert "didn't change" in project.dvc("repro")
+
+
+def test_code_that_changes_nothing_stops_there(project: Project) -> None:
+    project.edit("tasks/profile/__main__.py", r"\Z", "# a comment\n")
+    output = project.flow()
+    assert "profile: starts (code tasks/profile changed)" in output
+    assert lines(output, "starts") == lines(output, "ran") == ["profile"]
+    assert lines(output, "up to date")[-1] == "report"
+
+
+def test_forcing_a_stage_runs_it_alone_when_it_makes_the_same(project: Project) -> None:
+    output = project.flow("--force", "ingest")
+    assert "ingest: starts (asked for by --force)" in output
+    assert lines(output, "ran") == ["ingest"]
+
+
+def test_one_recipe_runs_alone_and_the_report_waits(project: Project) -> None:
+    project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
+    output = project.flow("--recipe", "sgpo")
+    assert lines(output, "ran") == ["allocate@sgpo", "train@sgpo-0", "evaluate@sgpo-0"]
+    assert "the report waits for all cells" in output
+    assert {"allocate@grpo"} <= set(project.status())
+    assert lines(project.flow("--recipe", "grpo"), "ran")[-1] == "report"
+
+
+def test_an_unknown_recipe_is_refused(project: Project) -> None:
+    assert "recipe dapo is not in the experiment: it has grpo, sgpo" in project.flow("--recipe", "dapo", expect=1)
+
+
+def test_a_failed_stage_keeps_its_dependents_from_running(project: Project) -> None:
+    project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
+    project.behave(allocate__sgpo="fail")
+    output = project.flow(expect=1)
+    assert lines(output, "FAILED") == ["allocate@sgpo"]
+    assert lines(output, "not run") == ["train@sgpo-0", "evaluate@sgpo-0", "report"]
+    assert "train@sgpo-0: not run (it needs allocate@sgpo)" in output
+    assert lines(output, "ran") == ["allocate@grpo", "train@grpo-0", "evaluate@grpo-0"]
+    assert project.record()["status"] == "FAILED"
+
+
+def test_a_fresh_clone_runs_and_stays_clean(project: Project) -> None:
+    clone = Project(project.root.parent / "clone", project.environment)
+    subprocess.run(["git", "clone", "--quiet", str(project.root), str(clone.root)], check=True)
+    output = clone.dvc("repro")
+    assert "Stage 'policy' didn't change" in output
+    assert output.count("Running stage") == 10
+    assert shell(clone.root, clone.environment, "git", "status", "--porcelain") == ""
+    assert clone.status() == {}
+
+
+def test_the_matrix_follows_the_parameters(project: Project) -> None:
+    project.dvc("exp", "run", "--quiet", "--set-param", "experiment.recipes=[grpo]")
+    assert "sgpo" not in project.dvc("stage", "list", "--name-only")
+    assert project.status() == {}
+
+
+@pytest.mark.parametrize("section", ["metrics", "plots"])
+def test_dvc_knows_the_report(project: Project, section: str) -> None:
+    assert "data/report" in (project.root / "dvc.yaml").read_text().split(f"\n{section}:\n")[1]

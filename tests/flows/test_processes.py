@@ -1,0 +1,65 @@
+"""A flow, or dvc, that is ended in whatever way leaves no stage behind."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.flows.project import Project
+
+
+def is_gone(pid: int, seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not os.path.exists(f"/proc/{pid}"):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.fixture
+def hanging(project: Project) -> Project:
+    project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
+    project.behave(allocate__grpo="hang")
+    return project
+
+
+def test_an_interrupted_flow_lets_the_stage_save_and_says_so(hanging: Project) -> None:
+    flow = hanging.start("flows.pipeline")
+    stage = hanging.hanging()
+    os.killpg(flow.pid, signal.SIGINT)  # what Ctrl-C does: the whole foreground group
+    output, _ = flow.communicate(timeout=60)
+    assert flow.returncode == 130
+    assert "interrupted; run the same command again" in output
+    assert (hanging.root / "graceful").read_text() == "allocate"
+    assert is_gone(stage)
+    assert hanging.record()["status"] == "KILLED"
+
+
+def test_a_terminated_flow_does_the_same(hanging: Project) -> None:
+    flow = hanging.start("flows.pipeline")
+    stage = hanging.hanging()
+    flow.terminate()
+    flow.communicate(timeout=60)
+    assert flow.returncode == 130
+    assert (hanging.root / "graceful").exists()
+    assert is_gone(stage)
+
+
+def test_a_killed_flow_takes_its_stage_along_and_the_next_one_goes_on(hanging: Project) -> None:
+    flow = hanging.start("flows.pipeline")
+    stage = hanging.hanging()
+    flow.kill()
+    flow.wait(60)
+    assert is_gone(stage)
+    (hanging.root / "behaviour.json").unlink()
+    assert "allocate@grpo: ran" in hanging.flow("--recipe", "grpo")
+
+
+def test_a_killed_dvc_takes_its_stage_along(hanging: Project) -> None:
+    dvc = hanging.start("dvc", "repro", "--single-item", "allocate@grpo")
+    stage = hanging.hanging()
+    dvc.kill()
+    dvc.wait(60)
+    assert is_gone(stage)
