@@ -65,7 +65,7 @@ class Stages:
     def look_again(self, stage: str) -> list[Any]:
         """What changed for `stage`, asking DVC anew when something upstream was touched: it may have come out equal."""
         touched = {name for name, outcome in self.outcomes.items() if outcome != "Cached"}
-        if selection.upstream(self.needs, [stage]) & touched:
+        if selection.upstream(self.needs, self.needs[stage]) & touched:
             return commands.status(stage).get(stage, [])
         return self.changed.get(stage, [])
 

@@ -77,6 +77,11 @@ def test_a_recipe_and_a_seed_select_a_cell_and_what_it_needs() -> None:
     assert "report" in left_out
 
 
+def test_an_unknown_recipe_is_refused() -> None:
+    with pytest.raises(selection.SelectionError, match=r"recipe dapo is not in the experiment: it has a, b-c"):
+        selection.select(NEEDS, [], ["dapo"], None)
+
+
 def test_the_report_stays_when_the_other_cells_are_up_to_date() -> None:
     ordered, left_out = selection.select(NEEDS, ["evaluate@b-c-1", "report"], ["b-c"], None)
     assert ordered == ["ingest", "baseline", "allocate@b-c", "evaluate@b-c-0", "evaluate@b-c-1", "report"]
