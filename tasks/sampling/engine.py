@@ -6,6 +6,7 @@ whatever was drawn beside it and in whatever order (exactly so in float32, up to
 """
 
 import hashlib
+import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -85,9 +86,16 @@ class Engine(Protocol):
         ...
 
 
+def engine_name(settings: EngineSettings) -> str:
+    """The engine that `auto` stands for: vLLM on a machine with a GPU where it is installed, else `hf`."""
+    if settings.name != "auto":
+        return settings.name
+    return "vllm" if torch.cuda.is_available() and importlib.util.find_spec("vllm") else "hf"
+
+
 def load_engine(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None = None) -> Engine:
     """The engine `settings.name` for `policy`. An engine that can will sample from `model` itself (the trainer's)."""
-    module = registry.load(engines, settings.name, "engine.name")
+    module = registry.load(engines, engine_name(settings), "engine.name")
     return cast(Engine, module.load(settings, policy, model))
 
 

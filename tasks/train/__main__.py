@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tasks.common import params, process, stage
 from tasks.common.artifacts import PLAN, PROMPTS, TRAIN_ROLLOUTS, digest, digest_file
-from tasks.sampling.engine import EngineSettings, Sampling, load_engine
+from tasks.sampling.engine import EngineSettings, Sampling, engine_name, load_engine
 from tasks.sampling.grade import Grader, Verify
 from tasks.sampling.models import Policy, load_model, load_tokenizer, policy_digest, read_policy, torch_device
 from tasks.sampling.rollouts import encode_prompts
@@ -49,7 +49,7 @@ def main(run: stage.Stage) -> None:
         **digests,
         "train": dataclasses.asdict(settings),
         "sampling": dataclasses.asdict(sampling),
-        "engine": [engine_settings.name, engine_settings.dtype],
+        "engine": [engine_name(engine_settings), engine_settings.dtype],
     }
     run.tracker.params({"train": chosen["train"], "sampling": run.params["sampling"], "policy": policy.digest})
     for name, path in files.items():

@@ -71,6 +71,10 @@ class Rollouts:
         """Length of each rollout's completion, its stop token counted."""
         return np.array([len(ids) for ids in self.samples.token_ids], dtype=np.int64)
 
+    def tokens_B(self) -> Ints:
+        """Tokens of prompt and completion of each rollout."""
+        return self.prompt_tokens_B() + self.completion_tokens_B()
+
     def is_error_B(self) -> Bools:
         """Whether a rollout could not be graded, through our own fault."""
         return np.array([outcome == "error" for outcome in self.outcomes], dtype=np.bool_)
@@ -196,7 +200,7 @@ def micro_batches(
     """`rows` in micro-batches of at most `max_tokens` padded tokens (one row at least), the longest rows first: rows of
     like lengths share a batch, and what needs the most memory fails at once, not hours later. `by_group` keeps the
     rollouts of a prompt side by side, the groups with the longest rollouts first."""
-    lengths, groups = rollouts.prompt_tokens_B() + rollouts.completion_tokens_B(), rollouts.group_B
+    lengths, groups = rollouts.tokens_B(), rollouts.group_B
     longest = np.zeros(len(rollouts.prompts), dtype=np.int64)
     np.maximum.at(longest, groups[rows], lengths[rows])
     order = sorted(

@@ -90,18 +90,20 @@ class Trainer:
         self.curve: list[dict[str, Any]] = []
         self.rollouts: list[dict[str, Any]] = []
 
-    def learn(self, request: Request, rollouts: Rollouts) -> dict[str, Any]:
-        """The rest of a step, from its rollouts: select, estimate, update, observe; its row of STEPS."""
+    def learn(self, request: Request, fresh: Rollouts) -> dict[str, Any]:
+        """The rest of a step, from its rollouts: replay, select, estimate, update, observe; its row of STEPS."""
         rng, rate = np.random.default_rng([self.seed, self.num_steps, LEARNING_STREAM]), self.learning_rate()
+        replayed = self.slots.replay.draw(self.replay, rng)
+        rollouts = fresh if replayed is None else merge([fresh, replayed])
         keep_B = ~rollouts.is_error_B()  # our own failures leave their group and every denominator
         keep_B[keep_B] = self.slots.select(rollouts.rewards_B[keep_B], rollouts.group_B[keep_B], rng)
         advantages_B = np.zeros(len(keep_B))
         advantages_B[keep_B] = self.slots.advantage(rollouts.rewards_B[keep_B], rollouts.group_B[keep_B])
         with self.timed("update"):
             update = self.update(rollouts, keep_B, advantages_B, rate)
-        self.slots.control.observe(self.control, rollouts)
-        self.slots.replay.add(self.replay, rollouts)
-        self.charge(rollouts, keep_B, update.stats)
+        self.slots.control.observe(self.control, fresh)
+        self.slots.replay.add(self.replay, fresh)
+        self.charge(fresh, rollouts, keep_B, update.stats)
         totals = {f"flops_{account}": self.trained(account) for account in ACCOUNTS}
         row = {
             "step": self.num_steps,
@@ -212,11 +214,10 @@ class Trainer:
             settings.learning_rate, settings.final_learning_rate_rate, settings.warmup_steps, self.num_steps, done
         )
 
-    def charge(self, rollouts: Rollouts, keep_B: Bools, stats: UpdateStats) -> None:
-        """Enter the step into the three accounts (see the ledger)."""
+    def charge(self, fresh: Rollouts, rollouts: Rollouts, keep_B: Bools, stats: UpdateStats) -> None:
+        """Enter the step into the three accounts (see the ledger). What was replayed was generated before."""
         architecture = self.policy.architecture
-        tokens_B = rollouts.prompt_tokens_B() + rollouts.completion_tokens_B()
-        generated, updated = float(tokens_B.sum()), float(tokens_B[keep_B].sum())
+        generated, updated = float(fresh.tokens_B().sum()), float(rollouts.tokens_B()[keep_B].sum())
         rollout = charged_flops(architecture, generated=generated)
         has_reference = self.objective.reference is not None
         reference = charged_flops(architecture, reference=updated) if has_reference else 0.0
