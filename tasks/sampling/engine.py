@@ -44,6 +44,7 @@ class EngineSettings:
     max_rows: int
     memory_fraction: float
     threads: int
+    num_processes: int
 
 
 @dataclass(frozen=True)

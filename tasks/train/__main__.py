@@ -4,6 +4,7 @@ import argparse
 import copy
 import dataclasses
 import logging
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from tasks.sampling.rollouts import encode_prompts
 from tasks.train.batch import Prompts
 from tasks.train.checkpoint import Checkpoints
 from tasks.train.collect import Collector
-from tasks.train.ranks import Ranks, join_ranks
+from tasks.train.ranks import Ranks, join_ranks, launch_ranks
 from tasks.train.run import plan_arrays, train, write_results
 from tasks.train.settings import CheckpointSettings, TrainSettings
 from tasks.train.slots import load_slots
@@ -163,5 +164,17 @@ def summarize(trainer: Trainer) -> None:
     )
 
 
+def num_processes() -> int:
+    """What params.yaml asks for, read before the stage begins; what is wrong with the file the stage will say."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--params", type=Path, default=Path("params.yaml"))
+    try:
+        values = params.load(parser.parse_known_args()[0].params)
+        return params.section(values, "engine", EngineSettings).num_processes
+    except params.ParamsError:
+        return 1
+
+
 if __name__ == "__main__":
+    launch_ranks("tasks.train", sys.argv[1:], num_processes())
     stage.run("train", main, recipe=True, seed=True, options=add_options)

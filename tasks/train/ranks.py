@@ -7,12 +7,15 @@ nothing is communicated. Left out, with their place here: sharded parameters (FS
 """
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as distributed
+
+from tasks.common.process import die_with_parent
 
 T = TypeVar("T")
 
@@ -66,11 +69,23 @@ class Ranks:
             start += parameter.numel()
 
 
+def launch_ranks(module: str, arguments: list[str], num_processes: int) -> None:
+    """Become torchrun with `num_processes` processes of `module`, unless this is one of them already. The processes
+    end with this one, and this one with its parent."""
+    if num_processes == 1 or "RANK" in os.environ:
+        return
+    die_with_parent()
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
+    os.execv(sys.executable, [*launcher, "-m", module, *arguments])
+
+
 def join_ranks(device: torch.device) -> Ranks:
     """Join the processes that torchrun started; a process on its own is rank 0 of 1."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         return Ranks(0, 1)
+    if device.type == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     if not distributed.is_initialized():
         distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
     return Ranks(distributed.get_rank(), size)

@@ -13,7 +13,7 @@ from tasks.sampling.engine import Engine, EngineSettings, Sampling, load_engine
 from tasks.sampling.models import Policy, load_model, load_tokenizer, named_weights, read_policy
 from tests.policies import place_policy
 
-SETTINGS = EngineSettings("hf", "cpu", "float32", max_rows=8, memory_fraction=0.3, threads=1)
+SETTINGS = EngineSettings("hf", "cpu", "float32", max_rows=8, memory_fraction=0.3, threads=1, num_processes=1)
 SAMPLING = Sampling(temperature=0.8, top_p=1.0, top_k=0, max_tokens=12, seed=0)
 TOLERANCE = 2e-4  # log-probabilities in float32 against a plain forward
 

@@ -20,7 +20,7 @@ from tests.policies import place_policy
 
 SETTINGS = SamplerSettings(
     Sampling(1.0, 1.0, 0, 8, 0),
-    EngineSettings("hf", "cpu", "float32", 64, 0.3, 1),
+    EngineSettings("hf", "cpu", "float32", 64, 0.3, 1, 1),
     StoreSettings(None),
     Verify(5.0, 0.5),
 )

@@ -288,11 +288,10 @@ def test_two_processes_take_the_same_steps_as_one(guesser: Path, tmp_path: Path)
     """A few steps, before rounding lets the samples drift apart; ragged groups, one of them larger than the others."""
     values = {**PARAMS, "train": {**PARAMS["train"], "max_steps": 4}}
     worlds = [make_world(tmp_path / name, guesser, SIZES) for name in ("one", "two")]
-    for layout in worlds:
-        (layout.root / "params.yaml").write_text(yaml.safe_dump(values))
-    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint")
-    for layout, launch in zip(worlds, ((), (*launcher, "127.0.0.1:0")), strict=True):
-        process = train(layout, launcher=launch)
+    for layout, processes in zip(worlds, (1, 2), strict=True):
+        engine = {**PARAMS["engine"], "num_processes": processes}
+        (layout.root / "params.yaml").write_text(yaml.safe_dump({**values, "engine": engine}))
+        process = train(layout)
         assert process.returncode == 0, process.stderr_text  # type: ignore[attr-defined]
     one, two = (outputs(layout) for layout in worlds)
     text = [[(row["step"], row["group"], row["token_ids"], row["reward"]) for row in o["rollouts"]] for o in (one, two)]

@@ -13,7 +13,15 @@ from tests.policies import place_policy
 
 PARAMS: dict[str, Any] = {
     "sampling": {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_tokens": 8, "seed": 0},
-    "engine": {"name": "hf", "device": "cpu", "dtype": "float32", "max_rows": 64, "memory_fraction": 0.3, "threads": 1},
+    "engine": {
+        "name": "hf",
+        "device": "cpu",
+        "dtype": "float32",
+        "max_rows": 64,
+        "memory_fraction": 0.3,
+        "threads": 1,
+        "num_processes": 1,
+    },
     "store": {"location": None},
     "verify": {"seconds": 5.0, "max_failure_rate": 0.5},
     "checkpoint": {"every_seconds": 0.0, "keep": 2},
