@@ -49,7 +49,7 @@ def train(
         bar.update(int(trainer.ledger.rollouts["generate"]))
         while True:
             note(trainer.validate_if_due(), record)
-            started, executed = time.perf_counter(), trainer.trained("executed")
+            started, executed, parts_before = time.perf_counter(), trainer.trained("executed"), dict(trainer.seconds)
             drawn = None if trainer.is_done() else trainer.sample()
             if drawn is None:
                 break
@@ -64,8 +64,9 @@ def train(
                 if due or stop:
                     parts = save(trainer, checkpoints, parts)
                     saved = time.monotonic()
-            record(row, row["step"], row["flops_charged"])
-            show(row, bar)
+            seconds = {part: spent - parts_before.get(part, 0.0) for part, spent in trainer.seconds.items()}
+            record(measurements(row, seconds), row["step"], row["flops_charged"])
+            show(row, sum(seconds.values()), bar)
             if stop:
                 checkpoints.wait()
                 raise KeyboardInterrupt(f"stopped after step {row['step']}, which is checkpointed")
@@ -76,12 +77,20 @@ def train(
     return lost
 
 
-def show(row: Mapping[str, Any], bar: Any) -> None:
-    """The step on the progress bar."""
+def measurements(row: Mapping[str, Any], seconds: Mapping[str, float]) -> dict[str, Any]:
+    """A step for the record: its row of STEPS, the share of mixed groups, and the step's own seconds by part."""
+    parts = {f"seconds/{part}": spent for part, spent in seconds.items() if part != "validate"}
+    return {**row, "mixed_rate": row["num_mixed_groups"] / row["num_prompts"], **parts}
+
+
+def show(row: Mapping[str, Any], seconds: float, bar: Any) -> None:
+    """The step on the progress bar, which adds rate and time left."""
     bar.update(row["num_rollouts"])
+    tokens = row["completion_tokens_mean"] * row["num_rollouts"] / max(seconds, 1e-9)
     bar.set_postfix_str(
         f"step {row['step']}, reward {row['reward_mean'] or 0:.2f}, "
-        f"mixed {row['num_mixed_groups']}/{row['num_prompts']}, {row['flops_charged']:.2g} FLOPs",
+        f"mixed {row['num_mixed_groups']}/{row['num_prompts']}, {tokens:,.0f} tokens/s, "
+        f"{row['flops_charged']:.2g} FLOPs",
         refresh=False,
     )
 
