@@ -26,7 +26,7 @@ export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run env repro test lint ui serve clean help
+.PHONY: run env repro test bench lint ui serve clean help
 
 run: env  ## bring the experiment up to date: ARGS="--recipe sgpo --seed 0"
 	@$(BIN)/python -m flows.pipeline $(ARGS)
@@ -59,6 +59,10 @@ repro: env  ## the same pipeline by DVC alone
 
 test: env  ## all tests; what needs vLLM, a GPU or real data is skipped where that is missing
 	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+
+bench: env  ## compare with TRL (installs requirements-bench.txt beside the pins), and say where the time goes
+	@$(PIP) -r requirements-bench.txt
+	@$(BIN)/python -m tests.bench.against_trl
 
 lint: env  ## ruff (rules and format) and mypy
 	@$(BIN)/python -m ruff check .

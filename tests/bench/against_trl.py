@@ -1,0 +1,161 @@
+"""Winnow's trainer against TRL's GRPOTrainer: the same policy, prompts, rollouts a step, lengths, loss and optimizer.
+
+    make bench        # installs requirements-bench.txt beside the environment's pins, then runs this and `throughput`
+    python -m tests.bench.against_trl [--steps 160] [--repeats 2] [--warmup 5] [--out FILE]
+
+Each run is a process of its own with one thread (`side_winnow.py`, `side_trl.py`); the two alternate, A B A B, with
+another seed each time, because other jobs may share the machine: only ratios within one call mean anything. Timed is
+the training loop after the warm-up steps: sampling, grading, update, optimizer; validation, checkpoints, logging and
+tracking are off on both sides. Policies are kept at a few points, outside the time, and evaluated afterwards by
+Winnow's evaluation on the same held-out prompts: learning per second is compared, not only rollouts per second.
+
+Not the same on both sides, because it is what Winnow does: groups without a gradient are left out of the update, a
+prompt is read once for its group, the verifier is a process of its own, and every rollout is recorded.
+"""
+
+import argparse
+import importlib.metadata
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.bench.world import PROJECT, make_world
+
+SIDES = ("winnow", "trl")
+ROLLOUTS = 32
+Report = dict[str, Any]
+
+
+def run_side(side: str, root: Path, steps: int, seed: int, points: list[int]) -> Report:
+    """One side in its own process; its report."""
+    out = root / f"{side}-{seed}.json"
+    command = [sys.executable, "-m", f"tests.bench.side_{side}", str(root), "--steps", str(steps), "--seed", str(seed)]
+    command += ["--points", *map(str, points), "--out", str(out)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    result = subprocess.run(command, cwd=PROJECT, env=env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    if result.returncode:
+        sys.exit(f"{side} failed:\n{result.stderr[-4000:]}")
+    report: Report = json.loads(out.read_text())
+    return report
+
+
+def speeds(report: Report, warmup: int) -> Report:
+    """Rates after the warm-up, from the ends of the steps."""
+    wall, cpu = (report[name][-1] - report[name][warmup] for name in ("wall", "cpu"))
+    tokens, steps = report["completion_tokens"][warmup:], len(report["wall"]) - 1 - warmup
+    ends = report["wall"][warmup:]
+    return {
+        "rollouts/s": ROLLOUTS * steps / wall,
+        "completion tokens/s": sum(tokens) / wall,
+        "rollouts per CPU second": ROLLOUTS * steps / cpu,
+        "seconds a step (median)": statistics.median(b - a for a, b in itertools.pairwise(ends)),
+        "mean completion length": sum(tokens) / (ROLLOUTS * steps),
+        "peak memory, MB": report["peak_mb"] + report["children_mb"],
+        "start until ready, s": report["start_seconds"],
+        "reward, first quarter": statistics.mean(report["rewards"][: len(report["rewards"]) // 4]),
+        "reward, last quarter": statistics.mean(report["rewards"][-len(report["rewards"]) // 4 :]),
+    }
+
+
+def accuracy(root: Path, folder: Path) -> float:
+    """Held-out pass@1 of the policy in `folder`, as the stage `evaluate` measures it."""
+    import torch
+
+    from tasks.common import params
+    from tasks.common.artifacts import PROMPTS, Layout, read_json
+    from tasks.sampling.evaluation import Evaluate, evaluate_policy
+    from tasks.sampling.models import open_policy, policy_digest
+    from tasks.sampling.rollouts import SamplerSettings
+
+    torch.set_num_threads(1)
+    layout, values = Layout(root), params.load(root / "params.yaml")
+    policy = open_policy(folder, policy_digest(folder), read_json(layout.policy_card))
+    prompts = PROMPTS.read(layout.prompts("validation"))
+    settings, sampler = Evaluate(4, [1], 200), params.sections(values, SamplerSettings)
+    return float(evaluate_policy(prompts, policy, settings, sampler, layout)[0]["pass_at_1"])
+
+
+def curves(root: Path, reports: dict[str, list[Report]]) -> dict[str, list[Report]]:
+    """For each side: mean held-out accuracy and median training seconds after each number of steps."""
+    start = accuracy(root, root / "policy")
+    result = {}
+    for side, runs in reports.items():
+        points = [[{**p, "accuracy": accuracy(root, Path(p["folder"]))} for p in run["points"]] for run in runs]
+        result[side] = [{"step": 0, "seconds": 0.0, "accuracy": start}] + [
+            {
+                "step": same[0]["step"],
+                "seconds": statistics.median(p["seconds"] for p in same),
+                "accuracy": statistics.mean(p["accuracy"] for p in same),
+            }
+            for same in zip(*points, strict=True)
+        ]
+    return result
+
+
+def seconds_to(curve: list[Report], target: float) -> float | None:
+    """When a curve first reaches `target`, between its points by a straight line; None where it does not."""
+    for before, after in itertools.pairwise(curve):
+        if before["accuracy"] < target <= after["accuracy"]:
+            share = (target - before["accuracy"]) / (after["accuracy"] - before["accuracy"])
+            return float(before["seconds"] + share * (after["seconds"] - before["seconds"]))
+    return None
+
+
+def speed_table(reports: dict[str, list[Report]], warmup: int) -> tuple[str, Report]:
+    """Medians over the repeats, and Winnow's share of TRL's."""
+    runs = {side: [speeds(report, warmup) for report in reports[side]] for side in SIDES}
+    lines, medians = ["| | Winnow | TRL | Winnow / TRL |", "|---|---|---|---|"], {}
+    for name in runs["winnow"][0]:
+        ours, theirs = (statistics.median(run[name] for run in runs[side]) for side in SIDES)
+        medians[name] = {"winnow": ours, "trl": theirs}
+        lines.append(f"| {name} | {ours:,.4g} | {theirs:,.4g} | {ours / theirs if theirs else float('nan'):.2f} |")
+    return "\n".join(lines), medians
+
+
+def curve_table(found: dict[str, list[Report]]) -> str:
+    """Held-out accuracy after so many steps, and the seconds to the best accuracy that both sides reach."""
+    lines = ["| steps | Winnow: seconds | accuracy | TRL: seconds | accuracy |", "|---|---|---|---|---|"]
+    for ours, theirs in zip(found["winnow"], found["trl"], strict=True):
+        cells = [f"{x[name]:.3g}" for x in (ours, theirs) for name in ("seconds", "accuracy")]
+        lines.append(f"| {ours['step']} | {' | '.join(cells)} |")
+    target = min(max(p["accuracy"] for p in found[side]) for side in SIDES)
+    ours, theirs = (seconds_to(found[side], target) for side in SIDES)
+    if ours and theirs:
+        lines.append(
+            f"\nheld-out accuracy {target:.3f}: Winnow {ours:.1f} s, TRL {theirs:.1f} s ({theirs / ours:.2f}x)"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=160)
+    parser.add_argument("--warmup", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--out", type=Path, help="also write everything measured, as JSON")
+    options = parser.parse_args()
+    points = [round(options.steps * share) for share in (0.125, 0.25, 0.5, 1.0)]
+    reports: dict[str, list[Report]] = {side: [] for side in SIDES}
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "world"
+        make_world(root, steps=options.steps, rollouts=ROLLOUTS)
+        for seed in range(options.repeats):
+            for side in SIDES:
+                reports[side].append(run_side(side, root, options.steps, seed, points))
+        table, medians = speed_table(reports, options.warmup)
+        found = curves(root, reports)
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("trl", "transformers", "torch"))
+    print(f"{options.steps} steps of {ROLLOUTS} rollouts, medians of {options.repeats}; {versions}; one thread\n")
+    print(f"{table}\n\n{curve_table(found)}")
+    if options.out:
+        options.out.write_text(json.dumps({"medians": medians, "curves": found, "reports": reports}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

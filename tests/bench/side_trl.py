@@ -1,0 +1,137 @@
+"""TRL's side of a comparison: GRPOTrainer over the same prompts in the same order, set to compute what Winnow computes.
+
+    python -m tests.bench.side_trl ROOT --steps N --seed S --points N/4 N/2 ... --out FILE
+
+On-policy GRPO with DAPO's loss (over the tokens of the step, clips 0.2 and 0.28), no KL, AdamW as in params.yaml,
+float32. What would slow TRL down and has no counterpart on the other side is off: logging, saving, evaluation, gradient
+checkpointing (TRL's default) and bf16 (TRL's default; slower than float32 on a CPU). It generates by transformers.
+TRL divides advantages by the sample standard deviation, Winnow by the population's (7 % smaller at 8 rollouts).
+"""
+
+import json
+import os
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TRL_EXPERIMENTAL_SILENCE": "1"}
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from datasets import Dataset, disable_progress_bars
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from tasks.sampling.verifiers.numeric import verify
+from tests.bench.clock import Clock, children_megabytes, peak_megabytes, seconds_since_start
+from tests.bench.world import side_options
+
+
+def config(values: dict[str, Any], steps: int, seed: int, folder: Path) -> GRPOConfig:
+    """GRPOConfig with the values that params.yaml holds under Winnow's names."""
+    train, sampling = values["train"], values["sampling"]
+    return GRPOConfig(
+        output_dir=str(folder),
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        use_vllm=False,
+        per_device_train_batch_size=train["batch"]["size"],
+        gradient_accumulation_steps=1,
+        num_generations=8,
+        num_iterations=1,
+        max_steps=steps,
+        max_completion_length=sampling["max_tokens"],
+        temperature=sampling["temperature"],
+        learning_rate=train["learning_rate"],
+        lr_scheduler_type="constant",
+        adam_beta1=train["betas"][0],
+        adam_beta2=train["betas"][1],
+        weight_decay=train["weight_decay"],
+        max_grad_norm=train["max_grad_norm"],
+        beta=0.0,
+        loss_type="dapo",
+        epsilon=train["loss"]["clip_low"],
+        epsilon_high=train["loss"]["clip_high"],
+        shuffle_dataset=False,
+        seed=seed,
+        report_to="none",
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
+
+
+class Recorder(TrainerCallback):
+    """The reward function (`numeric`, in process) and the clock, in one place: both see every step."""
+
+    __name__ = "numeric"
+
+    def __init__(self, out: Path, seed: int, points: list[int], policy: Path, tokenizer: Any) -> None:
+        self.out, self.seed, self.wanted, self.policy, self.tokenizer = out, seed, points, policy, tokenizer
+        self.rewards: list[float] = []
+        self.completion_tokens: list[int] = []
+        self.points: list[dict[str, Any]] = []
+
+    def __call__(self, prompts: Any, completions: Any, completion_ids: Any, answer: Any, **_: Any) -> list[float]:
+        """1 for a completion that ended and whose last number is the gold's."""
+        stop = self.tokenizer.eos_token_id
+        rewards = [
+            float(ids[-1] == stop and verify(text, gold).outcome == "correct")
+            for text, ids, gold in zip(completions, completion_ids, answer, strict=True)
+        ]
+        self.rewards.append(sum(rewards) / len(rewards))
+        self.completion_tokens.append(sum(map(len, completion_ids)))
+        return rewards
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.clock = Clock()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.clock.tick()
+        if state.global_step in self.wanted:
+            with self.clock.paused():
+                folder = self.out.parent / f"trl-{self.seed}-{state.global_step}"
+                kwargs["model"].save_pretrained(folder)
+                self.tokenizer.save_pretrained(folder)
+                shutil.copy(self.policy / "generation_config.json", folder)
+            self.points.append({"step": state.global_step, "seconds": self.clock.wall[-1], "folder": str(folder)})
+
+
+def main() -> None:
+    options = side_options(__doc__)
+    torch.set_num_threads(1)
+    disable_progress_bars()
+    values = yaml.safe_load((options.root / "params.yaml").read_text())
+    rows = [json.loads(line) for line in (options.root / "order.jsonl").read_text().splitlines()]
+    policy = options.root / "policy"
+    model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32, attn_implementation="sdpa")
+    tokenizer = AutoTokenizer.from_pretrained(policy)
+    recorder = Recorder(options.out, options.seed, options.points, policy, tokenizer)
+    trainer = GRPOTrainer(
+        model,
+        reward_funcs=recorder,
+        args=config(values, options.steps, options.seed, options.root / "trl"),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+        callbacks=[recorder],
+    )
+    ready = seconds_since_start()
+    trainer.train()
+    report = {
+        "start_seconds": ready,
+        "wall": recorder.clock.wall,
+        "cpu": recorder.clock.cpu,
+        "peak_mb": peak_megabytes(),
+        "children_mb": children_megabytes(),
+        "rewards": recorder.rewards,
+        "completion_tokens": recorder.completion_tokens,
+        "points": recorder.points,
+    }
+    options.out.write_text(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()
