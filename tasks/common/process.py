@@ -23,10 +23,18 @@ def die_with_parent() -> None:
     """
     if sys.platform != "linux":
         return
-    parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    if "DVC_STAGE" in os.environ and "RANK" not in os.environ and is_orphan():  # torchrun looks after its ranks
         os._exit(INTERRUPTED)
+
+
+def is_orphan() -> bool:
+    """Whether the `dvc` that ran this command is gone already: imports take seconds, and a kill in that time comes
+    before anybody asked to die with it. What adopts orphans is of another session than dvc and its children."""
+    try:
+        return os.getsid(os.getppid()) != os.getsid(0)
+    except (ProcessLookupError, PermissionError):
+        return True
 
 
 def _interrupt(number: int, frame: object) -> None:

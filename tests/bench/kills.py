@@ -37,7 +37,8 @@ def command(layout: Layout) -> list[str]:
 def run(layout: Layout, seconds: float | None, through_parent: bool) -> bool:
     """Start the stage and kill it, or its parent, after `seconds`. True when it finished before that."""
     line = [sys.executable, "-c", PARENT, *command(layout)] if through_parent else command(layout)
-    process = subprocess.Popen(line, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DVC_STAGE": "train"}
+    process = subprocess.Popen(line, stderr=subprocess.DEVNULL, env=environment, start_new_session=True)
     children: list[psutil.Process] = []
     try:
         return process.wait(timeout=seconds) == 0
@@ -47,7 +48,7 @@ def run(layout: Layout, seconds: float | None, through_parent: bool) -> bool:
         process.wait()
         return False
     finally:
-        _, alive = psutil.wait_procs(children, timeout=5)
+        _, alive = psutil.wait_procs(children, timeout=20)  # one that still imports ends as soon as it has
         if alive:
             sys.exit(f"processes outlived their killed parent: {alive}")
 
