@@ -62,7 +62,7 @@ def main() -> None:
     trainer = make_trainer(options.root, options.seed)
     ready, points = seconds_since_start(), []
     settings = params.section(params.load(options.root / "params.yaml"), "checkpoint", CheckpointSettings)
-    checkpoints = Checkpoints(Layout(options.root).checkpoints, {"seed": options.seed}, settings.keep)
+    checkpoints = Checkpoints(Layout(options.root).checkpoints, {"recipe": RECIPE, "seed": options.seed}, settings.keep)
     trainer.settings = dataclasses.replace(trainer.settings, max_steps=options.steps)
     trainer.validate_if_due()
     with closing(trainer.collector.grader):
