@@ -3,6 +3,7 @@
 python -m tasks.report --params params.yaml --data data
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,22 @@ from typing import Any
 from tasks.common.artifacts import replace_file, write_json
 from tasks.common.params import Experiment
 from tasks.common.stage import Stage, run
-from tasks.report.evidence import read_evidence
+from tasks.report.drift import Drift, ReportSettings, drift_of, groups_of
+from tasks.report.evidence import Evidence, read_evidence
 from tasks.report.leaderboard import Row, curve_table, leaderboard, summarise
 from tasks.report.page import page
 from tasks.report.tables import text_table
+from tasks.report.words import stale_words
+
+logger = logging.getLogger(__name__)
 
 
 def main(stage: Stage) -> None:
     """Read everything, write the report, print the leaderboard, tell the record who is champion."""
     evidence = read_evidence(stage.layout, stage.section("experiment", Experiment))
     rows, curves, out = leaderboard(evidence), curve_table(evidence), stage.layout.report
-    summary = summarise(evidence, rows)
+    drifts = measure(evidence, stage.section("report", ReportSettings))
+    summary = {**summarise(evidence, rows), "drift": drifts}
     table = text_table(rows)
     write_json(out / "leaderboard.json", rows)
     write_json(out / "summary.json", summary)
@@ -29,6 +35,19 @@ def main(stage: Stage) -> None:
     write_text(out / "index.html", page(evidence, rows, summary, curves))
     record(stage, rows, summary)
     print(f"\n{table}{summary['why']}\n")
+
+
+def measure(evidence: Evidence, settings: ReportSettings) -> dict[str, Drift]:
+    """The drift of every run, by its name. A stale profile is a warning where groups were sized by it."""
+    drifts = {}
+    for trained in evidence.trained:
+        groups = groups_of(trained.steps, trained.rollouts, evidence.profile)
+        drift = drifts[trained.name] = drift_of(groups, settings.stale_above)
+        if drift["stale"]:
+            reads = evidence.plan(trained.recipe).reads_profile
+            words = stale_words(trained.name, drift, reads_profile=reads)
+            logger.log(logging.WARNING if reads else logging.INFO, "%s", words)
+    return drifts
 
 
 def write_text(path: Path, text: str) -> None:

@@ -18,7 +18,8 @@ NUM_COLOURS = 8
 
 @dataclass(frozen=True)
 class Line:
-    """A curve with its band; `lead` is a dotted line up to the first point (what was spent before it began)."""
+    """A curve with its band; `lead` is a dotted line up to the first point (what was spent before it began);
+    `strength` below 1 is a paler colour."""
 
     name: str
     colour: int
@@ -27,6 +28,7 @@ class Line:
     low: Sequence[float] = field(default_factory=list)
     high: Sequence[float] = field(default_factory=list)
     lead: bool = False
+    strength: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -53,9 +55,14 @@ def colour(index: int) -> str:
     return f"var(--c{index % NUM_COLOURS})"
 
 
-def tint(index: int, share: float) -> str:
+def pale(index: int, share: float) -> str:
     """A colour, paler the smaller `share`; opaque, so that no grid line shows through."""
-    return f"fill:color-mix(in srgb, {colour(index)} {share:.0%}, var(--paper))"
+    return f"color-mix(in srgb, {colour(index)} {share:.0%}, var(--paper))"
+
+
+def tint(index: int, share: float) -> str:
+    """A pale colour to fill with."""
+    return f"fill:{pale(index, share)}"
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -123,6 +130,18 @@ def line_chart(lines: Sequence[Line], x_words: str, y_words: str, label: str, *,
     return svg(parts, label)
 
 
+def calibration_chart(lines: Sequence[Line], expected: Line, x_words: str, y_words: str, label: str) -> str:
+    """Found against foretold, both from 0 to 1: the diagonal dotted, `expected` dashed, the curves on top."""
+    x, y = Scale(0.0, 1.0, LEFT, WIDTH - RIGHT), Scale(0.0, 1.0, HEIGHT - BOTTOM, TOP)
+    parts = axes(x, y, x_words, y_words, x_ticks=ticks(0, 1), percent=False)
+    parts.append(f'<line class="diagonal" x1="{x(0)}" x2="{x(1)}" y1="{y(0)}" y2="{y(1)}"/>')
+    path = " ".join(f"{x(a)},{y(b)}" for a, b in zip(expected.xs, expected.ys, strict=True))
+    parts.append(f'<polyline points="{path}" class="expected"/>')
+    for line in lines:
+        parts += drawn(line, x, y, percent=False)
+    return svg(parts, label)
+
+
 def padded(low: float, high: float, ceiling: float) -> tuple[float, float]:
     """A little room above and below, within 0 and `ceiling`."""
     room = max((high - low) * 0.06, 0.01)
@@ -131,7 +150,7 @@ def padded(low: float, high: float, ceiling: float) -> tuple[float, float]:
 
 def drawn(line: Line, x: Scale, y: Scale, percent: bool) -> list[str]:
     """One curve: band, lead, line, and a dot with its numbers at every point."""
-    hue, dash = colour(line.colour), DASHES[line.colour // NUM_COLOURS % len(DASHES)]
+    hue, dash = pale(line.colour, line.strength), DASHES[line.colour // NUM_COLOURS % len(DASHES)]
     points = [(x(a), y(b)) for a, b in zip(line.xs, line.ys, strict=True)]
     parts = []
     if line.low:

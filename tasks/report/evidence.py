@@ -11,7 +11,17 @@ from typing import Any
 
 import polars as pl
 
-from tasks.common.artifacts import CURVE, DECISIONS, PLAN, PROFILE, STEPS, ArtifactError, Layout, read_json
+from tasks.common.artifacts import (
+    CURVE,
+    DECISIONS,
+    PLAN,
+    PROFILE,
+    STEPS,
+    TRAIN_ROLLOUTS,
+    ArtifactError,
+    Layout,
+    read_json,
+)
 from tasks.common.params import Experiment
 
 Json = Mapping[str, Any]
@@ -38,6 +48,7 @@ class Trained:
     recipe: str
     seed: int
     steps: pl.DataFrame
+    rollouts: pl.DataFrame
     curve: pl.DataFrame
     flops: Json
     cost: Json
@@ -95,11 +106,24 @@ def read_trained(layout: Layout, recipe: str, seed: int) -> Trained:
             recipe,
             seed,
             STEPS.read(train / "steps.parquet"),
+            read_outcomes(train / "rollouts.parquet"),
             CURVE.read(train / "curve.parquet"),
             read_json(train / "flops.json"),
             read_json(train / "cost.json"),
             read_json(evaluation / "metrics.json"),
         )
+
+
+def read_outcomes(path: Path) -> pl.DataFrame:
+    """What became of each rollout of a training. All columns are checked and a few are read: the tokens and
+    log-probabilities of a long run are gigabytes that no figure shows."""
+    if not path.exists():
+        raise ArtifactError(f"{path} does not exist: run the stage that makes the {TRAIN_ROLLOUTS.name} table first")
+    try:
+        TRAIN_ROLLOUTS.check(pl.read_parquet(path, n_rows=0), str(path))
+        return pl.read_parquet(path, columns=["step", "group", "prompt_id", "outcome"])
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise ArtifactError(f"{path} cannot be read as Parquet: {error}") from error
 
 
 @contextmanager

@@ -9,14 +9,17 @@ from tasks.report.charts import (
     Line,
     Piece,
     bar_chart,
+    calibration_chart,
     colour,
     dot_chart,
     flops_words,
     line_chart,
+    pale,
     stack_chart,
     tint,
     unit,
 )
+from tasks.report.drift import Drift
 from tasks.report.evidence import Evidence, Plan
 from tasks.report.leaderboard import Row
 
@@ -29,6 +32,7 @@ PART_WORDS = {
 }
 PART_SHARE = {"profile": 1.0, "generate": 0.72, "score": 0.55, "update": 0.38, "lost": 0.15}
 NUM_BINS = 12
+MAX_PASSES = 5
 
 
 def colours(evidence: Evidence) -> dict[str, int]:
@@ -39,8 +43,13 @@ def colours(evidence: Evidence) -> dict[str, int]:
 def legend(evidence: Evidence, *more: tuple[str, str]) -> str:
     """The recipes' colours, and `more` entries of (name, CSS style)."""
     entries = [(recipe, f"background:{colour(index)}") for recipe, index in colours(evidence).items()]
-    keys = [f'<span class="key"><i style="{style}"></i>{escape(name)}</span>' for name, style in (*entries, *more)]
-    return f'<p class="legend">{"".join(keys)}</p>'
+    return keys([*entries, *more])
+
+
+def keys(entries: Sequence[tuple[str, str]]) -> str:
+    """A line of colours, as CSS, and what they stand for."""
+    shown = [f'<span class="key"><i style="{style}"></i>{escape(name)}</span>' for name, style in entries]
+    return f'<p class="legend">{"".join(shown)}</p>'
 
 
 def accuracy_over(evidence: Evidence, curves: pl.DataFrame, account: str) -> str:
@@ -115,6 +124,37 @@ def shade(evidence: Evidence, plan: Plan, group_size: int, largest: int) -> str:
     if not group_size:
         return "fill:var(--left-out)"
     return tint(colours(evidence)[plan.recipe], 0.35 + 0.65 * group_size / largest)
+
+
+def calibration(passes: Sequence[Drift], index: int, name: str) -> str:
+    """Success in training over the profiled pass rate, a line per pass, the later the stronger, and their legend.
+
+    Of many passes, a few; the interval is drawn on the last one only, where the question is whether it moved.
+    """
+    shown = spaced(passes)
+    strengths = [1.0 - 0.7 * after / len(shown) for after in reversed(range(len(shown)))]
+    lines = [pass_line(one, index, strength) for one, strength in zip(shown, strengths, strict=True)]
+    fresh = Line("expected", index, column(shown[-1], "profiled"), column(shown[-1], "expected"))
+    words = f"success in training of {name} over the profiled pass rate, a line per pass"
+    names = [(line.name, f"background:{pale(index, line.strength)}") for line in lines]
+    return keys(names) + calibration_chart(lines, fresh, "pass rate in the profile", "success in training", words)
+
+
+def spaced(passes: Sequence[Drift]) -> list[Drift]:
+    """At most MAX_PASSES of them, the first and the last among them."""
+    count = min(len(passes), MAX_PASSES)
+    return [passes[place * (len(passes) - 1) // max(count - 1, 1)] for place in range(count)]
+
+
+def pass_line(one: Drift, index: int, strength: float) -> Line:
+    """The bins of a pass as a curve."""
+    last, xs, ys = strength == 1.0, column(one, "profiled"), column(one, "success")
+    low, high = (column(one, key) if last else [] for key in ("success_low", "success_high"))
+    return Line(f"pass {one['pass']}", index, xs, ys, low, high, strength=strength)
+
+
+def column(one: Drift, key: str) -> list[float]:
+    return [row[key] for row in one["bins"]]
 
 
 def compute_parts(evidence: Evidence, rows: Sequence[Row], account: str) -> str:

@@ -9,9 +9,10 @@ from typing import Any
 import polars as pl
 
 from tasks.report import figures, tables
+from tasks.report.drift import Drift, groups_of, passes_of
 from tasks.report.evidence import Evidence
 from tasks.report.leaderboard import Row
-from tasks.report.words import verdict
+from tasks.report.words import stale_words, verdict
 
 
 def page(evidence: Evidence, rows: Sequence[Row], summary: Mapping[str, Any], curves: pl.DataFrame) -> str:
@@ -36,6 +37,9 @@ def page(evidence: Evidence, rows: Sequence[Row], summary: Mapping[str, Any], cu
         decisions=tables.decisions_table(evidence),
         plans=tables.plans_table(evidence),
         forecast=tables.forecast_table(evidence, rows),
+        stale=stale_boxes(evidence, summary["drift"]),
+        calibrations=calibrations(evidence),
+        drift=tables.drift_table(evidence, summary["drift"]),
         levels=figures.by_level(evidence),
         seconds=tables.seconds_table(evidence, rows),
     )
@@ -66,3 +70,27 @@ def histograms(evidence: Evidence) -> str:
     """One histogram a recipe."""
     shown = [(plan.recipe, figures.profile_histogram(evidence, plan)) for plan in evidence.plans]
     return "".join(f"<figure><h3>{tables.mark(evidence, name)}</h3>{picture}</figure>" for name, picture in shown)
+
+
+def stale_boxes(evidence: Evidence, drifts: Mapping[str, Drift]) -> str:
+    """A warning for each run whose profile is stale, or that there is none."""
+    warnings = [
+        stale_words(run.name, drifts[run.name], reads_profile=evidence.plan(run.recipe).reads_profile)
+        for run in evidence.trained
+        if drifts[run.name]["stale"]
+    ]
+    if not warnings:
+        return "<p>In the last pass of every run the profile still describes the policy well enough.</p>"
+    return "".join(f'<div class="box warning">{escape(words)}.</div>' for words in warnings)
+
+
+def calibrations(evidence: Evidence) -> str:
+    """A calibration figure for each recipe, over the groups of all its seeds."""
+    shown = []
+    for plan in evidence.plans:
+        runs = evidence.seeds(plan.recipe)
+        passes = passes_of(pl.concat([groups_of(run.steps, run.rollouts, evidence.profile) for run in runs]))
+        if passes:
+            picture = figures.calibration(passes, figures.colours(evidence)[plan.recipe], plan.recipe)
+            shown.append(f"<figure><h3>{tables.mark(evidence, plan.recipe)}</h3>{picture}</figure>")
+    return "".join(shown) or "<p>No training step was made.</p>"

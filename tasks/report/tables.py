@@ -1,12 +1,13 @@
 """The tables of the report, as text for a terminal and as HTML. Numbers come from `leaderboard`; words are added."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
 import polars as pl
 
 from tasks.report.charts import colour, flops_words
+from tasks.report.drift import Drift
 from tasks.report.evidence import Evidence, Plan
 from tasks.report.figures import PART_WORDS, colours
 from tasks.report.leaderboard import Row
@@ -175,6 +176,26 @@ def forecast_table(evidence: Evidence, rows: Sequence[Row]) -> str:
 def off(value: float, expected: float) -> str:
     """By how much the forecast was off."""
     return f" ({value / expected - 1:+.0%})" if expected else ""
+
+
+def drift_table(evidence: Evidence, drifts: Mapping[str, Drift]) -> str:
+    """How far each pass was from the profile, and its mixed groups against the forecast."""
+    body = []
+    for run in evidence.trained:
+        for one in drifts[run.name]["passes"]:
+            mixed = f"{one['mixed_rate_forecast']:.1%} → {one['mixed_rate']:.1%}"
+            size, number = f"{one['group_size_mean']:.2f}", f"{one['num_groups']:,}"
+            moved = [points(one["drift"], "+"), points(one["gap"]), points(one["chance"])]
+            solved = [f"{one['expected']:.1%}", f"{one['success']:.1%}"]
+            name = mark(evidence, run.recipe, f"/{run.seed}")
+            body.append([name, str(one["pass"]), number, size, *solved, *moved, mixed])
+    headers = ["recipe/seed", "pass", "groups", "mean size", "expected", "solved", "drift", "gap", "gap by chance"]
+    return html_table([*headers, "mixed: forecast → found"], body, raw=1)
+
+
+def points(value: float, sign: str = "") -> str:
+    """A difference of two shares in percentage points; `+` shows which way."""
+    return f"{100 * value:{sign}.1f}"
 
 
 def seconds_table(evidence: Evidence, rows: Sequence[Row]) -> str:

@@ -88,6 +88,20 @@ def matched(name: str, mine: Mapping[str, Any], reference: str, other: Mapping[s
     )
 
 
+def stale_words(name: str, drift: Mapping[str, Any], *, reads_profile: bool) -> str:
+    """What it means that the profile of the run `name` is stale. Of little net drift, the gap is told instead."""
+    if 2 * abs(drift["drift"]) >= drift["gap"]:
+        how = f"{100 * abs(drift['drift']):.0f} points {'more' if drift['drift'] > 0 else 'less'} often than profiled"
+    else:
+        how = f"{100 * drift['gap']:.0f} points away from what was profiled, some more and some less often"
+    second = (
+        "a second round (profile the trained policy as a new data root) would re-size groups"
+        if reads_profile
+        else "this recipe does not read it, but one that does would now size its groups wrongly"
+    )
+    return f"{name}: in the last pass prompts were solved {how}: the profile is stale; {second}"
+
+
 def caveat(recipes: Mapping[str, Mapping[str, Any]]) -> str:
     """What the seeds allow to say."""
     seeds = min(summary["num_seeds"] for summary in recipes.values())

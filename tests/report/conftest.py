@@ -6,7 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.common.artifacts import CURVE, DECISIONS, OUTCOMES, PLAN, PROFILE, STEPS, Layout, write_json
+from tasks.common.artifacts import (
+    CURVE,
+    DECISIONS,
+    OUTCOMES,
+    PLAN,
+    PROFILE,
+    STEPS,
+    TRAIN_ROLLOUTS,
+    Layout,
+    write_json,
+)
 from tasks.common.ledger import Ledger
 
 NUM_PROMPTS = 40
@@ -114,15 +124,27 @@ def write_training(layout: Layout, recipe: str, seed: int, *, scale: float, vali
     CURVE.write(folder / "curve.parquet", CURVE.frame(points))
     mixed = rng.binomial(4, 0.7 if recipe == "sgpo" else 0.4, 35)
     steps = [
-        {**STEPS.example, "step": step, "num_prompts": 4, "num_mixed_groups": int(n)} for step, n in enumerate(mixed)
+        {**STEPS.example, "step": step, "pass": step // 20, "num_mixed_groups": int(n)} for step, n in enumerate(mixed)
     ]
     STEPS.write(folder / "steps.parquet", STEPS.frame(steps))
+    write_rollouts(layout, recipe, seed, more=0)
+
+
+def write_rollouts(layout: Layout, recipe: str, seed: int, *, more: int) -> None:
+    """35 steps of 4 groups of 8; each prompt solved as often as it was profiled, and `more` times (of 8)."""
+    rows = [
+        {**TRAIN_ROLLOUTS.example, "step": number // 4, "group": number % 4, "prompt_id": f"p{number % NUM_PROMPTS}",
+         "sample_index": sample, "outcome": "correct" if sample < number % NUM_PROMPTS % 9 + more else "wrong"}
+        for number in range(35 * 4) for sample in range(8)
+    ]  # fmt: skip
+    TRAIN_ROLLOUTS.write(layout.train(recipe, seed) / "rollouts.parquet", TRAIN_ROLLOUTS.frame(rows))
 
 
 def write_params(folder: Path, recipes: list[str], seeds: list[int]) -> Path:
     path = folder / "params.yaml"
     path.write_text(
         f"experiment: {{recipes: {recipes}, seeds: {seeds}}}\n"
+        "report: {stale_above: 0.15}\n"
         "tracking: {uri: null, experiment: winnow, log_weights: false}\n"
     )
     return path

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from tasks.common.artifacts import ArtifactError, Layout
 from tasks.common.params import Experiment
+from tasks.report.__main__ import measure
 from tasks.report.charts import Line, flops_words, line_chart, ticks, unit
+from tasks.report.drift import ReportSettings
 from tasks.report.evidence import Evidence, read_evidence
 from tasks.report.leaderboard import curve_table, leaderboard, summarise
 from tasks.report.page import page
@@ -37,6 +39,12 @@ def row(rows: list[dict[str, Any]], recipe: str, seed: int) -> dict[str, Any]:
 def summary_of_files(layout: Layout) -> dict[str, Any]:
     evidence = read_evidence(layout, BOTH)
     return summarise(evidence, leaderboard(evidence))
+
+
+def page_of(evidence: Evidence) -> str:
+    rows = leaderboard(evidence)
+    drifts = measure(evidence, ReportSettings(stale_above=0.15))
+    return page(evidence, rows, {**summarise(evidence, rows), "drift": drifts}, curve_table(evidence))
 
 
 def test_profiling_is_charged_only_where_it_is_read(evidence: Evidence) -> None:
@@ -66,6 +74,9 @@ def test_seconds_and_counts(evidence: Evidence) -> None:
     assert row(rows, "grpo", 1)["seconds"] == {"profile": 0.0, "train": 60.0, "lost": 2.0, "total": 62.0}
     assert row(rows, "sgpo", 1)["seconds"] == pytest.approx({"profile": 6, "train": 20, "lost": 2, "total": 28})
     assert (row(rows, "grpo", 0)["rollouts"], row(rows, "grpo", 0)["tokens"]) == (320, 9000)
+    counts = ("steps", "rollouts", "tokens", "rollouts_profile", "tokens_profile", "tokens_lost")
+    assert {type(row[name]) for row in rows for name in counts} == {int}
+    assert row(rows, "sgpo", 0)["tokens_lost"] == 70
 
 
 def test_the_leaderboard_is_sorted_by_test_accuracy(evidence: Evidence) -> None:
@@ -136,7 +147,14 @@ def test_the_verdict_does_not_hide_a_dearer_recipe(layout: Layout) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["train/steps.parquet", "train/curve.parquet", "train/flops.json", "train/cost.json", "eval/metrics.json"],
+    [
+        "train/steps.parquet",
+        "train/rollouts.parquet",
+        "train/curve.parquet",
+        "train/flops.json",
+        "train/cost.json",
+        "eval/metrics.json",
+    ],
 )
 def test_a_missing_file_is_named_with_recipe_and_seed(layout: Layout, name: str) -> None:
     path = layout.recipe("sgpo") / "1" / name
@@ -172,8 +190,7 @@ class References(HTMLParser):
 
 
 def test_the_page_fetches_nothing_and_is_well_formed(evidence: Evidence) -> None:
-    rows = leaderboard(evidence)
-    html = page(evidence, rows, summarise(evidence, rows), curve_table(evidence))
+    html = page_of(evidence)
     parser = References()
     parser.feed(html)
     assert parser.fetched == []
@@ -182,7 +199,7 @@ def test_the_page_fetches_nothing_and_is_well_formed(evidence: Evidence) -> None
     assert "url(" not in html
     assert "@import" not in html
     assert html.count("http") == html.count("http://www.w3.org/2000/svg")
-    assert html.count("<svg") == 8
+    assert html.count("<svg") == 10
     assert "$" not in html
 
 
@@ -191,8 +208,7 @@ def test_names_are_escaped(layout: Layout) -> None:
     write_plan(layout, name, reads_profile=True)
     write_training(layout, name, 0, scale=1.0, validation=0.5, test=0.5)
     evidence = read_evidence(layout, Experiment([name], [0]))
-    rows = leaderboard(evidence)
-    html = page(evidence, rows, summarise(evidence, rows), curve_table(evidence))
+    html = page_of(evidence)
     assert "<b>&" not in html
     assert "&lt;b&gt;&amp;" in html
 
@@ -204,8 +220,7 @@ def test_what_could_not_be_measured_is_a_dash(layout: Layout) -> None:
     del measured["levels"]["10"]
     path.write_text(json.dumps(measured))
     evidence = read_evidence(layout, BOTH)
-    rows = leaderboard(evidence)
-    assert "<td>–</td>" in page(evidence, rows, summarise(evidence, rows), curve_table(evidence))
+    assert "<td>–</td>" in page_of(evidence)
 
 
 def test_equal_inputs_give_equal_files(layout: Layout, tmp_path: Path) -> None:
