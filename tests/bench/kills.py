@@ -37,8 +37,8 @@ def command(layout: Layout) -> list[str]:
 def run(layout: Layout, seconds: float | None, through_parent: bool) -> bool:
     """Start the stage and kill it, or its parent, after `seconds`. True when it finished before that."""
     line = [sys.executable, "-c", PARENT, *command(layout)] if through_parent else command(layout)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DVC_STAGE": "train"}
-    process = subprocess.Popen(line, stderr=subprocess.DEVNULL, env=environment, start_new_session=True)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **({"DVC_STAGE": "train"} if through_parent else {})}
+    process = subprocess.Popen(line, stderr=subprocess.DEVNULL, env=environment, start_new_session=through_parent)
     children: list[psutil.Process] = []
     try:
         return process.wait(timeout=seconds) == 0
