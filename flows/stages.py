@@ -7,7 +7,7 @@ from typing import Any
 
 from flows import commands, reasons, selection
 from tasks.common import params
-from tasks.common.artifacts import digest, digest_file, digest_folder
+from tasks.common.files import digest, digest_file, digest_folder
 
 LABELS = {"Cached": "up to date", "Ran": "ran", "Restored": "restored from the run cache"}
 

@@ -7,7 +7,8 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors, tra
 from tokenizers.decoders import ByteLevel, Fuse
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from tasks.common.artifacts import Layout, write_json
+from tasks.common.artifacts import Layout
+from tasks.common.files import write_json
 from tasks.sampling.models import describe, policy_digest
 
 CORPUS = [

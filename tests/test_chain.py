@@ -11,7 +11,8 @@ import polars as pl
 import pytest
 import yaml
 
-from tasks.common.artifacts import CURVE, DECISIONS, PROFILE, PROMPTS, STEPS, TRAIN_ROLLOUTS, Layout, read_json
+from tasks.common.artifacts import CURVE, DECISIONS, PROFILE, PROMPTS, STEPS, TRAIN_ROLLOUTS, Layout
+from tasks.common.files import read_json
 from tests.policies import make_policy
 from tests.train.worlds import make_world
 

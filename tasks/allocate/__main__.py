@@ -7,7 +7,8 @@ import polars as pl
 
 from tasks.allocate.plan import AllocateSettings, check_decisions, forecast, load_strategy, make_plan
 from tasks.common import params, stage
-from tasks.common.artifacts import DECISIONS, PLAN, PROFILE, digest_file, read_json, write_json
+from tasks.common.artifacts import DECISIONS, PLAN, PROFILE
+from tasks.common.files import digest_file, read_json, write_json
 from tasks.common.ledger import Architecture
 
 logger = logging.getLogger(__name__)

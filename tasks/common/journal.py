@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tasks.common.artifacts import digest_file
+from tasks.common.files import digest_file
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import psutil
 
-from tasks.common.artifacts import ArtifactError, Layout, read_json, write_json
+from tasks.common.artifacts import Layout
+from tasks.common.files import ArtifactError, read_json, write_json
 from tasks.common.journal import Event, milliseconds
 
 logger = logging.getLogger(__name__)

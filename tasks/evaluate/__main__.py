@@ -1,7 +1,7 @@
 """python -m tasks.evaluate --recipe R --seed S: a trained policy on the test prompts."""
 
 from tasks.common import stage
-from tasks.common.artifacts import read_json
+from tasks.common.files import read_json
 from tasks.sampling.evaluation import run_evaluation
 from tasks.sampling.models import open_policy, policy_digest
 

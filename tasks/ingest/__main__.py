@@ -7,7 +7,8 @@ from typing import Any
 
 import polars as pl
 
-from tasks.common.artifacts import PROMPTS, REJECTED, digest_file
+from tasks.common.artifacts import PROMPTS, REJECTED
+from tasks.common.files import digest_file
 from tasks.common.stage import Stage, run
 from tasks.ingest.candidates import Rejection, Row
 from tasks.ingest.duplicates import resolve

@@ -10,7 +10,8 @@ from itertools import combinations
 
 import polars as pl
 
-from tasks.common.artifacts import PROMPTS, digest
+from tasks.common.artifacts import PROMPTS
+from tasks.common.files import digest
 from tasks.common.params import ParamsError
 from tasks.common.stage import StageError
 from tasks.ingest.candidates import Row

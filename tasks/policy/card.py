@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from tasks.common.artifacts import sync_folder
+from tasks.common.files import sync_folder
 from tasks.common.stage import StageError
 from tasks.sampling.models import check_folder, describe, load_tokenizer, policy_digest, save_policy
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.common.artifacts import Layout, read_json, write_json
+from tasks.common.artifacts import Layout
+from tasks.common.files import read_json, write_json
 from tasks.policy import provenance
 from tasks.policy.card import write_external, write_own
 from tasks.policy.source import resolve

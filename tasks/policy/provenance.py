@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.common.artifacts import ArtifactError, Layout, digest, digest_folder, read_json
+from tasks.common.artifacts import Layout
+from tasks.common.files import ArtifactError, digest, digest_folder, read_json
 from tasks.sampling.models import policy_digest
 
 

@@ -14,7 +14,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from tasks.common.artifacts import digest
+from tasks.common.files import digest
 from tasks.common.progress import progress
 from tasks.common.stage import StageError
 from tasks.sampling.models import POLICY_FILES

@@ -3,7 +3,8 @@
 import logging
 
 from tasks.common import stage
-from tasks.common.artifacts import PROFILE, PROMPTS, ROLLOUTS, digest_file, write_json
+from tasks.common.artifacts import PROFILE, PROMPTS, ROLLOUTS
+from tasks.common.files import digest_file, write_json
 from tasks.profile.profile import ProfileSettings, profile_prompts, summarize
 from tasks.sampling.models import read_policy
 from tasks.sampling.rollouts import SamplerSettings, draw, sampling_cost

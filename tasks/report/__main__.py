@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.common.artifacts import replace_file, write_json
+from tasks.common.files import replace_file, write_json
 from tasks.common.params import Experiment
 from tasks.common.stage import Stage, run
 from tasks.report.drift import Drift, ReportSettings, drift_of, groups_of

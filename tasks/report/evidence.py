@@ -11,17 +11,8 @@ from typing import Any
 
 import polars as pl
 
-from tasks.common.artifacts import (
-    CURVE,
-    DECISIONS,
-    PLAN,
-    PROFILE,
-    STEPS,
-    TRAIN_ROLLOUTS,
-    ArtifactError,
-    Layout,
-    read_json,
-)
+from tasks.common.artifacts import CURVE, DECISIONS, PLAN, PROFILE, STEPS, TRAIN_ROLLOUTS, Layout
+from tasks.common.files import ArtifactError, read_json
 from tasks.common.params import Experiment
 
 Json = Mapping[str, Any]

@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tasks.common import registry
-from tasks.common.artifacts import ArtifactError
+from tasks.common.files import ArtifactError
 from tasks.common.ledger import Architecture, decode_flops, prefill_flops
 from tasks.sampling import engines
 from tasks.sampling.models import Policy

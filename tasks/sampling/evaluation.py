@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from tasks.common.artifacts import OUTCOMES, PROMPTS, ROLLOUTS, Layout, digest_file, write_json
+from tasks.common.artifacts import OUTCOMES, PROMPTS, ROLLOUTS, Layout
+from tasks.common.files import digest_file, write_json
 from tasks.common.stage import Stage
 from tasks.common.statistics import bootstrap_interval, pass_at_k
 from tasks.sampling.models import Policy

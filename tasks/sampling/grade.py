@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tasks.common.artifacts import ArtifactError
+from tasks.common.files import ArtifactError
 from tasks.sampling import verifiers
 from tasks.sampling.verdict import Verdict
 

@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as transformers_logging
 
-from tasks.common.artifacts import ArtifactError, Layout, digest_folder, read_json
+from tasks.common.artifacts import Layout
+from tasks.common.files import ArtifactError, digest_folder, read_json
 from tasks.common.ledger import Architecture
 
 logger = logging.getLogger(__name__)

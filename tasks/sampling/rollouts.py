@@ -15,7 +15,8 @@ import polars as pl
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from tasks.common.artifacts import ROLLOUTS, STORE, ArtifactError, Layout
+from tasks.common.artifacts import ROLLOUTS, STORE, Layout
+from tasks.common.files import ArtifactError
 from tasks.common.ledger import Ledger, charged_flops
 from tasks.common.process import exclusive
 from tasks.common.progress import progress

@@ -19,7 +19,8 @@ from typing import Any
 import fsspec
 import polars as pl
 
-from tasks.common.artifacts import STORE, ArtifactError, Layout, digest, replace_file
+from tasks.common.artifacts import STORE, Layout
+from tasks.common.files import ArtifactError, digest, replace_file
 from tasks.sampling.engine import Sampling
 
 logger = logging.getLogger(__name__)

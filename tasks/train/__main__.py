@@ -14,7 +14,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from tasks.common import params, process, stage
-from tasks.common.artifacts import PLAN, PROMPTS, TRAIN_ROLLOUTS, digest, digest_file
+from tasks.common.artifacts import PLAN, PROMPTS, TRAIN_ROLLOUTS
+from tasks.common.files import digest, digest_file
 from tasks.sampling.engine import EngineSettings, Sampling, engine_name, load_engine
 from tasks.sampling.grade import Grader, Verify
 from tasks.sampling.models import Policy, load_model, load_tokenizer, policy_digest, read_policy, torch_device

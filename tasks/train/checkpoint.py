@@ -20,15 +20,7 @@ import polars as pl
 import torch
 from safetensors.torch import load_file, save_file
 
-from tasks.common.artifacts import (
-    ArtifactError,
-    digest,
-    digest_file,
-    read_json,
-    replace_file,
-    sync_folder,
-    write_json,
-)
+from tasks.common.files import ArtifactError, digest, digest_file, read_json, replace_file, sync_folder, write_json
 
 logger = logging.getLogger(__name__)
 

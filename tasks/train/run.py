@@ -13,7 +13,8 @@ import numpy as np
 import polars as pl
 import torch
 
-from tasks.common.artifacts import CURVE, STEPS, TRAIN_ROLLOUTS, sync_folder, write_json
+from tasks.common.artifacts import CURVE, STEPS, TRAIN_ROLLOUTS
+from tasks.common.files import sync_folder, write_json
 from tasks.common.ledger import Ledger
 from tasks.common.progress import progress
 from tasks.sampling.models import save_policy

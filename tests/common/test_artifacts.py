@@ -5,16 +5,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from tasks.common.artifacts import (
-    PLAN,
-    TABLES,
-    ArtifactError,
-    Table,
-    digest_folder,
-    read_json,
-    replace_file,
-    write_json,
-)
+from tasks.common.artifacts import PLAN, TABLES, Table
+from tasks.common.files import ArtifactError, digest_folder, read_json, replace_file, write_json
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from tasks.common import tracking
-from tasks.common.artifacts import Layout, digest_file
+from tasks.common.artifacts import Layout
+from tasks.common.files import digest_file
 from tasks.common.journal import flatten, shorten
 from tasks.common.pipelines import current_pipeline, process_tags
 from tasks.common.tracking import Tracker, Tracking, track

@@ -13,7 +13,8 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
-from tasks.common.artifacts import ArtifactError, Layout, read_json, write_json
+from tasks.common.artifacts import Layout
+from tasks.common.files import ArtifactError, read_json, write_json
 from tasks.common.params import ParamsError, parse
 from tasks.common.stage import StageError
 from tasks.policy import provenance

@@ -6,17 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.common.artifacts import (
-    CURVE,
-    DECISIONS,
-    OUTCOMES,
-    PLAN,
-    PROFILE,
-    STEPS,
-    TRAIN_ROLLOUTS,
-    Layout,
-    write_json,
-)
+from tasks.common.artifacts import CURVE, DECISIONS, OUTCOMES, PLAN, PROFILE, STEPS, TRAIN_ROLLOUTS, Layout
+from tasks.common.files import write_json
 from tasks.common.ledger import Ledger
 
 NUM_PROMPTS = 40

@@ -11,7 +11,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tasks.common.artifacts import OUTCOMES, PROFILE, STEPS, TRAIN_ROLLOUTS, ArtifactError, Layout, read_json
+from tasks.common.artifacts import OUTCOMES, PROFILE, STEPS, TRAIN_ROLLOUTS, Layout
+from tasks.common.files import ArtifactError, read_json
 from tasks.common.params import Experiment
 from tasks.common.statistics import wilson_interval
 from tasks.report.drift import bins, drift_of, foreseen, groups_of, interval, pass_of

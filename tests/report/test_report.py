@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.common.artifacts import ArtifactError, Layout
+from tasks.common.artifacts import Layout
+from tasks.common.files import ArtifactError
 from tasks.common.params import Experiment
 from tasks.report.__main__ import measure
 from tasks.report.charts import Line, flops_words, line_chart, ticks, unit

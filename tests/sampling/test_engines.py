@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.common.artifacts import ArtifactError, Layout
+from tasks.common.artifacts import Layout
+from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
 from tasks.sampling.engine import Engine, EngineSettings, Sampling, load_engine
 from tasks.sampling.models import Policy, load_model, load_tokenizer, named_weights, read_policy

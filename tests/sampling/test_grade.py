@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import tasks.sampling.verifiers as verifiers
-from tasks.common.artifacts import OUTCOMES, ArtifactError
+from tasks.common.artifacts import OUTCOMES
+from tasks.common.files import ArtifactError
 from tasks.sampling.grade import Answer, FailureRateError, Grader, Verify
 from tasks.sampling.verifiers import exact, numeric
 

@@ -9,7 +9,8 @@ import polars as pl
 import pytest
 import torch
 
-from tasks.common.artifacts import PROMPTS, STORE, ArtifactError, Layout
+from tasks.common.artifacts import PROMPTS, STORE, Layout
+from tasks.common.files import ArtifactError
 from tasks.sampling import rollouts as rollouts_module
 from tasks.sampling.engine import EngineSettings, Sampling
 from tasks.sampling.grade import Verify

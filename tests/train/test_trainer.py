@@ -19,7 +19,8 @@ import torch
 import yaml
 
 from tasks.common import params
-from tasks.common.artifacts import PLAN, Layout, read_json
+from tasks.common.artifacts import PLAN, Layout
+from tasks.common.files import read_json
 from tasks.sampling.engine import Sampling
 from tasks.sampling.engines.hf import HfEngine
 from tasks.sampling.models import load_model, load_tokenizer, policy_digest, read_policy

@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
-from tasks.common.artifacts import ArtifactError
+from tasks.common.files import ArtifactError
 from tasks.sampling.engine import EngineSettings, Samples, Sampling, check_lengths
 from tasks.sampling.models import Policy, load_model, load_tokenizer, stop_token_ids, torch_device, torch_dtype
 

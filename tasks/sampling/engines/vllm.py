@@ -14,7 +14,7 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from tasks.common.artifacts import ArtifactError
+from tasks.common.files import ArtifactError
 from tasks.sampling.engine import EngineSettings, Samples, Sampling, check_lengths
 from tasks.sampling.models import Policy, load_tokenizer, stop_token_ids, torch_device
 

@@ -1,0 +1,76 @@
+"""Files that appear whole or not at all, and digests of what is in them.
+
+Writes go to a temporary name, are flushed to the disk and then renamed: a reader sees the old file or the new one,
+never half of one.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+
+class ArtifactError(ValueError):
+    """A file of the pipeline is missing, or is not what its stage promised."""
+
+
+def replace_file(path: Path, write: Callable[[BinaryIO], Any]) -> None:
+    """Call `write` on a temporary file beside `path`, flush it to the disk, and rename it to `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush a folder's entries, so that a rename in it survives a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as sorted, indented JSON, whole or not at all."""
+    text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+    replace_file(path, lambda file: file.write(text.encode()))
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON; ArtifactError names the file when it is missing or damaged."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise ArtifactError(f"{path} does not exist: run the stage that makes it first") from error
+    except ValueError as error:
+        raise ArtifactError(f"{path} is not JSON: {error}") from error
+
+
+def digest(value: Any) -> str:
+    """16 hex digits that name a JSON-like value: equal values, equal digests."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()[:16]
+
+
+def digest_file(path: Path) -> str:
+    """16 hex digits of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def digest_folder(folder: Path, patterns: Iterable[str] = ("**/*",)) -> str:
+    """16 hex digits of the names and contents of the files in `folder` that match one of `patterns`."""
+    files = sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
+    return digest([[path.relative_to(folder).as_posix(), digest_file(path)] for path in files])
