@@ -63,6 +63,7 @@ test: env  ## all tests; what needs vLLM, a GPU or real data is skipped where th
 bench: env  ## compare with TRL (installs requirements-bench.txt beside the pins), and say where the time goes
 	@$(PIP) -r requirements-bench.txt
 	@$(BIN)/python -m tests.bench.against_trl
+	@$(BIN)/python -m tests.bench.throughput
 
 lint: env  ## ruff (rules and format) and mypy
 	@$(BIN)/python -m ruff check .
