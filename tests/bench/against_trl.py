@@ -68,7 +68,8 @@ def accuracy(root: Path, folder: Path) -> float:
     import torch
 
     from tasks.common import params
-    from tasks.common.artifacts import PROMPTS, Layout, read_json
+    from tasks.common.artifacts import PROMPTS, Layout
+    from tasks.common.files import read_json
     from tasks.sampling.evaluation import Evaluate, evaluate_policy
     from tasks.sampling.models import open_policy, policy_digest
     from tasks.sampling.rollouts import SamplerSettings

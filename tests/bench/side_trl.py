@@ -8,10 +8,13 @@ checkpointing (TRL's default) and bf16 (TRL's default; slower than float32 on a 
 TRL divides advantages by the sample standard deviation, Winnow by the population's (7 % smaller at 8 rollouts).
 """
 
+# ruff: noqa: E402 (what TRL looks at while it is imported is set before)
 import json
 import os
+import sys
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TRL_EXPERIMENTAL_SILENCE": "1"}
+sys.modules["vllm"] = None  # type: ignore[assignment]  # TRL imports it where it is installed: memory it does not use
 
 import shutil
 from pathlib import Path
