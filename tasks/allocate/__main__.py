@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 def main(run: stage.Stage) -> None:
     assert run.recipe is not None
     settings, layout = run.section("allocate", AllocateSettings), run.layout
+    params.at_least(1, allocate__passes=settings.passes)
     spec = params.recipe(run.params, run.recipe)["allocate"]
     strategy, allocate = load_strategy(spec)
     profile = PROFILE.read(layout.profile / "profile.parquet")

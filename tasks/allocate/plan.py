@@ -93,6 +93,8 @@ def make_plan(phases: list[pl.DataFrame], profile: pl.DataFrame) -> pl.DataFrame
             f"the plan has no visit: every prompt was filtered out. Prompts by pass rate: {histogram_words(profile)}. "
             "Raise trivial_above or unsolved_rate, add prompts of another difficulty, or take another policy"
         )
+    if (smallest := min(int(frame["group_size"].min()) for frame in numbered)) < 1:  # type: ignore[arg-type]
+        raise ParamsError(f"the plan has groups of {smallest}: a group size must be at least 1")
     plan = pl.concat(numbered).with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("visit"))
     return PLAN.check(plan.select(list(PLAN.columns)), "the plan")
 

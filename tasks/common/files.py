@@ -65,9 +65,12 @@ def digest(value: Any) -> str:
 
 
 def digest_file(path: Path) -> str:
-    """16 hex digits of a file's content."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    """16 hex digits of a file's content; ArtifactError when it is not there."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    except FileNotFoundError as error:
+        raise ArtifactError(f"{path} does not exist: run the stage that makes it first") from error
 
 
 def digest_folder(folder: Path, patterns: Iterable[str] = ("**/*",)) -> str:

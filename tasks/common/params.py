@@ -65,6 +65,8 @@ def recipe(params: Mapping[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(chosen, dict) or set(chosen) != set(RECIPE_KEYS):
         keys = sorted(chosen) if isinstance(chosen, dict) else chosen
         raise ParamsError(f"recipes.{name} must have exactly the keys {', '.join(RECIPE_KEYS)}; it has {keys}")
+    if not isinstance(chosen["train"], dict) or not isinstance(chosen["allocate"], dict):
+        raise ParamsError(f"recipes.{name}: allocate and train must be mappings; write `train: {{}}` to change nothing")
     base = params.get("train", {})
     unknown = sorted(set(chosen["train"]) - set(base))
     if unknown:
@@ -86,6 +88,13 @@ def parse(value: Any, cls: type[T], where: str) -> T:
         if key not in value:
             raise ParamsError(f"{where}.{key} is missing; {where} needs: {allowed}")
     return cls(**{key: convert(value[key], hints[key], f"{where}.{key}") for key in fields})
+
+
+def at_least(least: int, **values: int) -> None:
+    """Raise ParamsError naming the value that is below `least`; `__` in a name stands for a dot."""
+    for name, value in values.items():
+        if value < least:
+            raise ParamsError(f"{name.replace('__', '.')} is {value}; it must be at least {least}")
 
 
 def convert(value: Any, hint: Any, where: str) -> Any:

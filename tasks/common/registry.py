@@ -8,11 +8,12 @@ import functools
 import importlib
 import inspect
 import pkgutil
+import typing
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from tasks.common.params import ParamsError
+from tasks.common.params import ParamsError, convert
 
 
 def names(package: ModuleType) -> list[str]:
@@ -28,7 +29,8 @@ def load(package: ModuleType, name: Any, where: str) -> ModuleType:
 
 
 def bind(function: Callable[..., Any], settings: Mapping[str, Any], where: str) -> Callable[..., Any]:
-    """`function` with its keyword-only arguments set from `settings`, which must name them all and no other."""
+    """`function` with its keyword-only arguments set from `settings`, which must name them all and no other, with
+    values of the types that the function declares."""
     parameters = inspect.signature(function).parameters.values()
     allowed = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
     for name in settings:
@@ -37,4 +39,5 @@ def bind(function: Callable[..., Any], settings: Mapping[str, Any], where: str) 
     for name in allowed:
         if name not in settings:
             raise ParamsError(f"{where}.{name} is missing; it takes: {', '.join(allowed)}")
-    return functools.partial(function, **settings)
+    hints = typing.get_type_hints(function)
+    return functools.partial(function, **{k: convert(v, hints[k], f"{where}.{k}") for k, v in settings.items()})

@@ -25,8 +25,14 @@ def pass_at_k(correct: npt.ArrayLike, trials: npt.ArrayLike, k: int) -> Floats:
     nan where a prompt has fewer than k trials.
     """
     c, n = np.asarray(correct, dtype=np.float64), np.asarray(trials, dtype=np.float64)
-    estimate = 1.0 - special.binom(n - c, k) / np.where(n >= k, special.binom(n, k), np.nan)
-    return np.asarray(estimate, dtype=np.float64)
+    with np.errstate(invalid="ignore"):
+        log_failing = log_binomial(n - c, k) - log_binomial(n, k)
+    return np.where(n >= k, np.where(n - c >= k, 1.0 - np.exp(log_failing), 1.0), np.nan)
+
+
+def log_binomial(n: Floats, k: int) -> Floats:
+    """log C(n, k), which does not overflow."""
+    return np.asarray(special.gammaln(n + 1) - special.gammaln(k + 1) - special.gammaln(n - k + 1))
 
 
 def bootstrap_interval(

@@ -2,7 +2,7 @@
 
 import logging
 
-from tasks.common import stage
+from tasks.common import params, stage
 from tasks.common.artifacts import PROFILE, PROMPTS, ROLLOUTS
 from tasks.common.files import digest_file, write_json
 from tasks.profile.profile import ProfileSettings, profile_prompts, summarize
@@ -14,6 +14,7 @@ logger = logging.getLogger(__name__)
 
 def main(run: stage.Stage) -> None:
     settings = run.section("profile", ProfileSettings)
+    params.at_least(1, profile__num_samples=settings.num_samples)
     sampler = run.sections(SamplerSettings)
     layout, policy = run.layout, read_policy(run.layout)
     prompts = PROMPTS.read(layout.prompts("train"))

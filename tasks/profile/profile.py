@@ -11,6 +11,7 @@ from typing import Any
 import polars as pl
 
 from tasks.common.artifacts import OUTCOMES, PROFILE
+from tasks.common.files import ArtifactError
 from tasks.common.statistics import fit_beta, mixed_probability, wilson_interval
 
 GROUP_SIZES = (2, 4, 8, 16, 32)
@@ -51,6 +52,8 @@ def summarize(profile: pl.DataFrame, group_sizes: Sequence[int] = GROUP_SIZES) -
     """What the profile says as a whole: how many prompts at each pass rate, and the share of groups expected to be
     mixed (to carry a gradient) were every prompt given a group of each size."""
     graded = profile.filter(pl.col("pass_rate").is_not_null())
+    if graded.is_empty():
+        raise ArtifactError("no sample of any prompt could be graded: mend the verifier or the gold answers")
     correct, trials = graded["correct"].to_numpy(), (graded["num_samples"] - graded["error"]).to_numpy()
     prior = fit_beta(correct, trials)
     histogram = graded.group_by("pass_rate").len().sort("pass_rate")

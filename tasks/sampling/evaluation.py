@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from tasks.common.artifacts import OUTCOMES, PROMPTS, ROLLOUTS, Layout
-from tasks.common.files import digest_file, write_json
+from tasks.common.files import ArtifactError, digest_file, write_json
 from tasks.common.stage import Stage
 from tasks.common.statistics import bootstrap_interval, pass_at_k
 from tasks.sampling.models import Policy
@@ -67,6 +67,8 @@ def measure(rollouts: pl.DataFrame, prompts: pl.DataFrame, settings: Evaluate) -
     """The metrics of a ROLLOUTS table. `error` leaves numerator and denominator; every other failure counts as 0."""
     scores = score_prompts(rollouts).join(prompts.select("prompt_id", "level"), on="prompt_id", maintain_order="left")
     graded = scores.filter(pl.col("trials") > 0)
+    if graded.is_empty():
+        raise ArtifactError("no sample of any test prompt could be graded: mend the verifier or the gold answers")
     sampled = rollouts.filter(~pl.col("greedy"))
     rates = (graded["correct"] / graded["trials"]).to_numpy()
     greedy = graded["greedy"].drop_nulls().to_numpy()

@@ -55,6 +55,7 @@ class Grader:
         self.settings = settings
         self.worker: subprocess.Popen[bytes] | None = None
         self.received = b""
+        self.num_graded, self.num_failed = 0, 0
 
     def __enter__(self) -> "Grader":
         return self
@@ -62,8 +63,12 @@ class Grader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def grade(self, answers: Sequence[Answer], on_graded: Callable[[int], object] | None = None) -> list[Verdict]:
-        """A verdict an answer, in order. Raises FailureRateError with examples when too many could not be graded."""
+    def grade(
+        self, answers: Sequence[Answer], on_graded: Callable[[int], object] | None = None, *, min_judged: int = 0
+    ) -> list[Verdict]:
+        """A verdict an answer, in order. Raises FailureRateError with examples when too many, of all answers that this
+        grader has seen, could not be graded; not before it has seen `min_judged`: a step of training is a small
+        sample, and one prompt that cannot be graded must not end a run."""
         check_verifiers({answer.verifier for answer in answers})
         verdicts = {i: Verdict("truncated", "") for i, answer in enumerate(answers) if answer.truncated}
         waiting = [i for i in range(len(answers)) if i not in verdicts]
@@ -76,7 +81,7 @@ class Grader:
                 if on_graded:
                     on_graded(len(done))
         ordered = [verdicts[i] for i in range(len(answers))]
-        self.check_failures(answers, ordered)
+        self.check_failures(answers, ordered, min_judged)
         return ordered
 
     def grade_chunk(self, answers: Sequence[Answer]) -> list[Verdict]:
@@ -134,9 +139,10 @@ class Grader:
             self.worker.communicate()
             self.worker = None
 
-    def check_failures(self, answers: Sequence[Answer], verdicts: Sequence[Verdict]) -> None:
+    def check_failures(self, answers: Sequence[Answer], verdicts: Sequence[Verdict], min_judged: int) -> None:
         """Stop when the share of `timeout` and `error` is above the limit; warn of any below it."""
         failed = [i for i, verdict in enumerate(verdicts) if verdict.outcome in ("timeout", "error")]
+        self.num_graded, self.num_failed = self.num_graded + len(answers), self.num_failed + len(failed)
         if not failed:
             return
         counts = Counter(verdicts[i].outcome for i in failed)
@@ -146,10 +152,12 @@ class Grader:
             for i in failed[:3]
         )
         message = f"{dict(counts)} of {len(answers)} answers could not be graded: {examples}"
-        if len(failed) > max(self.settings.max_failure_rate * len(answers), 1):
+        too_many = self.num_failed > max(self.settings.max_failure_rate * self.num_graded, 1)
+        if too_many and self.num_graded >= min_judged:
             raise FailureRateError(
-                f"{message}. That is over verify.max_failure_rate {self.settings.max_failure_rate}: mend the verifier "
-                "or the gold answers; what was sampled is kept and will not be sampled again"
+                f"{message}. With {self.num_failed} of {self.num_graded} in all that is over "
+                f"verify.max_failure_rate {self.settings.max_failure_rate}: mend the verifier "
+                "or the gold answers; what is in the store will not be sampled again"
             )
         logger.warning("%s", message)
 

@@ -60,6 +60,12 @@ def read_policy(layout: Layout) -> Policy:
     """The initial policy that the stage `policy` made or named."""
     card = read_json(layout.policy_card)
     folder = layout.policy if card["location"] is None else Path(card["location"])
+    check_folder(folder)
+    if card["location"] is not None and policy_digest(folder) != card["digest"]:
+        raise ArtifactError(
+            f"the policy in {folder} is not what it was when the stage `policy` looked at it ({card['digest']}): "
+            "run that stage again (make run ARGS='--force policy'); what depends on the policy will follow"
+        )
     return open_policy(folder, card["digest"], card)
 
 

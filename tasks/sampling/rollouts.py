@@ -72,14 +72,16 @@ def draw(
     tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
     encoded = encode_prompts(prompts, tokenizer, policy, sampling.max_tokens)
     digests = [prompt_digest(ids) for ids in encoded]
+    if prompts.is_empty():
+        raise ArtifactError("there are no prompts: see prompts/rejected.parquet for what ingest turned away")
     by_digest = dict(zip(digests, encoded, strict=True))
     store = open_store(settings.store, layout, policy.digest, sampling)
     wanted = pl.DataFrame({"prompt_digest": list(by_digest)}).join(
         pl.DataFrame({"sample_index": range(num_samples)}, schema={"sample_index": pl.Int32}), how="cross"
     )
     keys = ["prompt_digest", "sample_index"]
-    missing = wanted.join(store.read(digests), on=keys, how="anti")
     with exclusive(layout.locks / f"device-{torch_device(settings.engine.device).type}", "the device"):
+        missing = wanted.join(store.read(digests), on=keys, how="anti")  # after the wait: another may have drawn them
         usage = fill_store(store, missing, by_digest, policy, tokenizer, sampling, settings.engine)
     logger.info(
         "%d rollouts reused from the store, %d sampled (%d tokens generated)",

@@ -8,10 +8,12 @@ grading is not, so a new verifier grades again and samples nothing.
 """
 
 import hashlib
+import io
 import logging
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -59,22 +61,27 @@ class RolloutStore:
     def read_shard(self, path: str) -> pl.DataFrame:
         """One shard, or an empty table with a warning when it is damaged: its rows are then sampled again."""
         try:
-            with self.files.open(path, "rb") as file:
-                return STORE.check(pl.read_parquet(file), path)
+            content = self.files.cat_file(path)
+            if hashlib.sha256(content).hexdigest()[:16] != path.removesuffix(".parquet").rsplit("-", 1)[-1]:
+                raise ArtifactError("its content is not what its name says")
+            return STORE.check(pl.read_parquet(io.BytesIO(content)), path)
         except (pl.exceptions.PolarsError, ArtifactError) as error:
-            logger.warning("set aside the damaged shard %s (%s): its rows will be sampled again", path, error)
-            self.files.mv(path, f"{path}.damaged")
+            logger.warning("passing over the damaged shard %s (%s): its rows will be sampled again", path, error)
+            with suppress(OSError):  # another reader was faster, or may not write here
+                self.files.mv(path, f"{path}.damaged")
             return STORE.frame([])
 
     def append(self, rows: pl.DataFrame) -> None:
         """Add `rows` as a new shard, whole or not at all."""
-        checked = STORE.check(rows, self.folder)
-        path = f"{self.folder}/{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.parquet"
+        buffer = io.BytesIO()
+        STORE.check(rows, self.folder).write_parquet(buffer, compression="zstd")
+        content = buffer.getvalue()
+        name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}-{hashlib.sha256(content).hexdigest()[:16]}"
+        path = f"{self.folder}/{name}.parquet"
         if self.files.protocol in ("file", ("file", "local")):
-            replace_file(Path(path), lambda file: checked.write_parquet(file, compression="zstd"))
+            replace_file(Path(path), lambda file: file.write(content))
         else:  # an object store shows an object only once it is complete
-            with self.files.open(path, "wb") as file:
-                checked.write_parquet(file, compression="zstd")
+            self.files.pipe_file(path, content)
 
 
 def open_store(settings: StoreSettings, layout: Layout, policy_digest: str, sampling: Sampling) -> RolloutStore:

@@ -52,6 +52,7 @@ def main(run: stage.Stage) -> None:
         "train": dataclasses.asdict(settings),
         "sampling": dataclasses.asdict(sampling),
         "engine": [engine_name(engine_settings), engine_settings.dtype],
+        "verify_seconds": run.section("verify", Verify).seconds,
     }
     run.tracker.params({"train": chosen["train"], "sampling": run.params["sampling"], "policy": policy.digest})
     for name, path in files.items():
@@ -65,6 +66,7 @@ def main(run: stage.Stage) -> None:
             stack.enter_context(process.exclusive(layout.locks / f"train-{key}", f"the checkpoints of {recipe}/{seed}"))
             device = torch_device(engine_settings.device).type
             stack.enter_context(process.exclusive(layout.locks / f"device-{device}", "the device"))
+        ranks.everyone(None)  # the others wait here until this run owns its checkpoints
         grader = stack.enter_context(Grader(run.section("verify", Verify)))
         plan = PLAN.read(plan_path)
         trainer = build(run, policy, settings, sampling, engine_settings, grader, ranks, seed, plan)
@@ -137,6 +139,7 @@ def check_settings(settings: TrainSettings, sampling: Sampling) -> None:
 
     Training is on-policy only when it samples from the distribution whose log-probabilities it computes.
     """
+    params.at_least(1, train__batch__size=settings.batch.size, train__max_nonfinite_steps=settings.max_nonfinite_steps)
     if sampling.temperature <= 0 or sampling.top_p < 1.0 or sampling.top_k > 0:
         raise params.ParamsError(
             f"training needs sampling.temperature > 0, top_p 1.0 and top_k 0 (no truncation); sampling is {sampling}: "

@@ -8,8 +8,10 @@ damaged one is passed over for the one before. Tensors are safetensors: nothing 
 
 import json
 import logging
+import math
 import os
 import shutil
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,9 +22,13 @@ import polars as pl
 import torch
 from safetensors.torch import load_file, save_file
 
+from tasks.common.artifacts import TRAIN_ROLLOUTS
 from tasks.common.files import ArtifactError, digest, digest_file, read_json, replace_file, sync_folder, write_json
 
 logger = logging.getLogger(__name__)
+
+LOST = ("seconds", "flops", "tokens")
+LOST_STEP = -1.0  # the journal's entry for what earlier kills lost
 
 Tensors = dict[str, torch.Tensor]
 Loaded = tuple[Tensors, dict[str, Any], dict[str, pl.DataFrame]]
@@ -50,6 +56,9 @@ class Checkpoints:
         self.folder, self.keep = root / digest(dict(components)), keep
         self.writer = ThreadPoolExecutor(1, "checkpoint")
         self.writing: Future[None] | None = None
+        self.part_digests: dict[str, str] = {}
+        for deleted in root.glob(".deleted-*"):  # by a run that was killed while it tidied up
+            shutil.rmtree(deleted, ignore_errors=True)
         if not self.folder.exists():
             log_what_changed(root, components)
             write_json(self.folder / "key.json", components)
@@ -70,8 +79,9 @@ class Checkpoints:
         if snapshot.part is not None:
             name, rollouts = snapshot.part
             replace_file(self.folder / name, lambda file: rollouts.write_parquet(file))
-        final, temporary = self.folder / f"step-{snapshot.step:09d}", self.folder / f".step-{snapshot.step:09d}"
-        shutil.rmtree(temporary, ignore_errors=True)
+            self.part_digests[name] = digest_file(self.folder / name)
+        unique = f"step-{snapshot.step:09d}-{time.time_ns()}"  # a step saved twice must not replace its own checkpoint
+        final, temporary = self.folder / unique, self.folder / f".{unique}"
         temporary.mkdir()
         save_file(snapshot.tensors, temporary / "tensors.safetensors")
         for name, table in snapshot.tables.items():
@@ -79,13 +89,15 @@ class Checkpoints:
         files = {path.name: digest_file(path) for path in sorted(temporary.iterdir())}
         for name in files:
             flush(temporary / name)
-        state = {"files": files, "state": snapshot.state, "digest": digest(snapshot.state)}
-        write_json(temporary / "state.json", state)
-        shutil.rmtree(final, ignore_errors=True)
+        parts = {name: self.part_digests[name] for name in snapshot.state["parts"]}
+        index = {"files": files, "parts": parts, "state": snapshot.state}
+        write_json(temporary / "state.json", {**index, "digest": digest(index)})
         os.rename(temporary, final)
         sync_folder(self.folder)
         for old in self.steps()[: -self.keep]:
             shutil.rmtree(old)
+        for unfinished in self.folder.glob(".step-*"):
+            shutil.rmtree(unfinished)
 
     def save_in_flight(self, rollouts: pl.DataFrame) -> None:
         """Keep the rollouts of the step in flight: after a kill they are not drawn again."""
@@ -94,7 +106,11 @@ class Checkpoints:
     def in_flight(self) -> pl.DataFrame | None:
         """The rollouts of the step that was in flight, if any were kept."""
         path = self.folder / "in_flight.parquet"
-        return pl.read_parquet(path) if path.exists() else None
+        try:
+            return TRAIN_ROLLOUTS.read(path) if path.exists() else None
+        except ArtifactError as error:
+            logger.warning("the rollouts in flight are damaged and will be drawn again: %s", error)
+            return None
 
     def steps(self) -> list[Path]:
         """The folders of complete checkpoints, oldest first."""
@@ -105,13 +121,19 @@ class Checkpoints:
         passed over; ArtifactError when it was chosen, or when `chosen` is another run's."""
         if chosen is not None:
             self.check_fit(chosen)
-            return read_checkpoint(chosen)
+            return self.read(chosen)
         for folder in reversed(self.steps()):
             try:
-                return read_checkpoint(folder)
-            except (ArtifactError, OSError, KeyError, pl.exceptions.PolarsError) as error:
+                return self.read(folder)
+            except (ArtifactError, OSError, KeyError, TypeError, pl.exceptions.PolarsError) as error:
                 logger.warning("passing over the damaged checkpoint %s: %s", folder, error)
         return None
+
+    def read(self, folder: Path) -> Loaded:
+        """One checkpoint, the parts it names checked with it."""
+        loaded, parts = read_checkpoint(folder)
+        self.part_digests = parts
+        return loaded
 
     def check_fit(self, chosen: Path) -> None:
         """Raise ArtifactError, naming what differs, unless `chosen` is a checkpoint of a run like this one."""
@@ -130,39 +152,48 @@ class Checkpoints:
     def count_lost(self, step: int) -> dict[str, float]:
         """All work of this key that no checkpoint holds: what the journal has from `step` on, and what earlier kills
         lost. The journal is cut back to before `step`."""
-        lost = {"seconds": 0.0, "flops": 0.0, "tokens": 0.0}
-        if (self.folder / "lost.json").exists():
-            lost |= read_json(self.folder / "lost.json")
-        entries = read_journal(self.folder / "journal.jsonl")
-        for entry in entries:
-            if entry["step"] >= step:
-                lost = {name: total + entry[name] for name, total in lost.items()}
-        write_json(self.folder / "lost.json", lost)
-        kept = "".join(json.dumps(entry) + "\n" for entry in entries if entry["step"] < step)
-        (self.folder / "journal.jsonl").write_text(kept)
+        path = self.folder / "journal.jsonl"
+        entries = read_journal(path)
+        lost = {name: sum(entry[name] for entry in entries if entry["step"] >= step) for name in LOST}
+        kept = [entry for entry in entries if 0 <= entry["step"] < step]
+        if any(lost.values()):
+            kept.append({"step": LOST_STEP, **lost})  # in the same file, so that a kill cannot count it twice
+        text = "".join(json.dumps(entry) + "\n" for entry in kept)
+        replace_file(path, lambda file: file.write(text.encode()))
         return lost
 
     def delete(self) -> None:
         """The run has succeeded: nothing is left to resume."""
-        shutil.rmtree(self.folder)
+        deleted = self.folder.with_name(f".deleted-{self.folder.name}")
+        os.rename(self.folder, deleted)  # at once: half a folder would be a run that cannot end
+        shutil.rmtree(deleted)
 
 
-def read_checkpoint(folder: Path) -> Loaded:
-    """A checkpoint's tensors, state and tables; ArtifactError when a file is not what was written."""
+def read_checkpoint(folder: Path) -> tuple[Loaded, dict[str, str]]:
+    """A checkpoint's tensors, state and tables, and the digests of the rollout parts beside it; ArtifactError when a
+    file is not what was written."""
     index = read_json(folder / "state.json")
-    for name, expected in index["files"].items():
-        if digest_file(folder / name) != expected:
-            raise ArtifactError(f"{name} is not what was written")
-    if digest(index["state"]) != index["digest"]:
+    if digest({name: index[name] for name in ("files", "parts", "state")}) != index["digest"]:
         raise ArtifactError("state.json is not what was written")
+    expected = {folder / name: value for name, value in index["files"].items()}
+    expected |= {folder.parent / name: value for name, value in index["parts"].items()}
+    for path, value in expected.items():
+        if digest_file(path) != value:
+            raise ArtifactError(f"{path.name} is not what was written")
     tables = {path.stem: pl.read_parquet(path) for path in folder.glob("*.parquet")}
-    return load_file(folder / "tensors.safetensors"), index["state"], tables
+    return (load_file(folder / "tensors.safetensors"), index["state"], tables), index["parts"]
 
 
 def read_journal(path: Path) -> list[dict[str, float]]:
-    """The entries of a journal; a last line cut short by a kill is left out."""
-    lines = path.read_text().split("\n")[:-1] if path.exists() else []
-    return [json.loads(line) for line in lines]
+    """The entries of a journal. A line cut short by a kill, or damaged, is left out: it only counts costs."""
+    entries = []
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
+        try:
+            entry = json.loads(line)
+            entries.append({name: float(entry[name]) for name in ("step", *LOST)})
+        except (ValueError, KeyError, TypeError):
+            logger.warning("passing over a damaged line of %s", path)
+    return [{**entry, "step": math.inf if entry["step"] == LOST_STEP else entry["step"]} for entry in entries]
 
 
 def flush(path: Path) -> None:

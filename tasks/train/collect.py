@@ -15,6 +15,8 @@ from tasks.sampling.rollouts import decode
 from tasks.train.batch import Draw, Floats, Ints, Prompts, Request, Rollouts
 from tasks.train.ranks import Ranks
 
+MIN_JUDGED = 1000  # answers of a run before too high a share of failures stops it
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -94,7 +96,7 @@ class Collector:
             Answer(prompts.verifiers[row], text, prompts.answers[row], reason == "length")
             for row, text, reason in zip(rows_B, texts, samples.finish_reasons, strict=True)
         ]
-        graded = [verdict.outcome for verdict in self.grader.grade(self.ranks.share(answers))]
+        graded = [verdict.outcome for verdict in self.grader.grade(self.ranks.share(answers), min_judged=MIN_JUDGED)]
         return texts, self.ranks.gather(graded, len(answers))
 
     def pass_rates(self, prompts: Prompts, num_samples: int) -> tuple[Floats, Cost]:

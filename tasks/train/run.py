@@ -44,6 +44,8 @@ def train(
     """
     ranks = trainer.collector.ranks
     parts = resume(trainer, checkpoints, chosen)
+    if len(set(ranks.everyone(trainer.num_steps))) > 1:
+        raise TrainingError("the processes of this run found different checkpoints: is the data root shared by all?")
     lost = checkpoints.count_lost(trainer.num_steps) if ranks.is_main else {}
     saved = time.monotonic()
     with stop_requested() as stopping, progress(trainer.num_rollouts(), "train", "rollout") as bar:
@@ -198,5 +200,7 @@ def plan_arrays(plan: pl.DataFrame, prompt_ids: list[str]) -> dict[str, Ints]:
     row_of = {prompt_id: row for row, prompt_id in enumerate(prompt_ids)}
     if unknown := set(plan["prompt_id"]) - set(row_of):
         raise TrainingError(f"the plan visits prompt {min(unknown)}, which is not among the training prompts")
+    if alone := int((plan["group_size"] == 1).sum()):
+        logger.warning("%d of %d visits have a group of one: its advantage is 0, it teaches nothing", alone, len(plan))
     columns = {name: plan[name].to_numpy().astype(np.int64) for name in ("group_size", "phase", "pass")}
     return {**columns, "prompt_row": np.array([row_of[prompt_id] for prompt_id in plan["prompt_id"]], dtype=np.int64)}

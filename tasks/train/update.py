@@ -78,18 +78,30 @@ def accumulate_gradients(
         if objective.reference is not None:
             with torch.no_grad():
                 reference_BT, _ = token_logprobs(objective.reference, batch, objective)
-            kl = k3(logprobs_BT, reference_BT, batch.mask_BT).sum()
+            kl = unbiased_kl(logprobs_BT, reference_BT, batch.sampler_logprobs_BT, batch.mask_BT).sum()
             part = part + objective.kl_coefficient * kl / totals.num_tokens
             stats.kl += kl.item()
-            stats.reference_flops += batch_flops(architecture, batch, objective.share_prompts)
+            body, head = batch_flops(architecture, batch, objective.share_prompts)
+            stats.reference_flops += body + head
         part.backward()
         stats.loss += part.item()
         stats.num_tokens += int(batch.mask_BT.sum())
         stats.entropy += entropy_N.sum().item()
         stats.clipped += float(sums["clipped"])
         stats.log_ratios.append((logprobs_BT.detach() - batch.sampler_logprobs_BT)[batch.mask_BT].cpu())
-        stats.flops += 3.0 * batch_flops(architecture, batch, objective.share_prompts)
+        body, head = batch_flops(architecture, batch, objective.share_prompts)
+        again = computed_again(model, batch, objective)
+        stats.flops += (3.0 + again[0]) * body + (3.0 + again[1]) * head
     return stats
+
+
+def unbiased_kl(
+    logprobs_BT: torch.Tensor, reference_BT: torch.Tensor, sampler_BT: torch.Tensor, mask_BT: torch.Tensor
+) -> torch.Tensor:
+    """[B, T] k3 times the ratio of policy and sampler, with gradient: value and *gradient* are unbiased estimates of
+    KL(policy | reference) and its gradient (DeepSeek-V3.2). k3 alone has the gradient of the KL the other way round."""
+    ratio_BT = torch.where(mask_BT, logprobs_BT - sampler_BT, 0.0).exp()
+    return ratio_BT * k3(logprobs_BT, reference_BT, mask_BT)
 
 
 def k3(logprobs_BT: torch.Tensor, reference_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
@@ -197,16 +209,23 @@ def enable_activation_checkpointing(model: PreTrainedModel) -> None:
                 setattr(module, name, 0.0)
 
 
-def batch_flops(architecture: Architecture, batch: MicroBatch, share_prompts: bool) -> float:
-    """What one forward over the micro-batch executes, padding included; the head runs on completion tokens only."""
-    num_targets = float(batch.mask_BT.sum())
+def computed_again(model: PreTrainedModel, batch: MicroBatch, objective: Objective) -> tuple[float, float]:
+    """How often body and head are computed again in the backward pass: once each where they are checkpointed."""
+    body = float(model.is_gradient_checkpointing and model.training)
+    return body, float(int(batch.mask_BT.sum()) > objective.tokens_per_chunk)
+
+
+def batch_flops(architecture: Architecture, batch: MicroBatch, share_prompts: bool) -> tuple[float, float]:
+    """What one forward over the micro-batch executes, padding included: the body, and the output head, which runs on
+    completion tokens only."""
+    head = forward_flops(architecture, 0.0, float(batch.mask_BT.sum()), 0.0)
     if not share_prompts:
         rows, length = batch.whole.input_ids.shape
-        return forward_flops(architecture, rows * length, num_targets, float(rows) * length * length)
+        return forward_flops(architecture, rows * length, 0.0, float(rows) * length * length), head
     prompts, width = batch.shared.prompt_ids.shape
     rows, rest = batch.shared.completion_ids.shape
     pairs = float(prompts) * width * width + float(rows) * rest * (width + rest)
-    return forward_flops(architecture, prompts * width + rows * rest, num_targets, pairs)
+    return forward_flops(architecture, prompts * width + rows * rest, 0.0, pairs), head
 
 
 def learning_rate(base: float, final_rate: float, warmup_steps: int, step: int, progress: float) -> float:

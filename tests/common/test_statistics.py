@@ -26,6 +26,11 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_success(case: tuple[int, int, 
     assert pass_at_k(correct, trials, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
 
 
+def test_pass_at_k_of_many_trials() -> None:
+    # a thousand of two thousand samples without one of the five hundred right ones: all but impossible
+    assert pass_at_k([500, 0], [2000, 2000], 1000) == pytest.approx([1.0, 0.0])
+
+
 def test_pass_at_k_needs_k_trials() -> None:
     assert math.isnan(pass_at_k(1, 2, 3))
 

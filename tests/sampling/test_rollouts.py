@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -130,6 +131,28 @@ def test_a_damaged_shard_is_set_aside_and_its_rows_sampled_again(
     assert again.equals(whole)
     assert shard.name in caplog.text
     assert shard.with_name(shard.name + ".damaged").exists()
+    intact = Path(store.shards()[0])
+    flipped = bytearray(intact.read_bytes())
+    flipped[len(flipped) // 2] ^= 4  # one bit, which Parquet itself may not notice
+    intact.write_bytes(flipped)
+    again, _, usage = draw(prompts_table(range(6)), policy, 4, SETTINGS, layout, greedy=False)
+    assert usage.sampled_rollouts == 24
+    assert again.equals(whole)
+
+
+def test_an_external_policy_that_changed_in_place_is_refused(
+    world: tuple[Policy, Layout], qwen: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "mine"
+    shutil.copytree(qwen, folder)
+    layout = Layout(tmp_path / "data")
+    place_policy(folder, layout, load_model(folder, dtype=torch.float32, device=torch.device("cpu")))
+    read_policy(layout)
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.seek(-4, 2)
+        file.write(b"abcd")
+    with pytest.raises(ArtifactError, match="is not what it was when the stage `policy` looked at it"):
+        read_policy(layout)
 
 
 def test_of_a_duplicate_key_the_smallest_shard_name_wins(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from tasks.train.update import (
     k3,
     learning_rate,
     token_logprobs,
+    unbiased_kl,
 )
 from tests.sampling.test_flops import architecture_of
 from tests.train.worlds import PARAMS, make_world, outputs
@@ -135,6 +136,16 @@ def test_kl_is_zero_at_the_reference_and_pulls_back_to_it(step: tuple[Any, Rollo
     reference = copy.deepcopy(model).requires_grad_(False)
     held = dataclasses.replace(OBJECTIVE, reference=reference, kl_coefficient=0.5)
     np.testing.assert_allclose(gradient(model, rollouts, np.arange(12), 60, held), without, atol=1e-6)
+    scores = torch.tensor([0.3, -1.0, 0.8, 0.1, -0.4], dtype=torch.float64, requires_grad=True)
+    other = torch.tensor([-0.2, 0.5, 1.4, -2.0, 0.0], dtype=torch.float64).log_softmax(-1)
+    sampler = torch.tensor([0.1, -0.8, 0.9, 0.0, -0.2], dtype=torch.float64).log_softmax(-1)
+    mine = scores.log_softmax(-1)
+    (true,) = torch.autograd.grad((mine.exp() * (mine - other)).sum(), scores, retain_graph=True)
+    every = torch.ones(5, dtype=torch.bool)
+    estimates = unbiased_kl(mine, other, sampler, every)  # for each token that the sampler may draw
+    (expected,) = torch.autograd.grad((sampler.exp() * estimates).sum(), scores)
+    np.testing.assert_allclose(expected, true, atol=1e-12)
+    assert (sampler.exp() * estimates).sum().item() == pytest.approx((mine.exp() * (mine - other)).sum().item())
     logprobs = torch.tensor([[-1.0, -2.0]], requires_grad=True)
     kl = k3(logprobs, torch.tensor([[-1.5, -1.0]]), torch.tensor([[True, False]]))
     np.testing.assert_allclose(kl.detach(), [[np.exp(-0.5) + 0.5 - 1, 0.0]], atol=1e-6)
@@ -252,6 +263,7 @@ def test_another_parameter_is_another_key_and_says_what_changed(guesser: Path, t
     process = train(layout)
     assert process.returncode == 0
     assert "starting afresh: train changed since the checkpoint" in process.stderr_text  # type: ignore[attr-defined]
+    assert "1 of 12 visits have a group of one" in process.stderr_text  # type: ignore[attr-defined]
 
 
 def test_truncated_sampling_is_refused(guesser: Path, tmp_path: Path) -> None:
@@ -335,5 +347,36 @@ def test_resume_takes_a_checkpoint_that_fits_and_refuses_another(
     assert "does not fit this run: train differ" in process.stderr_text  # type: ignore[attr-defined]
     (layout.root / "params.yaml").write_text(yaml.safe_dump(PARAMS))
     process = train(layout, "--resume", str(oldest))
-    assert f"resumed after {int(oldest.name.removeprefix('step-'))} steps" in process.stderr_text  # type: ignore[attr-defined]
+    assert f"resumed after {int(oldest.name.split('-')[1])} steps" in process.stderr_text  # type: ignore[attr-defined]
     assert outputs(layout) == outputs(finished)
+
+
+def test_damaged_files_beside_the_checkpoints_cost_work_and_nothing_else(
+    finished: Layout, guesser: Path, tmp_path: Path
+) -> None:
+    layout = make_world(tmp_path, guesser, SIZES * 8)
+    process = train(layout, wait=False)
+    while len(list(layout.checkpoints.glob("*/rollouts-*"))) < 4:
+        time.sleep(0.005)
+    process.kill()
+    process.communicate()
+    (folder,) = layout.checkpoints.iterdir()
+    newest = read_json(max(folder.glob("step-*")) / "state.json")
+    (folder / max(newest["parts"])).write_bytes(b"PAR1")
+    (folder / "in_flight.parquet").write_bytes(b"x")
+    with (folder / "journal.jsonl").open("a") as file:
+        file.write('{"step": 3}\n{')
+    process = train(layout)
+    log = process.stderr_text  # type: ignore[attr-defined]
+    assert process.returncode == 0, log
+    assert "is not what was written" in log
+    assert outputs(layout) == outputs(finished)
+
+
+def test_method_settings_are_checked_by_value(guesser: Path, tmp_path: Path) -> None:
+    layout = make_world(tmp_path, guesser, SIZES)
+    loss = {**PARAMS["train"]["loss"], "normalize": "tokens"}
+    (layout.root / "params.yaml").write_text(yaml.safe_dump({**PARAMS, "train": {**PARAMS["train"], "loss": loss}}))
+    process = train(layout)
+    assert process.returncode == 1
+    assert "train.loss (clip).normalize is 'tokens'; allowed: 'token'" in process.stderr_text  # type: ignore[attr-defined]

@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 
 from tasks.allocate.plan import Allocation, decide, phase, shuffled, solved_words
+from tasks.common.params import ParamsError
 
 reads_profile = True
 
@@ -25,7 +26,7 @@ def allocate(
     buckets: list[int],
 ) -> Allocation:
     """The visits of every pass, phase by phase, and the decision about every prompt."""
-    sizes = sorted(buckets)
+    sizes = check_settings(buckets, unsolved_rate)
     graded = profile.filter(pl.col("pass_rate").is_not_null())
     trivial = graded.filter(pl.col("pass_rate") > trivial_above)
     unsolved = graded.filter(pl.col("correct") == 0)
@@ -61,6 +62,16 @@ def allocate(
         ]
     )
     return Allocation(visits, decisions)
+
+
+def check_settings(buckets: list[int], unsolved_rate: float) -> list[int]:
+    """The buckets in order; ParamsError when they are not distinct group sizes, or the rate is no share."""
+    sizes = sorted(buckets)
+    if not sizes or sizes[0] < 1 or len(set(sizes)) < len(sizes):
+        raise ParamsError(f"allocate (sgpo).buckets is {buckets}: it must be distinct group sizes of at least 1")
+    if not 0.0 <= unsolved_rate <= 1.0:
+        raise ParamsError(f"allocate (sgpo).unsolved_rate is {unsolved_rate}: it is a share, from 0.0 to 1.0")
+    return sizes
 
 
 def group_sizes(learnable: pl.DataFrame, sizes: list[int]) -> pl.Series:
