@@ -19,7 +19,8 @@ from pathlib import Path
 
 import psutil
 
-from tasks.common.artifacts import Layout, read_json
+from tasks.common.artifacts import Layout
+from tasks.common.files import read_json
 from tests.policies import make_guesser
 from tests.train.worlds import make_world, outputs
 
