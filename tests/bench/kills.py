@@ -62,14 +62,17 @@ def main() -> None:
     rng = random.Random(options.seed)
     with tempfile.TemporaryDirectory() as folder:
         policy = make_guesser(Path(folder) / "policy")
-        alone, killed = (make_world(Path(folder) / name, policy, SIZES * 40) for name in ("alone", "killed"))
+        alone, killed = (make_world(Path(folder) / name, policy, SIZES * 200) for name in ("alone", "killed"))
         started = time.perf_counter()
         assert run(alone, None, through_parent=False)
         undisturbed = time.perf_counter() - started
+        started = time.perf_counter()
+        subprocess.run([*command(alone), "--help"], check=True, stdout=subprocess.DEVNULL)
+        start_up = time.perf_counter() - started
         kills, started = 0, time.perf_counter()
         while kills < options.kills:
             # from within the start of the process to well into the steps it can reach
-            if run(killed, rng.uniform(0.2, 1.0) * min(undisturbed, 9.0), through_parent=kills % 2 == 1):
+            if run(killed, rng.uniform(0.1, 2.0) * start_up, through_parent=kills % 2 == 1):
                 sys.exit(f"the run finished after {kills} kills: make it longer")
             kills += 1
         steps = [path.name for path in sorted(killed.checkpoints.glob("*/step-*"))]
