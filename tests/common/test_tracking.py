@@ -267,8 +267,12 @@ def test_what_mlflow_refuses_is_said_and_the_rest_goes_on(layout: Layout, caplog
     assert not (layout.tracking / "pending").exists()
 
 
-def test_a_tracker_without_a_journal_records_nothing() -> None:
-    Tracker().metrics({"loss": 1.0}, step=1, flops=1.0)
+def test_a_tracker_without_a_journal_records_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tracker = Tracker()
+    tracker.metrics({"loss": 1.0}, step=1, flops=1.0)
+    tracker.flush()
+    assert list(tmp_path.iterdir()) == []
 
 
 def pending_files(layout: Layout, suffix: str = "jsonl") -> list[Path]:

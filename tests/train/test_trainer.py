@@ -282,7 +282,8 @@ def test_the_projects_own_training_section_is_complete() -> None:
     from tasks.train.slots import load_slots
 
     for name in values["recipes"]:
-        load_slots(params.parse(params.recipe(values, name)["train"], TrainSettings, "train"))
+        slots = load_slots(params.parse(params.recipe(values, name)["train"], TrainSettings, "train"))
+        assert callable(slots.loss)
 
 
 def test_updates_recomputed_from_stored_rollouts_are_the_same(finished: Layout) -> None:
