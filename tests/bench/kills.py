@@ -62,7 +62,7 @@ def main() -> None:
     rng = random.Random(options.seed)
     with tempfile.TemporaryDirectory() as folder:
         policy = make_guesser(Path(folder) / "policy")
-        alone, killed = (make_world(Path(folder) / name, policy, SIZES * 200) for name in ("alone", "killed"))
+        alone, killed = (make_world(Path(folder) / name, policy, SIZES * 600) for name in ("alone", "killed"))
         started = time.perf_counter()
         assert run(alone, None, through_parent=False)
         undisturbed = time.perf_counter() - started
@@ -72,7 +72,7 @@ def main() -> None:
         kills, started = 0, time.perf_counter()
         while kills < options.kills:
             # from within the start of the process to well into the steps it can reach
-            if run(killed, rng.uniform(0.1, 2.0) * start_up, through_parent=kills % 2 == 1):
+            if run(killed, rng.uniform(0.1, 1.6) * start_up, through_parent=kills % 2 == 1):
                 sys.exit(f"the run finished after {kills} kills: make it longer")
             kills += 1
         steps = [path.name for path in sorted(killed.checkpoints.glob("*/step-*"))]
