@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.common.files import digest
+from tasks.common.locations import open_location, reaching
 from tasks.common.progress import progress
 from tasks.common.stage import StageError
 from tasks.sampling.models import POLICY_FILES
@@ -32,9 +33,8 @@ def resolve(source: str, downloads: Path, trust_remote_code: bool) -> Path:
     if scheme == "hf":
         return from_hub(source, patterns)
     if scheme == "s3":
-        import s3fs
-
-        return from_store(s3fs.S3FileSystem(), source.removeprefix("s3://"), downloads, patterns)
+        with reaching(source):
+            return from_store(*open_location(source), downloads, patterns)
     if scheme:
         raise StageError(f"policy.source is {source!r}; known are: tiny, a folder, hf://org/name@revision, s3://...")
     folder = Path(source).expanduser()
@@ -61,11 +61,7 @@ def from_hub(source: str, patterns: tuple[str, ...]) -> Path:
 
 def from_store(store: Any, prefix: str, downloads: Path, patterns: tuple[str, ...]) -> Path:
     """A folder of `store` (an fsspec file system) copied to `downloads`, whole or not at all."""
-    prefix = prefix.rstrip("/")
-    try:
-        found = sorted(store.ls(prefix, detail=False))
-    except OSError as error:
-        raise StageError(f"policy.source: s3://{prefix} cannot be read: {type(error).__name__} {error}") from error
+    found = sorted(store.ls(prefix, detail=False))
     files = [path for path in found if any(fnmatch(Path(path).name, pattern) for pattern in patterns)]
     target = downloads / digest([prefix, [[path, store.size(path), str(store.checksum(path))] for path in files]])
     if not target.is_dir():

@@ -18,11 +18,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import polars as pl
 
 from tasks.common.artifacts import STORE, Layout
 from tasks.common.files import ArtifactError, digest, replace_file
+from tasks.common.locations import open_location, reaching
 from tasks.sampling.engine import Sampling
 
 logger = logging.getLogger(__name__)
@@ -40,8 +40,9 @@ class RolloutStore:
 
     def __init__(self, location: str, policy_digest: str, sampling: Sampling) -> None:
         self.files: Any
-        self.files, root = fsspec.core.url_to_fs(location)
-        self.folder = f"{root.rstrip('/')}/{policy_digest}/{digest(asdict(sampling))}"
+        self.location = location
+        self.files, root = open_location(location)
+        self.folder = f"{root}/{policy_digest}/{digest(asdict(sampling))}"
 
     def read(self, prompt_digests: Sequence[str]) -> pl.DataFrame:
         """The rows for these prompts, one a (prompt, sample index), in that order."""
@@ -53,15 +54,16 @@ class RolloutStore:
 
     def shards(self) -> list[str]:
         """The shards by name; the first to hold a key owns it."""
-        self.files.invalidate_cache()
-        if not self.files.exists(self.folder):
-            return []
-        return sorted(path for path in self.files.ls(self.folder, detail=False) if path.endswith(".parquet"))
+        with reaching(self.location):
+            if not self.files.exists(self.folder):
+                return []
+            return sorted(path for path in self.files.ls(self.folder, detail=False) if path.endswith(".parquet"))
 
     def read_shard(self, path: str) -> pl.DataFrame:
         """One shard, or an empty table with a warning when it is damaged: its rows are then sampled again."""
-        try:
+        with reaching(self.location):  # a server that is away is no damage
             content = self.files.cat_file(path)
+        try:
             if hashlib.sha256(content).hexdigest()[:16] != path.removesuffix(".parquet").rsplit("-", 1)[-1]:
                 raise ArtifactError("its content is not what its name says")
             return STORE.check(pl.read_parquet(io.BytesIO(content)), path)
@@ -81,7 +83,8 @@ class RolloutStore:
         if self.files.protocol in ("file", ("file", "local")):
             replace_file(Path(path), lambda file: file.write(content))
         else:  # an object store shows an object only once it is complete
-            self.files.pipe_file(path, content)
+            with reaching(self.location):
+                self.files.pipe_file(path, content)
 
 
 def open_store(settings: StoreSettings, layout: Layout, policy_digest: str, sampling: Sampling) -> RolloutStore:

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from tasks.common.artifacts import PROMPTS, REJECTED, Layout
+from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
 from tasks.common.stage import StageError
 from tasks.ingest.candidates import Rejection, Row
@@ -188,7 +189,7 @@ def test_what_reasoning_gym_does_not_know_is_named(task, message):
 
 
 def test_a_missing_file_and_a_missing_column_are_named(tmp_path):
-    with pytest.raises(StageError, match=r"nowhere\.jsonl does not exist"):
+    with pytest.raises(ArtifactError, match=r"nowhere\.jsonl: No such file"):
         found([entry(tmp_path / "nowhere.jsonl")])
     pl.DataFrame({"q": ["a"]}).write_parquet(tmp_path / "a.parquet")
     with pytest.raises(ParamsError, match="no column 'gold'; it has: q"):

@@ -3,10 +3,9 @@
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from tasks.common.stage import StageError
+from tasks.common.locations import open_file
 from tasks.ingest.candidates import Candidate, Rejection, field
 
 
@@ -37,9 +36,7 @@ def read_lines(
     path: str, name: str, candidate: Callable[[int, str, dict[str, Any]], Candidate | Rejection]
 ) -> Iterator[Candidate | Rejection]:
     """`candidate(line, content, record)` of every line that holds an object. Blank lines are no rows."""
-    if not Path(path).is_file():
-        raise StageError(f"source {name}: {path} does not exist or is not a file")
-    with Path(path).open("rb") as file:
+    with open_file(path) as file:
         for line, raw in enumerate(file, 1):
             if raw.strip():
                 yield read_line(raw.removeprefix(b"\xef\xbb\xbf").rstrip(b"\r\n"), line, name, candidate)

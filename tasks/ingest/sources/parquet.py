@@ -3,10 +3,10 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import polars as pl
 
+from tasks.common.locations import open_file
 from tasks.common.params import ParamsError
 from tasks.common.stage import StageError
 from tasks.ingest.candidates import Candidate, Rejection, field
@@ -36,13 +36,13 @@ def read(settings: Settings) -> Iterator[Candidate | Rejection]:
 
 def load(settings: Settings, columns: list[str]) -> pl.DataFrame:
     """The named columns of the file."""
-    if not Path(settings.path).is_file():
-        raise StageError(f"source {settings.name}: {settings.path} does not exist or is not a file")
+    with open_file(settings.path) as file:
+        content = file.read()
     try:
-        known = pl.read_parquet_schema(settings.path)
+        known = pl.read_parquet_schema(content)
         unknown = [column for column in columns if column not in known]
         if unknown:
             raise ParamsError(f"{settings.path} has no column '{unknown[0]}'; it has: {', '.join(known)}")
-        return pl.read_parquet(settings.path, columns=columns)
+        return pl.read_parquet(content, columns=columns)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise StageError(f"source {settings.name}: {settings.path} is not Parquet: {error}") from error
