@@ -7,11 +7,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
 import importlib.util
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from s3fs import S3FileSystem
 
+from tasks.common.locations import open_location
+from tests import s3_server
 from tests.policies import make_guesser, make_policy
 
 
@@ -24,10 +29,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     lacking = {
         "vllm": None if importlib.util.find_spec("vllm") else "vLLM is not installed (make test VLLM=cpu)",
         "gpu": None if torch.cuda.is_available() else "no NVIDIA GPU",
+        "s3": s3_server.lacking(),
         "real_data": None if os.environ.get("WINNOW_REAL_DATA") else "WINNOW_REAL_DATA is not set",
     }
-    if os.environ.get("CI") and lacking["vllm"]:
-        raise pytest.UsageError("CI installs vLLM, and it is not there: its tests may not be skipped")
+    for name in ("vllm", "s3"):
+        if os.environ.get("CI") and lacking[name]:
+            raise pytest.UsageError(
+                f"CI installs what the tests marked {name} need, and may not skip them: {lacking[name]}"
+            )
     for item in items:
         for name, reason in lacking.items():
             if reason and item.get_closest_marker(name):
@@ -56,3 +65,25 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def guesser(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small Qwen3 that answers sums with a random digit, right about one time in three."""
     return make_guesser(tmp_path_factory.mktemp("guesser"))
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3_server.S3Server]:
+    """A real S3 server, for tests marked `s3`. Ask for `bucket` instead, unless the test cuts the server off."""
+    server = s3_server.S3Server(tmp_path_factory.mktemp("s3"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def bucket(s3: s3_server.S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A new bucket, `s3://...`, with the environment that reaches it, also in the commands that the test starts."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in s3.environment().items():
+        monkeypatch.setenv(name, value)
+    S3FileSystem.clear_instance_cache()  # it does not see that the environment is another
+    files, name = open_location(f"s3://test-{uuid.uuid4().hex[:12]}")
+    files.mkdir(name)
+    yield f"s3://{name}"
+    S3FileSystem.clear_instance_cache()

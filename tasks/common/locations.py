@@ -62,8 +62,9 @@ def open_location(location: str) -> tuple[Any, str]:
     if not is_remote(location):
         return fsspec.filesystem("file"), str(Path(location).expanduser().absolute())
     hush()
-    if urlsplit(named_endpoint() or "http:").scheme not in ("http", "https"):
-        raise ArtifactError(f"{location}: AWS_ENDPOINT_URL is not a URL; it must be http://host:port or https://host")
+    url = urlsplit(named_endpoint() or "https://aws")
+    if url.scheme not in ("http", "https") or "@" in url.netloc:
+        raise ArtifactError(f"{location}: AWS_ENDPOINT_URL must be http://host:port or https://host, and no more")
     attempts = int(os.environ.get("AWS_MAX_ATTEMPTS", ATTEMPTS))
     config = {
         "connect_timeout": CONNECT_SECONDS,
@@ -79,7 +80,7 @@ def hush() -> None:
     """Keep the libraries that sign requests from logging them, whatever level the program logs at."""
     for name in SIGNERS:
         logger = logging.getLogger(name)
-        logger.setLevel(max(logger.level, logging.INFO))
+        logger.setLevel(max(logger.level, logging.WARNING))
 
 
 @contextmanager
@@ -135,6 +136,5 @@ def named_endpoint() -> str | None:
 
 
 def endpoint() -> str:
-    """Host and port of the endpoint in words: a URL may hold a password."""
-    host = urlsplit(named_endpoint() or "").netloc.rpartition("@")[2]
-    return host or "that of the profile, or AWS; AWS_ENDPOINT_URL sets another"
+    """The endpoint in words."""
+    return named_endpoint() or "that of the profile, or AWS; AWS_ENDPOINT_URL sets another"

@@ -1,0 +1,195 @@
+"""Buckets on a real server: what goes wrong is said in words, waits are bounded, nothing half-written is read."""
+
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from s3fs import S3FileSystem
+
+from tasks.common import locations
+from tasks.common.files import ArtifactError
+from tasks.common.locations import SIGNERS, hush, open_file, open_location, reaching
+from tests.s3_server import ACCESS_KEY, SECRET_KEY, S3Server, free_ports
+
+BODY = bytes(range(256)) * 2**17  # 32 MiB: more than the kernel keeps for a server that does not read
+
+
+def write(location: str, body: bytes) -> None:
+    files, path = open_location(location)
+    with reaching(location):
+        files.pipe_file(path, body)
+
+
+def read(location: str) -> bytes:
+    with open_file(location) as file:
+        return file.read()
+
+
+def names(location: str) -> list[str]:
+    files, path = open_location(location)
+    with reaching(location):
+        return [name.rpartition("/")[2] for name in files.find(path)]
+
+
+def failure(action: Callable[..., Any], *arguments: Any) -> str:
+    with pytest.raises(ArtifactError) as raised:
+        action(*arguments)
+    message = str(raised.value)
+    assert SECRET_KEY not in message
+    assert ACCESS_KEY not in message
+    return message
+
+
+def test_a_folder_is_a_location(tmp_path: Path) -> None:
+    files, path = open_location(str(tmp_path / "a"))
+    assert (files.protocol, path) == (("file", "local"), str(tmp_path / "a"))
+    assert failure(read, str(tmp_path / "a")) == f"{tmp_path}/a: No such file or directory"
+
+
+@pytest.mark.parametrize(
+    ("location", "message"),
+    [
+        ("gs://bucket/x", "'gs://bucket/x' is not a location: give a folder or s3://bucket/prefix"),
+        ("s3://", "'s3://' names no bucket"),
+        ("s3://name:hidden@bucket/x", "a location (s3://) must not hold credentials: set AWS_ACCESS_KEY_ID"),
+    ],
+)
+def test_what_is_no_location_is_refused(location: str, message: str) -> None:
+    said = failure(open_location, location)
+    assert message in said
+    assert "hidden" not in said
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:9000", "http://name:hidden@127.0.0.1:9000"])
+def test_an_endpoint_that_is_not_one_is_refused(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+    said = failure(open_location, "s3://bucket/x")
+    assert "AWS_ENDPOINT_URL must be http://host:port or https://host" in said
+    assert "hidden" not in said
+
+
+@pytest.mark.s3
+def test_what_the_server_refuses_is_said_in_words(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(f"{bucket}/x", b"1")
+    assert read(f"{bucket}/x") == b"1"
+    assert "there is no such bucket or file" in failure(read, f"{bucket}/y")
+    assert "there is no such bucket or file (NoSuchBucket)" in failure(write, "s3://not-there/x", b"1")
+    for name, value, message in (
+        ("AWS_SECRET_ACCESS_KEY", "wrong", "access denied (SignatureDoesNotMatch): check the credentials"),
+        ("AWS_ACCESS_KEY_ID", "nobody", "access denied (InvalidAccessKeyId): check the credentials"),
+    ):
+        monkeypatch.setenv(name, value)
+        S3FileSystem.clear_instance_cache()
+        assert f"{bucket}: {message}" in failure(names, bucket)
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    S3FileSystem.clear_instance_cache()
+    assert "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE" in failure(names, bucket)
+
+
+@pytest.mark.s3
+def test_what_signs_requests_never_logs_them(
+    bucket: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "a-token-for-this-session")
+    S3FileSystem.clear_instance_cache()
+    files, path = open_location(f"{bucket}/x")
+    files.pipe_file(path, b"1")
+    assert "a-token-for-this-session" not in caplog.text
+    assert ACCESS_KEY not in caplog.text
+    for name in SIGNERS:  # and without this care
+        logging.getLogger(name).setLevel(logging.DEBUG)
+    files.pipe_file(path, b"1")
+    hush()
+    assert "a-token-for-this-session" in caplog.text
+    assert ACCESS_KEY in caplog.text
+
+
+def test_nobody_at_the_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_ports(1)[0]}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
+    S3FileSystem.clear_instance_cache()
+    said = failure(write, "s3://bucket/x", b"1")
+    assert "the server does not answer (EndpointConnectionError; endpoint: http://127.0.0.1:" in said
+    assert "run the same command again when it is back" in said
+
+
+@pytest.mark.s3
+def test_a_server_that_accepts_and_is_silent(bucket: str, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locations, "READ_SECONDS", 1)
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
+    S3FileSystem.clear_instance_cache()
+    s3.hold_gateway()
+    try:
+        assert "the server does not answer (ReadTimeoutError; endpoint:" in failure(names, bucket)
+    finally:
+        s3.release_gateway()
+    assert names(bucket) == []
+
+
+def cut_during(s3: S3Server, action: Callable[[], Any], *, away: bool = False) -> "Future[Any]":
+    """Start `action` against a server that takes no more, kill the server under it, and bring it back: at once, or
+    when `away` only after the action has ended. Returns the action's future."""
+    s3.hold_gateway()
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(action)
+        time.sleep(0.3)  # connected, and as much written as goes
+        assert not future.done()
+        s3.kill_gateway()
+        try:
+            if away:
+                future.exception()
+        finally:
+            s3.start_gateway()
+    return future
+
+
+@pytest.mark.s3
+def test_a_write_goes_on_when_the_server_comes_back(bucket: str, s3: S3Server) -> None:
+    cut_during(s3, lambda: write(f"{bucket}/x", BODY)).result()
+    assert read(f"{bucket}/x") == BODY
+
+
+@pytest.mark.s3
+def test_a_write_that_was_cut_off_leaves_nothing_to_read(
+    bucket: str, s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
+    write(f"{bucket}/old", b"before")
+    S3FileSystem.clear_instance_cache()
+    for name in ("new", "old"):
+        future = cut_during(s3, lambda name=name: write(f"{bucket}/{name}", BODY), away=True)
+        assert "the server does not answer" in failure(future.result)
+    assert names(bucket) == ["old"]
+    assert read(f"{bucket}/old") == b"before"  # an overwritten object is the old one until the new one is whole
+    write(f"{bucket}/old", BODY)
+    assert read(f"{bucket}/old") == BODY
+
+
+@pytest.mark.s3
+def test_an_upload_in_parts_that_never_ends_is_no_object(bucket: str, s3: S3Server) -> None:
+    files, path = open_location(f"{bucket}/large")
+    name, _, key = path.partition("/")
+    upload = files.call_s3("create_multipart_upload", Bucket=name, Key=key)["UploadId"]
+    part = {"Bucket": name, "Key": key, "UploadId": upload, "PartNumber": 1}
+    etag = files.call_s3("upload_part", Body=BODY, **part)["ETag"]
+    s3.kill_gateway()
+    s3.start_gateway()
+    assert names(bucket) == []
+    assert "there is no such bucket or file" in failure(read, f"{bucket}/large")
+    parts = {"Parts": [{"PartNumber": 1, "ETag": etag}]}
+    files.call_s3("complete_multipart_upload", Bucket=name, Key=key, UploadId=upload, MultipartUpload=parts)
+    assert read(f"{bucket}/large") == BODY
+
+
+@pytest.mark.s3
+def test_a_read_goes_on_when_the_server_comes_back(bucket: str, s3: S3Server) -> None:
+    write(f"{bucket}/x", BODY)
+    assert cut_during(s3, lambda: read(f"{bucket}/x")).result() == BODY

@@ -1,0 +1,194 @@
+"""A real S3 server on loopback: the Ceph RADOS Gateway of Debian's packages, one node, objects in memory.
+
+`apt-get install ceph-mon ceph-osd radosgw ceph-common` brings what it needs. The three daemons (monitor, object store,
+gateway) run as children of the test, die with it, and keep everything in one folder.
+"""
+
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+import uuid
+from pathlib import Path
+
+from tasks.common.process import die_with_parent
+
+PROGRAMS = ("ceph", "ceph-authtool", "ceph-mon", "ceph-osd", "monmaptool", "radosgw", "radosgw-admin")
+ACCESS_KEY, SECRET_KEY = "winnow-access-key", "winnow-secret-key-known-to-nobody-else"
+SECONDS = 90
+
+CONFIGURATION = """
+[global]
+fsid = {fsid}
+mon host = [v2:127.0.0.1:{v2},v1:127.0.0.1:{v1}]
+public network = 127.0.0.0/8
+cluster network = 127.0.0.0/8
+ms bind ipv4 = true
+ms bind ipv6 = false
+auth allow insecure global id reclaim = true
+osd pool default size = 1
+osd pool default min size = 1
+osd pool default pg num = 1
+osd pool default pgp num = 1
+osd pool default pg autoscale mode = off
+osd crush chooseleaf type = 0
+mon allow pool size one = true
+paxos propose interval = 0.02
+paxos min wait = 0.02
+mon max pg per osd = 1000
+mon data avail warn = 1
+mon data avail crit = 1
+osd client watch timeout = 1
+osd objectstore = memstore
+memstore device bytes = 2147483648
+osd max object name len = 256
+osd max object namespace len = 64
+osd class load list = *
+osd class default list = *
+run dir = {folder}
+admin socket = {folder}/$name.$pid.asok
+keyring = {folder}/keyring
+log file = {folder}/$name.log
+pid file = {folder}/$name.pid
+[mon.a]
+mon data = {folder}/mon
+[osd.0]
+osd data = {folder}/osd
+keyring = {folder}/osd/keyring
+[client.rgw]
+rgw frontends = beast endpoint=127.0.0.1:{port}
+rgw relaxed region enforcement = true
+rgw dynamic resharding = false
+rgw cache enabled = false
+"""
+
+
+def lacking() -> str | None:
+    """Why no server can be started here, or None."""
+    absent = [name for name in PROGRAMS if shutil.which(name) is None]
+    packages = "apt-get install ceph-mon ceph-osd radosgw ceph-common"
+    return f"no {absent[0]} for a real S3 server ({packages})" if absent else None
+
+
+class S3Server:
+    """A running server in `folder`. Its one user has `ACCESS_KEY` and `SECRET_KEY`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self.port, v2, v1 = free_ports(3)
+        self.url = f"http://127.0.0.1:{self.port}"
+        values = {"folder": folder, "port": self.port, "v2": v2, "v1": v1, "fsid": uuid.uuid4()}
+        (folder / "ceph.conf").write_text(CONFIGURATION.format(**values))
+        try:
+            self.start_monitor(f"[v2:127.0.0.1:{v2},v1:127.0.0.1:{v1}]", str(values["fsid"]))
+            self.start_object_store()
+            keys = ["--access-key", ACCESS_KEY, "--secret-key", SECRET_KEY]
+            self.run("radosgw-admin", "user", "create", "--uid", "winnow", "--display-name", "winnow", *keys)
+            self.start_gateway()
+        except BaseException:
+            self.stop()
+            raise
+
+    def run(self, program: str, *arguments: str) -> str:
+        """One of Ceph's programs, to its end; its output."""
+        line = [program, *arguments, "-c", str(self.folder / "ceph.conf"), "--keyring", str(self.folder / "keyring")]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=SECONDS, check=False)
+        if done.returncode != 0:
+            raise RuntimeError(f"{' '.join(line)} ended with {done.returncode}: {done.stderr[-2000:]}")
+        return done.stdout.strip()
+
+    def spawn(self, program: str, *arguments: str) -> None:
+        """One of Ceph's daemons, in the foreground of its own process."""
+        with (self.folder / f"{program}.out").open("ab") as out:
+            line = [program, "-f", "-c", str(self.folder / "ceph.conf"), *arguments]
+            self.daemons[program] = subprocess.Popen(line, stdout=out, stderr=out, preexec_fn=die_with_parent)
+
+    def start_monitor(self, address: str, fsid: str) -> None:
+        keyring, monitors = str(self.folder / "keyring"), str(self.folder / "monmap")
+        everything = [part for kind in ("mon", "osd", "mgr") for part in ("--cap", kind, "allow *")]
+        tool = ["ceph-authtool", keyring, "--gen-key", "-n"]
+        command([*tool, "mon.", "--create-keyring", "--cap", "mon", "allow *"])
+        for name in ("client.admin", "client.rgw"):
+            command([*tool, name, *everything])
+        command(["monmaptool", "--create", "--addv", "a", address, "--fsid", fsid, monitors])
+        (self.folder / "mon").mkdir()
+        self.run("ceph-mon", "--mkfs", "-i", "a", "--monmap", monitors)
+        self.spawn("ceph-mon", "-i", "a")
+
+    def start_object_store(self) -> None:
+        (self.folder / "osd").mkdir()
+        name = str(uuid.uuid4())
+        self.run("ceph", "osd", "new", name)
+        allowed = ["mon", "allow profile osd", "osd", "allow *"]
+        self.run("ceph", "auth", "get-or-create", "osd.0", *allowed, "-o", str(self.folder / "osd" / "keyring"))
+        command(["ceph-osd", "-c", str(self.folder / "ceph.conf"), "-i", "0", "--mkfs", "--osd-uuid", name])
+        self.spawn("ceph-osd", "-i", "0")
+        self.run("ceph", "osd", "crush", "add", "osd.0", "1.0", "root=default", "host=localhost")
+
+    def start_gateway(self) -> None:
+        """Start the S3 side, and wait until it answers."""
+        self.spawn("radosgw", "-n", "client.rgw", "-k", str(self.folder / "keyring"))
+        gateway, until = self.daemons["radosgw"], time.monotonic() + SECONDS
+        while not answers(self.url):
+            if gateway.poll() is not None or time.monotonic() > until:
+                raise RuntimeError(f"radosgw did not start: see {self.folder}/radosgw.out and client.rgw.log")
+            time.sleep(0.1)
+
+    def environment(self) -> dict[str, str]:
+        """What a user sets to reach this server, and no other on the way."""
+        nowhere = str(self.folder / "no-such-file")
+        return {
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+            "AWS_CONFIG_FILE": nowhere,
+            "AWS_SHARED_CREDENTIALS_FILE": nowhere,
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def kill_gateway(self) -> None:
+        """As a crash does: connections are cut, nothing is finished. What was stored stays."""
+        self.daemons["radosgw"].kill()
+        self.daemons["radosgw"].wait()
+
+    def hold_gateway(self) -> None:
+        """From now on it accepts connections and answers nothing."""
+        self.daemons["radosgw"].send_signal(signal.SIGSTOP)
+
+    def release_gateway(self) -> None:
+        self.daemons["radosgw"].send_signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        """End all daemons; nothing of them is worth a clean end."""
+        for daemon in self.daemons.values():
+            daemon.kill()
+        for daemon in self.daemons.values():
+            daemon.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def command(line: list[str]) -> None:
+    subprocess.run(line, check=True, capture_output=True, timeout=SECONDS)
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2):
+            return True
+    except urllib.error.HTTPError:
+        return True
+    except OSError:
+        return False
+
+
+def free_ports(number: int) -> list[int]:
+    """Ports of the loopback that nobody listens on."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+    ports = [int(one.getsockname()[1]) for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
