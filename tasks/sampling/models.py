@@ -17,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError, digest_folder, read_json
 from tasks.common.ledger import Architecture
+from tasks.sampling.packing import ATTENTION
 
 logger = logging.getLogger(__name__)
 transformers_logging.disable_progress_bar()  # ours show the stage's own progress
@@ -110,7 +111,7 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     trust_remote_code: bool = False,
-    attention: str = "sdpa",
+    attention: str = ATTENTION,
 ) -> PreTrainedModel:
     """The model in `folder`, in evaluation mode (no dropout, whatever its configuration says)."""
     check_folder(folder)

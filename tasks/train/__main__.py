@@ -19,6 +19,7 @@ from tasks.common.files import digest, digest_file
 from tasks.sampling.engine import EngineSettings, Sampling, engine_name, load_engine
 from tasks.sampling.grade import Grader, Verify
 from tasks.sampling.models import Policy, load_model, load_tokenizer, policy_digest, read_policy, torch_device
+from tasks.sampling.packing import check_forward
 from tasks.sampling.rollouts import encode_prompts
 from tasks.train.batch import Prompts
 from tasks.train.checkpoint import Checkpoints
@@ -28,7 +29,7 @@ from tasks.train.run import plan_arrays, train, write_results
 from tasks.train.settings import CheckpointSettings, TrainSettings
 from tasks.train.slots import load_slots
 from tasks.train.trainer import Trainer, TrainingError
-from tasks.train.update import check_head, enable_activation_checkpointing
+from tasks.train.update import enable_activation_checkpointing
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +112,7 @@ def build(
     """The trainer at step 0: the initial policy in float32 (the optimizer's precision), the engine, the prompts."""
     device = torch_device(engine_settings.device)
     model = load_model(policy.folder, dtype=torch.float32, device=device, trust_remote_code=policy.trust_remote_code)
-    check_head(model)
+    check_forward(model, packed=settings.share_prompts)
     reference = copy.deepcopy(model).requires_grad_(False) if settings.kl_coefficient > 0 else None
     if settings.activation_checkpointing:
         enable_activation_checkpointing(model)
@@ -144,11 +145,6 @@ def check_settings(settings: TrainSettings, sampling: Sampling) -> None:
         raise params.ParamsError(
             f"training needs sampling.temperature > 0, top_p 1.0 and top_k 0 (no truncation); sampling is {sampling}: "
             "with another distribution the ratio between trainer and sampler would be wrong"
-        )
-    if settings.activation_checkpointing and settings.share_prompts:
-        raise params.ParamsError(
-            "train.share_prompts needs the prompts' keys and values, which train.activation_checkpointing does not "
-            "keep: set one of them to false"
         )
 
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from tasks.sampling.engine import Samples, Sampling
+from tasks.sampling.packing import Packing, pack
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -102,20 +103,6 @@ class Whole:
 
 
 @dataclass(frozen=True)
-class Shared:
-    """Prompts read once: `prompt_ids` [Q, P] padded at the end, `prompt_last_Q` their last positions, `owner_B` each
-    rollout's prompt. `completion_ids` [B, T-1] without the last token stand at `position_ids`, and see what `visible`
-    [B, 1, T-1, P+T-1] says: their own prompt, without its padding, and what came before them."""
-
-    prompt_ids: torch.Tensor
-    prompt_last_Q: torch.Tensor
-    owner_B: torch.Tensor
-    completion_ids: torch.Tensor
-    position_ids: torch.Tensor
-    visible: torch.Tensor
-
-
-@dataclass(frozen=True)
 class MicroBatch:
     """Some rollouts of a step. The [B, T] arrays cover completions only, from their first token on; `mask_BT` marks
     what is not padding. The inputs are made in the form that is used."""
@@ -139,23 +126,17 @@ class MicroBatch:
         return Whole(self._tensor(ids[:, :-1]), self._tensor(predicts[:, :-1]))
 
     @cached_property
-    def shared(self) -> Shared:
-        """The rollouts with each prompt once."""
-        prompt_ids, prompt_mask = pad(self.prompts)
-        inputs, _ = pad(self.completions)
-        inputs = inputs[:, :-1]
-        length_B = prompt_mask.sum(1)[self.owner_B]
-        steps = np.arange(inputs.shape[1])
-        causal = np.broadcast_to(steps[None, :] <= steps[:, None], (len(inputs), len(steps), len(steps)))
-        prompt = np.broadcast_to(prompt_mask[self.owner_B][:, None, :], (*causal.shape[:2], prompt_ids.shape[1]))
-        return Shared(
-            self._tensor(prompt_ids),
-            self._tensor(prompt_mask.sum(1) - 1),
-            self._tensor(self.owner_B),
-            self._tensor(inputs),
-            self._tensor(length_B[:, None] + steps[None, :]),
-            self._tensor(np.concatenate([prompt, causal], 2)[:, None]),
-        )
+    def shared(self) -> tuple[Packing, torch.Tensor]:
+        """The rollouts with each prompt once, and the places [N] whose next token is of a completion, row by row."""
+        fed = [completion[:-1] for completion in self.completions]
+        packing, prompts, rest = pack(self.prompts, self.owner_B, fed, self.mask_BT.device)
+        ends = (prompts.starts + prompts.lengths - 1)[self.owner_B]
+        predicts = [
+            place
+            for end, start, length in zip(ends.tolist(), rest.starts.tolist(), rest.lengths.tolist(), strict=True)
+            for place in (end, *range(start, start + length))
+        ]
+        return packing, self._tensor(np.array(predicts))
 
     def _tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.mask_BT.device)
@@ -197,9 +178,9 @@ def mixed_groups(rewards_B: Floats, group_B: Ints, num_groups: int) -> Bools:
 def micro_batches(
     rollouts: Rollouts, rows: Ints, max_tokens: int, device: torch.device, *, by_group: bool
 ) -> list[MicroBatch]:
-    """`rows` in micro-batches of at most `max_tokens` padded tokens (one row at least), the longest rows first: rows of
-    like lengths share a batch, and what needs the most memory fails at once, not hours later. `by_group` keeps the
-    rollouts of a prompt side by side, the groups with the longest rollouts first."""
+    """`rows` in micro-batches of at most `max_tokens` computed tokens (one row at least), the longest first: what needs
+    the most memory fails at once, not hours later. `by_group` keeps the rollouts of a prompt side by side and counts
+    each prompt once and no padding (see `MicroBatch.shared`); else rows of like length share a batch, padded."""
     lengths, groups = rollouts.tokens_B(), rollouts.group_B
     longest = np.zeros(len(rollouts.prompts), dtype=np.int64)
     np.maximum.at(longest, groups[rows], lengths[rows])
@@ -207,15 +188,24 @@ def micro_batches(
         rows.tolist(), key=lambda row: (*((-longest[groups[row]], groups[row]) * by_group), -lengths[row], row)
     )
     batches: list[list[int]] = []
-    widest = 0
+    used = 0
     for row in order:
-        if batches and (len(batches[-1]) + 1) * max(widest, lengths[row]) <= max_tokens:
-            batches[-1].append(row)
-            widest = max(widest, lengths[row])
+        before = batches[-1] if batches else []
+        taken = packed_tokens(rollouts, before, row) if by_group else int(lengths[before[0] if before else row])
+        if before and used + taken <= max_tokens:
+            before.append(row)
+            used += taken
         else:
             batches.append([row])
-            widest = lengths[row]
+            used = int(lengths[row])
     return [micro_batch(rollouts, np.array(batch), device) for batch in batches]
+
+
+def packed_tokens(rollouts: Rollouts, before: list[int], row: int) -> int:
+    """What `row` adds to a micro-batch: its completion, and its prompt where the row before is of another group."""
+    group = rollouts.group_B[row]
+    is_read = bool(before) and rollouts.group_B[before[-1]] == group
+    return len(rollouts.samples.token_ids[row]) + (0 if is_read else len(rollouts.prompts[group]))
 
 
 def micro_batch(rollouts: Rollouts, rows: Ints, device: torch.device) -> MicroBatch:

@@ -11,14 +11,13 @@ N = the completion tokens of the micro-batch, D hidden size, V vocabulary.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
-from transformers.cache_utils import DynamicCache
 
 from tasks.common.ledger import Architecture, forward_flops
+from tasks.sampling.packing import forward, head_logits
 from tasks.train.batch import Floats, MicroBatch, StepTotals
 
 Loss = Callable[..., tuple[torch.Tensor, dict[str, torch.Tensor]]]
@@ -129,27 +128,9 @@ def separate_hidden(model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
 
 
 def shared_hidden(model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
-    """[N, D] the same states, each prompt read once."""
-    shared = batch.shared
-    cache: Any = DynamicCache(config=model.config)
-    prompts_QPD: torch.Tensor = model.base_model(
-        input_ids=shared.prompt_ids, past_key_values=cache, use_cache=True
-    ).last_hidden_state
-    for layer in cache.layers:
-        layer.keys, layer.values = layer.keys[shared.owner_B], layer.values[shared.owner_B]
-    first_BD = prompts_QPD[torch.arange(len(prompts_QPD), device=prompts_QPD.device), shared.prompt_last_Q]
-    first_B1D = first_BD[shared.owner_B][:, None]
-    if shared.completion_ids.shape[1] == 0:
-        return first_B1D[batch.mask_BT]
-    mask = torch.zeros(shared.visible.shape, dtype=prompts_QPD.dtype, device=prompts_QPD.device)
-    rest_BTD: torch.Tensor = model.base_model(
-        input_ids=shared.completion_ids,
-        attention_mask=mask.masked_fill_(~shared.visible, torch.finfo(mask.dtype).min),
-        position_ids=shared.position_ids,
-        past_key_values=cache,
-        use_cache=True,
-    ).last_hidden_state
-    return torch.cat([first_B1D, rest_BTD], 1)[batch.mask_BT]
+    """[N, D] the same states, each prompt read once and nothing padded."""
+    packing, predicts_N = batch.shared
+    return forward(model, packing.ids, packing.positions, packing.attend).index_select(0, predicts_N)
 
 
 def chunked_logprobs(
@@ -176,29 +157,6 @@ def project(
     return logprobs_NV.gather(-1, targets_N[:, None])[:, 0], entropy_N
 
 
-def head_logits(model: PreTrainedModel, hidden_ND: torch.Tensor) -> torch.Tensor:
-    """[N, V] what the model's own forward makes of its last hidden states; `check_head` holds it to that."""
-    config: Any = model.config.get_text_config()
-    logits: torch.Tensor = model.get_output_embeddings()(hidden_ND)
-    if scale := getattr(config, "logits_scaling", None):  # Granite divides
-        logits = logits / scale
-    if scale := getattr(config, "logit_scale", None):  # Cohere multiplies
-        logits = logits * scale
-    if cap := getattr(config, "final_logit_softcapping", None):  # Gemma
-        logits = cap * torch.tanh(logits / cap)
-    return logits
-
-
-@torch.no_grad()
-def check_head(model: PreTrainedModel) -> None:
-    """Raise ValueError when `head_logits` is not what the model computes: its class does more than we know of."""
-    ids = torch.arange(8, device=model.device)[None] % model.config.get_text_config().vocab_size
-    expected = model(input_ids=ids, use_cache=False).logits[0].float()
-    found = head_logits(model, model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]).float()
-    if not torch.allclose(found, expected, atol=1e-3, rtol=1e-3):
-        raise ValueError(f"{type(model).__name__} does something to its logits that training here does not know of")
-
-
 def enable_activation_checkpointing(model: PreTrainedModel) -> None:
     """Compute each layer again in the backward pass. transformers does so in training mode only, so dropout, which
     would make the trainer another policy than the sampler, is taken out of the model."""
@@ -222,10 +180,8 @@ def batch_flops(architecture: Architecture, batch: MicroBatch, share_prompts: bo
     if not share_prompts:
         rows, length = batch.whole.input_ids.shape
         return forward_flops(architecture, rows * length, 0.0, float(rows) * length * length), head
-    prompts, width = batch.shared.prompt_ids.shape
-    rows, rest = batch.shared.completion_ids.shape
-    pairs = float(prompts) * width * width + float(rows) * rest * (width + rest)
-    return forward_flops(architecture, prompts * width + rows * rest, 0.0, pairs), head
+    packing, _ = batch.shared
+    return forward_flops(architecture, len(packing.ids), 0.0, float(packing.num_pairs())), head
 
 
 def learning_rate(base: float, final_rate: float, warmup_steps: int, step: int, progress: float) -> float:

@@ -1,7 +1,7 @@
 """Winnow's trainer against TRL's GRPOTrainer: the same policy, prompts, rollouts a step, lengths, loss and optimizer.
 
     make bench        # installs requirements-bench.txt beside the environment's pins, then runs this and `throughput`
-    python -m tests.bench.against_trl [--steps 160] [--repeats 2] [--warmup 5] [--out FILE]
+    python -m tests.bench.against_trl [--steps 160] [--rollouts 32] [--repeats 2] [--warmup 5] [--out FILE]
 
 Each run is a process of its own with one thread (`side_winnow.py`, `side_trl.py`); the two alternate, A B A B, with
 another seed each time, because other jobs may share the machine: only ratios within one call mean anything. Timed is
@@ -28,7 +28,6 @@ from typing import Any
 from tests.bench.world import PROJECT, make_world
 
 SIDES = ("winnow", "trl")
-ROLLOUTS = 32
 Report = dict[str, Any]
 
 
@@ -45,17 +44,17 @@ def run_side(side: str, root: Path, steps: int, seed: int, points: list[int]) ->
     return report
 
 
-def speeds(report: Report, warmup: int) -> Report:
+def speeds(report: Report, warmup: int, rollouts: int) -> Report:
     """Rates after the warm-up, from the ends of the steps."""
     wall, cpu = (report[name][-1] - report[name][warmup] for name in ("wall", "cpu"))
     tokens, steps = report["completion_tokens"][warmup:], len(report["wall"]) - 1 - warmup
     ends = report["wall"][warmup:]
     return {
-        "rollouts/s": ROLLOUTS * steps / wall,
+        "rollouts/s": rollouts * steps / wall,
         "completion tokens/s": sum(tokens) / wall,
-        "rollouts per CPU second": ROLLOUTS * steps / cpu,
+        "rollouts per CPU second": rollouts * steps / cpu,
         "seconds a step (median)": statistics.median(b - a for a, b in itertools.pairwise(ends)),
-        "mean completion length": sum(tokens) / (ROLLOUTS * steps),
+        "mean completion length": sum(tokens) / (rollouts * steps),
         "peak memory, MB": report["peak_mb"] + report["children_mb"],
         "start until ready, s": report["start_seconds"],
         "reward, first quarter": statistics.mean(report["rewards"][: len(report["rewards"]) // 4]),
@@ -108,9 +107,9 @@ def seconds_to(curve: list[Report], target: float) -> float | None:
     return None
 
 
-def speed_table(reports: dict[str, list[Report]], warmup: int) -> tuple[str, Report]:
+def speed_table(reports: dict[str, list[Report]], warmup: int, rollouts: int) -> tuple[str, Report]:
     """Medians over the repeats, and Winnow's share of TRL's."""
-    runs = {side: [speeds(report, warmup) for report in reports[side]] for side in SIDES}
+    runs = {side: [speeds(report, warmup, rollouts) for report in reports[side]] for side in SIDES}
     lines, medians = ["| | Winnow | TRL | Winnow / TRL |", "|---|---|---|---|"], {}
     for name in runs["winnow"][0]:
         ours, theirs = (statistics.median(run[name] for run in runs[side]) for side in SIDES)
@@ -137,6 +136,7 @@ def curve_table(found: dict[str, list[Report]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=160)
+    parser.add_argument("--rollouts", type=int, default=32, help="a step, in groups of 8")
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--out", type=Path, help="also write everything measured, as JSON")
@@ -145,14 +145,16 @@ def main() -> None:
     reports: dict[str, list[Report]] = {side: [] for side in SIDES}
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "world"
-        make_world(root, steps=options.steps, rollouts=ROLLOUTS)
+        make_world(root, steps=options.steps, rollouts=options.rollouts)
         for seed in range(options.repeats):
             for side in SIDES:
                 reports[side].append(run_side(side, root, options.steps, seed, points))
-        table, medians = speed_table(reports, options.warmup)
+        table, medians = speed_table(reports, options.warmup, options.rollouts)
         found = curves(root, reports)
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("trl", "transformers", "torch"))
-    print(f"{options.steps} steps of {ROLLOUTS} rollouts, medians of {options.repeats}; {versions}; one thread\n")
+    print(
+        f"{options.steps} steps of {options.rollouts} rollouts, medians of {options.repeats}; {versions}; one thread\n"
+    )
     print(f"{table}\n\n{curve_table(found)}")
     if options.out:
         options.out.write_text(json.dumps({"medians": medians, "curves": found, "reports": reports}, indent=1))

@@ -181,7 +181,7 @@ def update_passes(
             computed, real = sizes(batch, share)
             sums["computed"], sums["real"] = sums["computed"] + computed, sums["real"] + real
             sums["tokens"] += int(batch.mask_BT.sum())
-            sums["flops"] += 3.0 * batch_flops(trainer.policy.architecture, batch, share)
+            sums["flops"] += 3.0 * sum(batch_flops(trainer.policy.architecture, batch, share))
         model.zero_grad(set_to_none=True)
     return {**sums, "padding": 1.0 - sums["real"] / sums["computed"]}
 
@@ -190,7 +190,7 @@ def sizes(batch: MicroBatch, share: bool) -> tuple[int, int]:
     """Positions that the forward computes, and those among them that are not padding."""
     fed = sum(len(completion) - 1 for completion in batch.completions)
     if share:
-        computed = batch.shared.prompt_ids.numel() + batch.shared.completion_ids.numel()
+        computed = len(batch.shared[0].ids)
         return computed, fed + sum(map(len, batch.prompts))
     return batch.whole.input_ids.numel(), fed + sum(len(batch.prompts[owner]) for owner in batch.owner_B)
 

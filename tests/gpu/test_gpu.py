@@ -17,6 +17,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from tasks.sampling.engine import Sampling
 from tasks.sampling.engines.hf import HfEngine
 from tasks.sampling.models import load_model
+from tasks.sampling.packing import ATTENTION
 from tasks.train.batch import Rollouts, StepTotals, micro_batches
 from tasks.train.loss import clip
 from tasks.train.update import Objective, UpdateStats, accumulate_gradients
@@ -37,7 +38,9 @@ def make_model(name: str, dtype: torch.dtype) -> Any:
         vocab_size=151_936, num_key_value_heads=8, head_dim=128, tie_word_embeddings=True, **SHAPES[name]
     )
     with torch.device("cuda"):
-        return Qwen3ForCausalLM(config).to(dtype).eval()
+        model = Qwen3ForCausalLM(config).to(dtype).eval()
+    model.set_attn_implementation(ATTENTION)
+    return model
 
 
 def draw(model: Any, num_prompts: int, group_size: int) -> Rollouts:

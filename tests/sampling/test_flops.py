@@ -1,11 +1,14 @@
-"""The ledger's executed FLOPs against torch's own counter, on real models with eager attention."""
+"""The ledger's executed FLOPs against torch's own counter, on real models, attention as plain products: of a fused
+kernel on a CPU it counts nothing."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tasks.common.artifacts import Layout
@@ -30,18 +33,26 @@ def architecture_of(model: torch.nn.Module) -> Architecture:
     return Architecture(**{k: v for k, v in describe(model).items() if k in Architecture.__dataclass_fields__})
 
 
+@pytest.fixture
+def plain_attention() -> Iterator[None]:
+    with sdpa_kernel(SDPBackend.MATH):
+        yield
+
+
+@pytest.mark.usefixtures("plain_attention")
 @pytest.mark.parametrize("name", ["qwen", "llama"])
 def test_generation_and_update_agree_with_torchs_counter(name: str, request: pytest.FixtureRequest) -> None:
     folder: Path = request.getfixturevalue(name)
-    model = load_model(folder, dtype=torch.float32, device=torch.device("cpu"), attention="eager")
+    model = load_model(folder, dtype=torch.float32, device=torch.device("cpu"))
     architecture, tokenizer = architecture_of(model), load_tokenizer(folder)
     texts = [
         f"{i} {text}" for i in range(4) for text in ("12 + 30 =", "Janet has 3 apples and buys 4 more.", "of", "7 -")
     ]
     prompts, counts = [tokenizer(text).input_ids for text in texts], [8] * 16
     sampling = Sampling(1.0, 1.0, 0, 24, 0)
+    engine = HfEngine(model, [1], 64, 512)
     with FlopCounterMode(display=False) as generated:
-        samples = HfEngine(model, [1], 64, 512).generate(prompts, counts, sampling, list(range(128)))
+        samples = engine.generate(prompts, counts, sampling, list(range(128)))
     lengths = [len(ids) for ids in samples.token_ids]
     ours = sample_flops(architecture, [*map(len, prompts)], counts, lengths, 1)
     assert ours.sum() == pytest.approx(generated.get_total_flops(), rel=0.03)

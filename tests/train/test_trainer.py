@@ -20,16 +20,16 @@ import yaml
 
 from tasks.common import params
 from tasks.common.artifacts import PLAN, Layout
-from tasks.common.files import read_json
+from tasks.common.files import ArtifactError, read_json
 from tasks.sampling.engine import Sampling
 from tasks.sampling.engines.hf import HfEngine
 from tasks.sampling.models import load_model, load_tokenizer, policy_digest, read_policy
+from tasks.sampling.packing import check_forward
 from tasks.train.batch import Rollouts, StepTotals, micro_batches
 from tasks.train.loss import clip
 from tasks.train.update import (
     Objective,
     accumulate_gradients,
-    check_head,
     enable_activation_checkpointing,
     k3,
     learning_rate,
@@ -121,13 +121,15 @@ def test_chunked_logprobs_give_the_same_gradient(step: tuple[Any, Rollouts], sha
     np.testing.assert_allclose(gradient(model, rollouts, np.arange(12), 10**6, chunked), whole, atol=1e-6)
 
 
-def test_activation_checkpointing_gives_the_same_gradient(step: tuple[Any, Rollouts]) -> None:
+@pytest.mark.parametrize("share_prompts", [True, False])
+def test_activation_checkpointing_gives_the_same_gradient(step: tuple[Any, Rollouts], share_prompts: bool) -> None:
     model, rollouts = step
     whole = gradient(model, rollouts, np.arange(12), 60)
     thrifty = copy.deepcopy(model)
     enable_activation_checkpointing(thrifty)
     thrifty.train()
-    np.testing.assert_allclose(gradient(thrifty, rollouts, np.arange(12), 60), whole, atol=1e-6)
+    objective = dataclasses.replace(OBJECTIVE, share_prompts=share_prompts)
+    np.testing.assert_allclose(gradient(thrifty, rollouts, np.arange(12), 60, objective), whole, atol=1e-6)
 
 
 def test_kl_is_zero_at_the_reference_and_pulls_back_to_it(step: tuple[Any, Rollouts]) -> None:
@@ -167,10 +169,10 @@ def test_logprobs_of_padded_micro_batches_are_the_samplers(step: tuple[Any, Roll
 
 def test_a_head_that_does_more_is_refused(step: tuple[Any, Rollouts]) -> None:
     model = copy.deepcopy(step[0])
-    check_head(model)
+    check_forward(model, packed=False)
     model.config.logit_scale = 2.0  # as if its class did something else than its configuration says
-    with pytest.raises(ValueError, match="Qwen3ForCausalLM does something to its logits"):
-        check_head(model)
+    with pytest.raises(ArtifactError, match="Qwen3ForCausalLM computes something that is not known"):
+        check_forward(model, packed=False)
 
 
 def test_learning_rate_by_hand() -> None:
