@@ -25,6 +25,7 @@ from typing import Any
 from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError, digest_file, read_json
 from tasks.common.journal import MAX_TAG, Event, Journal, Tracker, Write, key_of, refused, shorten
+from tasks.common.locations import hush
 from tasks.common.pipelines import (
     PIPELINE_VARIABLE,
     git_tags,
@@ -145,6 +146,7 @@ def connect(uri: str) -> Any:
     """A client with bounded waits. The import takes a second and the database another: only here."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    hush()  # boto3, which MLflow keeps artifacts on s3:// with
     import mlflow
     from mlflow.store.db import utils
 

@@ -1,0 +1,158 @@
+"""Buckets through the commands a user runs: sources, policy, store and MLflow's artifacts on a real S3 server."""
+
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import polars as pl
+import psutil
+import pytest
+import yaml
+
+from tasks.common.artifacts import PROMPTS, Layout
+from tasks.common.locations import open_location
+from tasks.common.tracking import Tracking, replay, track
+from tests.s3_server import ACCESS_KEY, SECRET_KEY, S3Server
+from tests.test_chain import settings
+from tests.train.worlds import make_world
+
+# A stage as `python -m tasks.STAGE` runs it, in a process that logs all that any library has to say.
+LOQUACIOUS = "import logging, runpy, sys; logging.basicConfig(level=logging.DEBUG); module = sys.argv.pop(1)"
+RUN = f"{LOQUACIOUS}; runpy.run_module(module, run_name='__main__', alter_sys=True)"
+
+
+def start(root: Path, stage: str, log: Path) -> "subprocess.Popen[bytes]":
+    line = [sys.executable, "-c", RUN, f"tasks.{stage}"]
+    with log.open("wb") as out:
+        params = ["--params", str(root.parent / "params.yaml"), "--data", str(root)]
+        return subprocess.Popen([*line, *params], stdout=out, stderr=subprocess.STDOUT)
+
+
+def command(root: Path, stage: str) -> str:
+    """Run one stage on the data root; its log, which is kept beside the root."""
+    log = root.parent / f"{root.name}-{stage}-{time.time_ns()}.log"
+    ended = start(root, stage, log).wait(120)
+    assert ended == 0, log.read_text()
+    return log.read_text()
+
+
+def write_params(folder: Path, **changes: Any) -> None:
+    (folder / "params.yaml").write_text(yaml.safe_dump(settings(**changes)))
+
+
+def put_sources(bucket: str) -> list[dict[str, Any]]:
+    """Eight prompts in a JSONL object, eight in a Parquet one; the entries of `ingest.sources` for them."""
+    files, path = open_location(bucket)
+    rows = pl.DataFrame({"q": [f"{n} + {n} =" for n in range(16)], "a": [str(2 * n) for n in range(16)]})
+    files.pipe_file(f"{path}/prompts/a.jsonl", rows[:8].write_ndjson().encode())
+    with files.open(f"{path}/prompts/b.parquet", "wb") as file:
+        rows[8:].write_parquet(file)
+    fields = {"name": "sums", "prompt": "q", "answer": "a", "level": None, "verifier": "numeric"}
+    return [
+        {"preset": kind, "settings": {"path": f"{bucket}/prompts/{name}", **fields}}
+        for kind, name in (("jsonl", "a.jsonl"), ("parquet", "b.parquet"))
+    ]
+
+
+def objects(location: str) -> list[str]:
+    files, path = open_location(location)
+    return [str(name) for name in files.find(path)]
+
+
+@pytest.mark.s3
+@pytest.mark.slow
+def test_everything_in_one_bucket_and_no_credential_in_any_file(bucket: str, guesser: Path, tmp_path: Path) -> None:
+    files, path = open_location(bucket)
+    files.put(str(guesser), f"{path}/models/guesser", recursive=True)
+    write_params(
+        tmp_path,
+        ingest={"splits": {"train": 12, "validation": 2, "test": 2}, "sources": put_sources(bucket)},
+        policy={"source": f"{bucket}/models/guesser"},
+        sampling={"max_tokens": 8},
+        profile={"num_samples": 4},
+        store={"location": f"{bucket}/store"},
+        tracking={"log_weights": True},
+    )
+    mine, yours = Layout(tmp_path / "mine"), Layout(tmp_path / "yours")
+    mine.tracking.mkdir(parents=True)
+    record = mlflow.MlflowClient(f"sqlite:///{mine.tracking}/mlflow.db")
+    record.create_experiment("winnow", f"{bucket}/mlflow")
+    log = command(mine.root, "ingest") + command(mine.root, "policy") + command(mine.root, "profile")
+    assert len(PROMPTS.read(mine.prompts("train"))) == 12
+    assert "48 sampled" in log
+    assert any(name.endswith("model.safetensors") for name in objects(f"{bucket}/mlflow"))
+    shutil.copytree(mine.root, yours.root, ignore=shutil.ignore_patterns("profile", "tracking"))
+    again = command(yours.root, "profile")
+    assert "48 rollouts reused from the store, 0 sampled (0 tokens generated)" in again
+    for name in ("profile", "rollouts"):
+        table = f"{name}.parquet"
+        assert pl.read_parquet(yours.profile / table).equals(pl.read_parquet(mine.profile / table))
+    written = {str(file): file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    written |= {name: files.cat_file(name) for name in objects(bucket)}
+    assert any(bucket.encode() in content for content in written.values())
+    assert [(name, key) for key in (ACCESS_KEY, SECRET_KEY) for name in written if key.encode() in written[name]] == []
+
+
+@pytest.mark.s3
+@pytest.mark.slow
+def test_a_profile_whose_store_is_cut_off_says_so_and_goes_on(
+    bucket: str, s3: S3Server, guesser: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = make_world(tmp_path / "data", guesser, [4, 4])
+    write_params(tmp_path, sampling={"max_tokens": 8}, profile={"num_samples": 300}, store={"location": bucket})
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
+    log = tmp_path / "cut.log"
+    stage = start(layout.root, "profile", log)
+    wait_for(log, "sample (hf): ")
+    s3.hold_gateway()  # it will not take the batch that is being sampled
+    wait_until_idle(stage.pid)
+    s3.kill_gateway()
+    try:
+        assert stage.wait(120) == 1
+        assert f"{bucket}: the server does not answer" in log.read_text()
+        assert "Traceback" not in log.read_text()
+    finally:
+        s3.start_gateway()
+    assert [name for name in objects(bucket) if name.endswith(".parquet")] == []
+    assert "0 rollouts reused from the store, 1800 sampled" in command(layout.root, "profile")
+
+
+@pytest.mark.s3
+def test_a_record_whose_bucket_is_cut_off_stops_nothing_and_is_replayed(
+    bucket: str, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout, kept = Layout(tmp_path / "data"), tmp_path / "kept.txt"
+    kept.write_text("kept")
+    layout.tracking.mkdir(parents=True)
+    uri = f"sqlite:///{layout.tracking}/mlflow.db"
+    mlflow.MlflowClient(uri).create_experiment("test", f"{bucket}/mlflow")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
+    s3.kill_gateway()
+    try:
+        with track(Tracking(None, "test", False), layout, "report", None, None) as tracker:
+            tracker.artifact(kept)
+    finally:
+        s3.start_gateway()
+    assert objects(bucket) == []
+    (pending,) = (layout.tracking / "pending").glob("*.jsonl")
+    replay(pending, uri)
+    (name,) = objects(bucket)
+    assert name.endswith("artifacts/kept.txt")
+
+
+def wait_until_idle(pid: int) -> None:
+    """Until a process has used no processor time for a while: it waits for an answer."""
+    used, process = -1.0, psutil.Process(pid)
+    while used != (used := sum(process.cpu_times()[:2])):
+        time.sleep(0.5)
+
+
+def wait_for(log: Path, words: str) -> None:
+    until = time.monotonic() + 60
+    while words not in log.read_text():
+        assert time.monotonic() < until, log.read_text()
+        time.sleep(0.01)
