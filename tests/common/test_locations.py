@@ -1,9 +1,12 @@
 """Buckets on a real server: what goes wrong is said in words, waits are bounded, nothing half-written is read."""
 
 import logging
+import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +190,56 @@ def test_an_upload_in_parts_that_never_ends_is_no_object(bucket: str, s3: S3Serv
     parts = {"Parts": [{"PartNumber": 1, "ETag": etag}]}
     files.call_s3("complete_multipart_upload", Bucket=name, Key=key, UploadId=upload, MultipartUpload=parts)
     assert read(f"{bucket}/large") == BODY
+
+
+@contextmanager
+def cutting(url: str, after: int) -> Iterator[str]:
+    """A way to the server at `url` on which each answer ends after `after` bytes, as when a machine on it fails."""
+    to = url.removeprefix("http://").split(":")
+
+    def carry(client: socket.socket) -> None:
+        with client, socket.create_connection((to[0], int(to[1]))) as server:
+            threading.Thread(target=pour, args=(client, server, None), daemon=True).start()
+            pour(server, client, after)
+
+    def listen() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=carry, args=(listener.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=listen, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def pour(source: socket.socket, target: socket.socket, limit: int | None) -> None:
+    """Bytes from one to the other until the source ends, or `limit` is reached and both are shut."""
+    with suppress(OSError):
+        while limit is None or limit > 0:
+            data = source.recv(2**16 if limit is None else min(2**16, limit))
+            if not data:
+                break
+            target.sendall(data)
+            limit = None if limit is None else limit - len(data)
+        for end in (source, target):
+            end.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.s3
+def test_half_an_answer_is_never_taken_for_the_whole(
+    bucket: str, s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(f"{bucket}/x", BODY)
+    with cutting(s3.url, len(BODY) // 2) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        S3FileSystem.clear_instance_cache()
+        assert names(bucket) == ["x"]
+        files, path = open_location(f"{bucket}/x")
+        assert files.cat_file(path, end=1000) == BODY[:1000]
+        assert "the server does not answer" in failure(read, f"{bucket}/x")
+        with pytest.raises(ArtifactError, match="the server does not answer"), reaching(bucket):
+            files.cat_file(path)
 
 
 @pytest.mark.s3
