@@ -9,7 +9,23 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 
 from tasks.common.artifacts import Layout
 from tasks.common.files import write_json
+from tasks.sampling.engine import EngineSettings
 from tasks.sampling.models import describe, policy_digest
+
+ENGINE = EngineSettings(
+    name="hf",
+    device="cpu",
+    dtype="float32",
+    max_rows=64,
+    memory_fraction=0.3,
+    sleep=False,
+    threads=1,
+    num_processes=1,
+    urls=[],
+    num_replicas=1,
+    max_retries=2,
+    timeout_seconds=60.0,
+)
 
 CORPUS = [
     "Janet has 3 apples and buys 4 more. How many apples does she have? #### 7",

@@ -19,7 +19,9 @@ from transformers import PreTrainedModel
 from tasks.common import registry
 from tasks.common.files import ArtifactError
 from tasks.common.ledger import Architecture, decode_flops, prefill_flops
+from tasks.common.params import ParamsError
 from tasks.sampling import engines
+from tasks.sampling.memory import check_memory
 from tasks.sampling.models import Policy
 
 
@@ -36,15 +38,23 @@ class Sampling:
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """The section `engine`: how samples are drawn; none of it enters a key of the rollout store."""
+    """The section `engine`: how samples are drawn; none of it enters a key of the rollout store.
+
+    `urls`, `num_replicas`, `max_retries` and `timeout_seconds` (of one request) are of the engine `server`.
+    """
 
     name: str
     device: str
     dtype: str
     max_rows: int
     memory_fraction: float
+    sleep: bool
     threads: int
     num_processes: int
+    urls: list[str]
+    num_replicas: int
+    max_retries: int
+    timeout_seconds: float
 
 
 @dataclass(frozen=True)
@@ -61,11 +71,13 @@ class Samples:
 
 
 class Engine(Protocol):
-    """Draws samples. `prefix_block` is the grain (tokens) at which a prompt is shared by its samples."""
+    """Draws samples. `prefix_block` is the grain (tokens) at which a prompt is shared by its samples;
+    `prefilled_tokens` counts the prompt tokens that were really computed, never those found in a cache."""
 
     name: str
     version: str
     prefix_block: int
+    prefilled_tokens: int
 
     def generate(
         self,
@@ -86,18 +98,43 @@ class Engine(Protocol):
         """Replace the policy's weights in place; they are in effect for the next call."""
         ...
 
+    def sleep(self) -> None:
+        """Lend the engine's memory to the trainer until it is used again; an engine without its own does nothing."""
+        ...
+
 
 def engine_name(settings: EngineSettings) -> str:
-    """The engine that `auto` stands for: vLLM on a machine with a GPU where it is installed, else `hf`."""
+    """The engine that `auto` stands for: `server` where servers are named or replicas wanted, vLLM on a machine with a
+    GPU where it is installed, else `hf`."""
     if settings.name != "auto":
         return settings.name
+    if settings.urls or settings.num_replicas > 1:
+        return "server"
     return "vllm" if torch.cuda.is_available() and importlib.util.find_spec("vllm") else "hf"
 
 
 def load_engine(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None = None) -> Engine:
-    """The engine `settings.name` for `policy`. An engine that can will sample from `model` itself (the trainer's)."""
-    module = registry.load(engines, engine_name(settings), "engine.name")
+    """The engine `settings.name` for `policy`. With the trainer's `model` it must take new weights in place; an engine
+    that can will sample from `model` itself."""
+    name = engine_name(settings)
+    module = registry.load(engines, name, "engine.name")
+    if name != "server" and (settings.urls or settings.num_replicas != 1):
+        raise ParamsError(f"engine.urls and engine.num_replicas are of the engine server; engine.name is {name}")
+    if model is not None and model.device.type == "cuda":
+        check_shared_gpu(name, settings, model)
     return cast(Engine, module.load(settings, policy, model))
+
+
+def check_shared_gpu(name: str, settings: EngineSettings, model: PreTrainedModel) -> None:
+    """Raise ArtifactError when `model`, its training and the engine do not fit the GPU together."""
+    free, total = torch.cuda.mem_get_info(model.device)
+    reserves = name == "vllm" or (name == "server" and not settings.urls)
+    check_memory(
+        sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()),
+        settings.memory_fraction * total if reserves else 0.0,
+        free,
+        sleeps=name == "vllm" and settings.sleep,
+    )
 
 
 def check_lengths(prompts: Sequence[Sequence[int]], max_tokens: int, max_length: int) -> None:

@@ -152,6 +152,7 @@ class Trainer:
         totals = StepTotals(int(tokens_B[keep_B].sum()), int(keep_B.sum()), self.sampling.max_tokens)
         by_group, device = settings.share_prompts, self.model.device
         batches = micro_batches(rollouts, rows, settings.max_tokens_per_micro_batch, device, by_group=by_group)
+        self.collector.engine.sleep()
         self.optimizer.zero_grad(set_to_none=True)
         self.model.train(settings.activation_checkpointing)  # in evaluation mode transformers keeps all activations
         with torch.autocast(device.type, torch.bfloat16, enabled=settings.dtype == "bfloat16"):
@@ -169,6 +170,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)  # the engine may need their memory
         self.sync_engine()
         return Update(stats, grad_norm, False)
 

@@ -13,16 +13,16 @@ import torch
 from tasks.common.artifacts import PROMPTS, STORE, Layout
 from tasks.common.files import ArtifactError
 from tasks.sampling import rollouts as rollouts_module
-from tasks.sampling.engine import EngineSettings, Sampling
+from tasks.sampling.engine import Sampling
 from tasks.sampling.grade import Verify
 from tasks.sampling.models import Policy, load_model, read_policy
 from tasks.sampling.rollouts import SamplerSettings, draw, sampling_cost
 from tasks.sampling.store import RolloutStore, StoreSettings, open_store
-from tests.policies import place_policy
+from tests.policies import ENGINE, place_policy
 
 SETTINGS = SamplerSettings(
     Sampling(1.0, 1.0, 0, 8, 0),
-    EngineSettings("hf", "cpu", "float32", 64, 0.3, 1, 1),
+    ENGINE,
     StoreSettings(None),
     Verify(5.0, 0.5),
 )

@@ -30,7 +30,7 @@ class HfEngine:
 
     def __init__(self, model: PreTrainedModel, stop_ids: Sequence[int], max_rows: int, max_length: int) -> None:
         self.model, self.max_rows, self.max_length = model, max_rows, max_length
-        self.stop_ids = np.array(stop_ids)
+        self.stop_ids, self.prefilled_tokens = np.array(stop_ids), 0
         check_forward(model, packed=True)
 
     def set_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
@@ -39,6 +39,9 @@ class HfEngine:
             for name, tensor in self.model.state_dict().items():
                 if tensor.data_ptr() != weights[name].data_ptr():
                     tensor.copy_(weights[name])
+
+    def sleep(self) -> None:
+        """Nothing is held between calls."""
 
     @torch.inference_mode()
     def generate(
@@ -73,6 +76,7 @@ class HfEngine:
         """Fill slots with `rows`; each distinct prompt is read once."""
         distinct = {tuple(prompt): None for prompt in prompts}
         place = {prompt: index for index, prompt in enumerate(distinct)}
+        self.prefilled_tokens += sum(map(len, distinct))
         slots.fill(rows, seeds, list(distinct), np.array([place[tuple(prompt)] for prompt in prompts]))
 
 

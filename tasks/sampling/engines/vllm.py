@@ -1,8 +1,9 @@
 """vLLM in this process: sampling on a GPU, and on a CPU by vLLM's CPU build. The only file that imports vllm.
 
 Every sample is a request of its own with its own seed; prefix caching reads a prompt once for all its samples, at the
-grain of the cache's blocks. Log-probabilities are those of the distribution drawn from (`processed_logprobs`). Left
-out: engines in other processes and on other machines.
+grain of the cache's blocks. Log-probabilities are those of the distribution drawn from (`processed_logprobs`). In
+training on a GPU it sleeps during the update: weights move to main memory, the cache's memory is given back. Engines in
+other processes and on other machines are `server`'s.
 """
 
 import io
@@ -31,7 +32,7 @@ class VllmEngine:
 
     name = "vllm"
 
-    def __init__(self, settings: EngineSettings, policy: Policy) -> None:
+    def __init__(self, settings: EngineSettings, policy: Policy, *, trains: bool) -> None:
         for key, value in ENVIRONMENT.items():
             os.environ.setdefault(key, value)
         try:
@@ -42,10 +43,11 @@ class VllmEngine:
             ) from error
         self.vllm = vllm
         self.version = str(vllm.__version__)
-        self.max_length = policy.max_length
+        self.max_length, self.prefilled_tokens = policy.max_length, 0
         tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
         self.stop_ids = list(stop_token_ids(policy.folder, tokenizer))
         on_gpu = torch_device(settings.device).type == "cuda"
+        self.can_sleep, self.asleep = trains and settings.sleep and on_gpu, False
         self.llm = vllm.LLM(
             model=str(policy.folder),
             dtype=settings.dtype,  # type: ignore[arg-type]
@@ -60,6 +62,7 @@ class VllmEngine:
             logprobs_mode="processed_logprobs",
             skip_tokenizer_init=True,
             trust_remote_code=policy.trust_remote_code,
+            enable_sleep_mode=self.can_sleep,
             disable_log_stats=True,
         )
         self.prefix_block = int(self.llm.llm_engine.vllm_config.cache_config.block_size)
@@ -76,11 +79,13 @@ class VllmEngine:
         repeated = [prompt for prompt, count in zip(prompts, num_samples, strict=True) for _ in range(count)]
         if not repeated:
             return Samples([], [], [])
+        self.wake()
         outputs = self.llm.generate(
             [self.vllm.inputs.TokensPrompt(prompt_token_ids=list(prompt)) for prompt in repeated],
             [self.request(sampling, seed) for seed in seeds],
             use_tqdm=forwarding_bar(on_finished) if on_finished else False,
         )
+        self.prefilled_tokens += sum(len(o.prompt_token_ids or []) - (o.num_cached_tokens or 0) for o in outputs)
         completions = [output.outputs[0] for output in outputs]
         return Samples(
             [list(completion.token_ids) for completion in completions],
@@ -107,9 +112,24 @@ class VllmEngine:
 
         `weights` must spell out tied ones (`models.named_weights` does): vLLM keeps a packed copy of the output head.
         """
+        self.wake()
         self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights.items())})
         if not self.llm.reset_prefix_cache():
             raise RuntimeError("vLLM did not reset its prefix cache: it would answer with the old policy's keys")
+
+    def sleep(self) -> None:
+        """Move the weights to main memory and give the GPU's memory back, until `wake`."""
+        if self.can_sleep and not self.asleep:
+            self.llm.sleep(level=1)
+            self.asleep = True
+
+    def wake(self) -> None:
+        """Take the memory again; what the trainer's allocator keeps for later is handed back first."""
+        if self.asleep:
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            self.llm.wake_up()
+            self.asleep = False
 
 
 def chosen_logprobs(completion: Any) -> list[float]:
@@ -133,4 +153,4 @@ def forwarding_bar(on_finished: Callable[[int], object]) -> Callable[..., "tqdm[
 
 def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None) -> VllmEngine:
     """The engine for `policy`; the trainer's model is not shared, its weights arrive by `set_weights`."""
-    return VllmEngine(settings, policy)
+    return VllmEngine(settings, policy, trains=model is not None)
