@@ -108,7 +108,13 @@ class Connection:
         return list(answer["data"])
 
     async def complete(
-        self, model: str, prompt: Sequence[int], sampling: Sampling, seed: int, stop_ids: Sequence[int]
+        self,
+        model: str,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        seed: int,
+        stop_ids: Sequence[int],
+        with_logprobs: bool = True,
     ) -> tuple[Completion, str]:
         """One sample of `prompt`, and the server's fingerprint (its kind and version). Everything that a server may
         have a default of its own for is said."""
@@ -126,22 +132,21 @@ class Connection:
             "seed": seed,
             "stop_token_ids": list(stop_ids),
             "ignore_eos": True,
-            "logprobs": 0,
             "return_token_ids": True,
-            "return_tokens_as_token_ids": True,
+            **({"logprobs": 0, "return_tokens_as_token_ids": True} if with_logprobs else {}),
         }
         answer = await self.request("POST", f"{self.endpoint.url}/completions", body)
-        return self.read(answer, list(prompt)), str(answer.get("system_fingerprint") or "unknown")
+        return self.read(answer, list(prompt), with_logprobs), str(answer.get("system_fingerprint") or "unknown")
 
-    def read(self, answer: Any, prompt: list[int]) -> Completion:
+    def read(self, answer: Any, prompt: list[int], with_logprobs: bool) -> Completion:
         """The sample in an answer. Raises ArtifactError when it is not what was asked for."""
         try:
             (choice,) = answer["choices"]
-            token_ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
+            token_ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs", [])
             details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ArtifactError(f"{self.endpoint.url}: an answer is not a completion: {str(answer)[:200]}") from error
-        if token_ids is None or logprobs is None or len(token_ids) != len(logprobs):
+        if token_ids is None or (with_logprobs and len(token_ids) != len(logprobs)):
             raise ArtifactError(
                 f"{self.endpoint.url} returns no token ids with their log-probabilities (return_token_ids, logprobs): "
                 "the engine server needs vLLM's, or another server that has them"

@@ -149,7 +149,7 @@ def sample_batch(
     prompts, counts = [by_digest[name] for name, _ in batch], [len(indices) for _, indices in batch]
     keys = [(name, index) for name, indices in batch for index in indices]
     seeds = [sample_seed(sampling.seed, name, index) for name, index in keys]
-    samples = engine.generate(prompts, counts, sampling, seeds, on_finished)
+    samples = engine.generate(prompts, counts, sampling, seeds, on_finished, with_logprobs=False)
     lengths = [len(ids) for ids in samples.token_ids]
     prompt_tokens = np.repeat([len(ids) for ids in prompts], counts)
     seconds = (time.perf_counter() - started) * np.array(lengths) / max(sum(lengths), 1)

@@ -164,6 +164,13 @@ def test_an_empty_completion(engine: Engine, policy: Policy, logits: Reference, 
     assert set(decode([[1]] * len(empty), ["stop"] * len(empty), tokenizer)) == {""}
 
 
+def test_log_probabilities_change_no_token(engine: Engine, prompts: list[list[int]]) -> None:
+    samples = engine.generate(prompts, [3] * 5, SAMPLING, list(range(15)), with_logprobs=False)
+    expected = engine.generate(prompts, [3] * 5, SAMPLING, list(range(15)))
+    assert (samples.token_ids, samples.finish_reasons) == (expected.token_ids, expected.finish_reasons)
+    assert len(samples.logprobs) == 15
+
+
 def test_nothing_is_asked_for(engine: Engine, prompts: list[list[int]]) -> None:
     assert engine.generate([], [], SAMPLING, []).token_ids == []
     assert len(engine.generate(prompts[:2], [0, 2], SAMPLING, [1, 2]).token_ids) == 2

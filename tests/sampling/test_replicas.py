@@ -1,4 +1,4 @@
-"""Servers that Winnow starts itself: they share the work, lose nothing when one is killed, and die with their parent."""
+"""Servers that Winnow starts: they share the work, lose nothing when one is killed, and die with their parent."""
 
 import dataclasses
 import os

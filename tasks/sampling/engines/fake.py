@@ -54,6 +54,7 @@ class FakeEngine:
         sampling: Sampling,
         seeds: Sequence[int],
         on_finished: Callable[[int], object] | None = None,
+        with_logprobs: bool = True,
     ) -> Samples:
         check_lengths(prompts, sampling.max_tokens, self.max_length)
         self.prefilled_tokens += sum(len(prompt) for prompt, count in zip(prompts, num_samples, strict=True) if count)

@@ -51,6 +51,7 @@ class HfEngine:
         sampling: Sampling,
         seeds: Sequence[int],
         on_finished: Callable[[int], object] | None = None,
+        with_logprobs: bool = True,
     ) -> Samples:
         check_lengths(prompts, sampling.max_tokens, self.max_length)
         owners = np.repeat(np.arange(len(prompts)), num_samples)

@@ -81,13 +81,15 @@ class ServerEngine:
         sampling: Sampling,
         seeds: Sequence[int],
         on_finished: Callable[[int], object] | None = None,
+        with_logprobs: bool = True,
     ) -> Samples:
         check_lengths(prompts, sampling.max_tokens, self.max_length)
         owners = np.repeat(np.arange(len(prompts)), num_samples).tolist()
 
         async def ask(connection: Connection, row: int) -> Completion:
             model, prompt = self.models[connection.endpoint], prompts[owners[row]]
-            return (await connection.complete(model, prompt, sampling, seeds[row], self.stop_ids))[0]
+            answer = await connection.complete(model, prompt, sampling, seeds[row], self.stop_ids, with_logprobs)
+            return answer[0]
 
         chunks = chunked(num_samples, self.settings.max_rows)
         answers = asyncio.run(self.draw(ask, chunks, on_finished))

@@ -74,6 +74,7 @@ class VllmEngine:
         sampling: Sampling,
         seeds: Sequence[int],
         on_finished: Callable[[int], object] | None = None,
+        with_logprobs: bool = True,
     ) -> Samples:
         check_lengths(prompts, sampling.max_tokens, self.max_length)
         repeated = [prompt for prompt, count in zip(prompts, num_samples, strict=True) for _ in range(count)]
@@ -82,7 +83,7 @@ class VllmEngine:
         self.wake()
         outputs = self.llm.generate(
             [self.vllm.inputs.TokensPrompt(prompt_token_ids=list(prompt)) for prompt in repeated],
-            [self.request(sampling, seed) for seed in seeds],
+            [self.request(sampling, seed, with_logprobs) for seed in seeds],
             use_tqdm=forwarding_bar(on_finished) if on_finished else False,
         )
         self.prefilled_tokens += sum(len(o.prompt_token_ids or []) - (o.num_cached_tokens or 0) for o in outputs)
@@ -93,7 +94,7 @@ class VllmEngine:
             [str(completion.finish_reason) for completion in completions],
         )
 
-    def request(self, sampling: Sampling, seed: int) -> Any:
+    def request(self, sampling: Sampling, seed: int, with_logprobs: bool) -> Any:
         """One sample's parameters. It ends at the policy's stop tokens, the same for every engine."""
         return self.vllm.SamplingParams(
             temperature=sampling.temperature,
@@ -101,7 +102,7 @@ class VllmEngine:
             top_k=sampling.top_k,
             max_tokens=sampling.max_tokens,
             seed=seed,
-            logprobs=0,
+            logprobs=0 if with_logprobs else None,
             stop_token_ids=self.stop_ids,
             ignore_eos=True,
             detokenize=False,
@@ -133,7 +134,9 @@ class VllmEngine:
 
 
 def chosen_logprobs(completion: Any) -> list[float]:
-    """The log-probability of each token that was drawn."""
+    """The log-probability of each token that was drawn; none where they were not asked for."""
+    if completion.logprobs is None:
+        return []
     return [position[token].logprob for token, position in zip(completion.token_ids, completion.logprobs, strict=True)]
 
 

@@ -1,0 +1,145 @@
+"""python -m tests.bench.engine_throughput: what profiling costs beside the bare engine, in tokens a second.
+
+Both sides draw the same number of samples of the same prompts with vLLM on this machine, in processes of their own, in
+turn: `LLM.generate` alone, and the stage `profile` (rendering, store, grading, tables). Measured is from the moment the
+engine is there to the end of the stage, in seconds of the wall and of the CPU (cores may be shared), the verifier's
+process included. Twice the bare engine: with the very requests that profiling makes (a seed for every sample, no
+log-probabilities), and as one would call it who wants text only (n samples of a prompt, no seeds).
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tasks.common import params, stage
+from tasks.common.artifacts import PROMPTS, ROLLOUTS, Layout
+from tasks.profile import __main__ as profile_stage
+from tasks.sampling import rollouts
+from tasks.sampling.engine import EngineSettings, Sampling, load_engine, sample_seed
+from tasks.sampling.engines.vllm import VllmEngine
+from tasks.sampling.models import load_tokenizer, read_policy
+from tasks.sampling.store import prompt_digest
+from tests.bench.world import PROJECT, make_world
+
+SIDES = ("bare", "same_requests", "profile")
+CLOCKS = ("wall", "cpu")
+MARK = "RESULT "  # vLLM prints as well
+
+
+def bare(layout: Layout, values: dict[str, Any], *, same_requests: bool) -> dict[str, float]:
+    """Tokens and seconds of `LLM.generate` on the training prompts."""
+    policy, sampling = read_policy(layout), params.section(values, "sampling", Sampling)
+    engine = load_engine(params.section(values, "engine", EngineSettings), policy)
+    assert isinstance(engine, VllmEngine)
+    texts, tokenizer = PROMPTS.read(layout.prompts("train"))["prompt"], load_tokenizer(policy.folder)
+    prompts = [tokenizer(text).input_ids for text in texts]
+    num, make = values["profile"]["num_samples"], engine.vllm.inputs.TokensPrompt
+    started = now()
+    if same_requests:
+        names = [(prompt_digest(ids), index) for ids in prompts for index in range(num)]
+        requests = [engine.request(sampling, sample_seed(sampling.seed, *name), False) for name in names]
+        inputs = [make(prompt_token_ids=ids) for ids in prompts for _ in range(num)]
+    else:
+        plain = engine.request(sampling, 0, False)
+        plain.n, plain.seed = num, None
+        requests, inputs = [plain] * len(prompts), [make(prompt_token_ids=ids) for ids in prompts]
+    outputs = engine.llm.generate(inputs, requests, use_tqdm=False)
+    return {"tokens": sum(len(o.token_ids) for output in outputs for o in output.outputs), **since(started)}
+
+
+def profile(layout: Layout, values: dict[str, Any]) -> dict[str, float]:
+    """Tokens and seconds of the stage, the start of its engine left out."""
+    ready: list[tuple[float, float]] = []
+
+    def load(*arguments: Any) -> Any:
+        engine = load_engine(*arguments)
+        ready.append(now())
+        return engine
+
+    rollouts.load_engine = load  # type: ignore[assignment]
+    sys.argv = ["profile", "--params", str(layout.root / "params.yaml"), "--data", str(layout.root)]
+    with suppress(SystemExit):
+        stage.run("profile", profile_stage.main)
+    spent = since(ready[0])
+    graded = ROLLOUTS.read(layout.profile / "rollouts.parquet")
+    return {"tokens": int(graded["completion_tokens"].sum()), **spent}
+
+
+def now() -> tuple[float, float]:
+    """Seconds of the wall and of the CPU, by this process and those it has waited for."""
+    times = os.times()
+    return times.elapsed, times.user + times.system + times.children_user + times.children_system
+
+
+def since(started: tuple[float, float]) -> dict[str, float]:
+    wall, cpu = now()
+    return {"wall": wall - started[0], "cpu": cpu - started[1]}
+
+
+def measure(side: str, root: Path) -> None:
+    """One measurement, printed as JSON."""
+    layout, values = Layout(root), params.load(root / "params.yaml")
+    import torch
+
+    torch.set_num_threads(values["engine"]["threads"])
+    result = profile(layout, values) if side == "profile" else bare(layout, values, same_requests=side != "bare")
+    print(f"\n{MARK}{json.dumps(result)}")
+
+
+def run_side(side: str, root: Path, number: int) -> dict[str, float]:
+    """Tokens a second of one side, by wall and by CPU, from a store that is empty."""
+    values = yaml.safe_load((root / "params.yaml").read_text())
+    values["store"] = {"location": str(root / f"store-{number}")}
+    (root / "params.yaml").write_text(yaml.safe_dump(values))
+    command = [sys.executable, "-m", "tests.bench.engine_throughput", "--side", side, "--root", str(root)]
+    output = subprocess.run(command, check=True, cwd=PROJECT, stdout=subprocess.PIPE, text=True).stdout
+    result = json.loads(output.rpartition(MARK)[2].splitlines()[0])
+    rates = {clock: result["tokens"] / result[clock] for clock in CLOCKS}
+    words = ", ".join(f"{result[clock]:6.2f} s {clock} ({rates[clock]:7,.0f} tokens/s)" for clock in CLOCKS)
+    print(f"  {side:14} {result['tokens']:9,.0f} tokens: {words}", flush=True)
+    return rates
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--max-rows", type=int, default=256)
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--root", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    chosen = options()
+    if chosen.side:
+        measure(chosen.side, chosen.root)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        make_world(root, steps=1)
+        values = yaml.safe_load((root / "params.yaml").read_text())
+        values["engine"] |= {"name": "vllm", "max_rows": chosen.max_rows}
+        (root / "params.yaml").write_text(yaml.safe_dump(values))
+        rates: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
+        for repeat in range(chosen.repeats):
+            for number, side in enumerate(SIDES):
+                rates[side].append(run_side(side, root, repeat * len(SIDES) + number))
+    for other in ("same_requests", "bare"):
+        for clock in CLOCKS:
+            pairs = zip(rates["profile"], rates[other], strict=True)
+            ratios = sorted(mine[clock] / theirs[clock] for mine, theirs in pairs)
+            spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f}, {len(ratios)} runs"
+            print(f"profile against {other}, {clock}: {statistics.median(ratios):.2f} ({spread})")
+
+
+if __name__ == "__main__":
+    main()

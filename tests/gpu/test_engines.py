@@ -1,0 +1,84 @@
+"""vLLM on a GPU beside a trainer: the same samples, memory lent and taken again, and what does not fit refused."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tasks.common.artifacts import Layout
+from tasks.common.files import ArtifactError
+from tasks.sampling.engine import Engine, Sampling, load_engine
+from tasks.sampling.models import Policy, load_model, named_weights, read_policy
+from tests.policies import ENGINE, place_policy
+
+pytestmark = [pytest.mark.gpu, pytest.mark.vllm]
+
+SETTINGS = dataclasses.replace(ENGINE, name="vllm", device="cuda", memory_fraction=0.2, sleep=True)
+SAMPLING = Sampling(temperature=0.8, top_p=1.0, top_k=0, max_tokens=12, seed=0)
+PROMPTS = [[20, 14, 20, 3, 32], [21, 14, 22, 9]]
+
+
+@pytest.fixture(scope="module")
+def policy(qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Policy:
+    layout = Layout(tmp_path_factory.mktemp("data"))
+    place_policy(qwen, layout, load_model(qwen, dtype=torch.float32, device=torch.device("cpu")))
+    return read_policy(layout)
+
+
+@pytest.fixture(scope="module")
+def model(policy: Policy) -> Any:
+    return load_model(policy.folder, dtype=torch.float32, device=torch.device("cuda"))
+
+
+@pytest.fixture(scope="module")
+def trained(policy: Policy, model: Any) -> Engine:
+    """vLLM as the trainer has it."""
+    return load_engine(SETTINGS, policy, model)
+
+
+def draw(engine: Engine) -> list[list[int]]:
+    return engine.generate(PROMPTS, [16, 16], SAMPLING, list(range(32))).token_ids
+
+
+def test_greedy_is_what_hf_says(trained: Engine, policy: Policy) -> None:
+    greedy = dataclasses.replace(SAMPLING, temperature=0.0)
+    hf = load_engine(dataclasses.replace(SETTINGS, name="hf"), policy)
+    drawn = [engine.generate(PROMPTS, [1, 1], greedy, [0, 0]).token_ids for engine in (trained, hf)]
+    assert drawn[0] == drawn[1]
+
+
+def test_memory_is_lent_while_asleep_and_the_samples_stay_the_same(trained: Engine) -> None:
+    before = draw(trained)
+    free, total = torch.cuda.mem_get_info()
+    trained.sleep()
+    lent = torch.cuda.mem_get_info()[0] - free
+    assert lent > 0.5 * SETTINGS.memory_fraction * total
+    assert draw(trained) == before
+    assert torch.cuda.mem_get_info()[0] < free + lent / 2
+
+
+def test_weights_that_arrive_while_asleep_are_in_effect(trained: Engine, model: Any) -> None:
+    before = draw(trained)
+    original = {name: tensor.clone() for name, tensor in named_weights(model).items()}
+    trained.sleep()
+    trained.set_weights({name: 1.02 * tensor for name, tensor in original.items()})
+    assert draw(trained) != before
+    trained.sleep()
+    trained.set_weights(original)
+    assert draw(trained) == before
+
+
+def test_what_does_not_fit_is_refused_before_the_engine_starts(policy: Policy, model: Any) -> None:
+    with pytest.raises(ArtifactError, match=r"does not fit this GPU.*lower engine.memory_fraction"):
+        load_engine(dataclasses.replace(SETTINGS, memory_fraction=1.1), policy, model)
+
+
+def test_a_replica_has_a_gpu(policy: Policy, trained: Engine) -> None:
+    engine = load_engine(dataclasses.replace(SETTINGS, name="server"), policy)
+    try:
+        assert [len(ids) <= SAMPLING.max_tokens for ids in draw(engine)] == [True] * 32
+        assert draw(engine) == draw(engine)
+    finally:
+        engine.close()  # type: ignore[attr-defined]
