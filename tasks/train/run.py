@@ -68,7 +68,7 @@ def train(
                     parts = save(trainer, checkpoints, parts)
                     saved = time.monotonic()
             seconds = {part: spent - parts_before.get(part, 0.0) for part, spent in trainer.seconds.items()}
-            record(measurements(row, seconds), row["step"], row["flops_charged"])
+            record(measurements(trainer, row, seconds), row["step"], row["flops_charged"])
             show(row, sum(seconds.values()), bar)
             if stop:
                 checkpoints.wait()
@@ -80,10 +80,16 @@ def train(
     return lost
 
 
-def measurements(row: Mapping[str, Any], seconds: Mapping[str, float]) -> dict[str, Any]:
-    """A step for the record: its row of STEPS, the share of mixed groups, and the step's own seconds by part."""
+def measurements(trainer: Trainer, row: Mapping[str, Any], seconds: Mapping[str, float]) -> dict[str, Any]:
+    """A step for the record: its row of STEPS, the share of mixed groups, tokens a second, the step's own seconds by
+    part, and what control says of itself."""
     parts = {f"seconds/{part}": spent for part, spent in seconds.items() if part != "validate"}
-    return {**row, "mixed_rate": row["num_mixed_groups"] / row["num_prompts"], **parts}
+    rates = {
+        "mixed_rate": row["num_mixed_groups"] / row["num_prompts"],
+        "tokens_per_second": row["completion_tokens_mean"] * row["num_rollouts"] / max(sum(parts.values()), 1e-9),
+    }
+    described = trainer.slots.control.describe(trainer.control)
+    return {**row, **rates, **parts, **{f"control/{name}": value for name, value in described.items()}}
 
 
 def show(row: Mapping[str, Any], seconds: float, bar: Any) -> None:

@@ -42,6 +42,7 @@ class TrainSettings:
     kl_coefficient: float
     max_sampler_gap: float
     max_nonfinite_steps: int
+    advantage_over: Literal["kept", "pool"]
     validation: ValidationSettings
     control: Spec
     generate: Spec

@@ -1,9 +1,10 @@
 """The slots of the loop: which file fills each, with its settings bound. See `batch.py` for the arrays.
 
     control.start(plan, batch) -> state                         plan: prompt_row, group_size, phase, pass of each visit
-    control.next(state, so_far) -> Request | None               asked again within a step until None
+    control.next(state, so_far, rng) -> Request | None          asked again within a step until None
     control.observe(state, rollouts)                            after the step
     control.progress(state) -> float                            share of the plan that is done, for the schedule
+    control.describe(state) -> {name: value}                    after the step, for the record
     generate(engine, draw) -> Samples                           draw: prompts, counts, a seed a rollout, sampling
     select(rewards_B, group_B, rng) -> keep_B
     replay.start() -> state; replay.add(state, rollouts); replay.draw(state, rng) -> Rollouts | None

@@ -30,7 +30,7 @@ from tasks.train.update import Objective, UpdateStats, accumulate_gradients, lea
 logger = logging.getLogger(__name__)
 
 
-SAMPLING_STREAM, LEARNING_STREAM = 0, 1
+SAMPLING_STREAM, LEARNING_STREAM, CONTROL_STREAM = 0, 1, 2
 
 
 class TrainingError(RuntimeError):
@@ -95,10 +95,7 @@ class Trainer:
         rng, rate = np.random.default_rng([self.seed, self.num_steps, LEARNING_STREAM]), self.learning_rate()
         replayed = self.slots.replay.draw(self.replay, rng)
         rollouts = fresh if replayed is None else merge([fresh, replayed])
-        keep_B = ~rollouts.is_error_B()  # our own failures leave their group and every denominator
-        keep_B[keep_B] = self.slots.select(rollouts.rewards_B[keep_B], rollouts.group_B[keep_B], rng)
-        advantages_B = np.zeros(len(keep_B))
-        advantages_B[keep_B] = self.slots.advantage(rollouts.rewards_B[keep_B], rollouts.group_B[keep_B])
+        keep_B, advantages_B = self.estimate(rollouts, rng)
         with self.timed("update"):
             update = self.update(rollouts, keep_B, advantages_B, rate)
         self.slots.control.observe(self.control, fresh)
@@ -122,13 +119,25 @@ class Trainer:
         self.num_steps += 1
         return row
 
+    def estimate(self, rollouts: Rollouts, rng: np.random.Generator) -> tuple[Bools, Floats]:
+        """[B] which rollouts enter the loss, and [B] their advantages, 0 for the others."""
+        graded_B = ~rollouts.is_error_B()  # our own failures leave their group and every denominator
+        keep_B = graded_B.copy()
+        keep_B[graded_B] = self.slots.select(rollouts.rewards_B[graded_B], rollouts.group_B[graded_B], rng)
+        over_B = keep_B if self.settings.advantage_over == "kept" else graded_B
+        advantages_B = np.zeros(len(keep_B))
+        advantages_B[over_B] = self.slots.advantage(rollouts.rewards_B[over_B], rollouts.group_B[over_B])
+        return keep_B, np.where(keep_B, advantages_B, 0.0)
+
     def sample(self) -> tuple[Request, Rollouts] | None:
         """The step's rollouts: what control asks for until it is content, graded. None at the end of the plan."""
-        rng = np.random.default_rng([self.seed, self.num_steps, SAMPLING_STREAM])
+        rng, choice = (
+            np.random.default_rng([self.seed, self.num_steps, stream]) for stream in (SAMPLING_STREAM, CONTROL_STREAM)
+        )
         parts: list[Rollouts] = []
         requests: list[Request] = []
         with self.timed("generate"):
-            while (request := self.slots.control.next(self.control, parts)) is not None:
+            while (request := self.slots.control.next(self.control, parts, choice)) is not None:
                 first_group = sum(len(part.prompt_rows_Q) for part in parts)
                 rollouts, cost = self.collector.collect(self.prompts, request, rng, self.num_steps, first_group)
                 self.ledger.add("generate", executed=cost.flops, tokens=cost.tokens, rollouts=cost.rollouts)

@@ -14,7 +14,14 @@ from tasks.common.params import ParamsError
 from tasks.common.registry import names
 
 SGPO = {"strategy": "sgpo", "trivial_above": 0.75, "unsolved_rate": 0.1, "buckets": [2, 4, 8]}
-SPECS = {"sgpo": SGPO, "uniform": {"strategy": "uniform", "group_size": 8}}
+MATCHED = {name: value for name, value in SGPO.items() if name != "strategy"} | {"group_size": 8}
+SPECS = {
+    "sgpo": SGPO,
+    "uniform": {"strategy": "uniform", "group_size": 8},
+    "band": {"strategy": "band", "trivial_above": 0.75, "group_size": 16},
+    "grpo_matched": {"strategy": "grpo_matched", **MATCHED},
+    "random_subset": {"strategy": "random_subset", **MATCHED},
+}
 
 
 def profile_of(counts: list[tuple[int, int]]) -> pl.DataFrame:
@@ -120,6 +127,37 @@ def test_same_seed_same_plan(name: str) -> None:
     assert not run(SPECS[name], profile, seed=3)[1].equals(run(SPECS[name], profile, seed=4)[1])
 
 
+def test_the_band_is_what_was_solved_sometimes() -> None:
+    allocation, plan = run(SPECS["band"], profile_of([(k, 8) for k in range(9)]))
+    assert sorted(plan["prompt_id"].unique()) == [f"p{k:05d}" for k in range(1, 7)]
+    assert plan["group_size"].unique().to_list() == [16]
+    decisions = check_decisions(allocation.decisions, profile_of([(k, 8) for k in range(9)]))
+    assert decisions["decision"].to_list() == ["unsolved_dropped", *["learnable"] * 6, "trivial", "trivial"]
+
+
+@pytest.mark.parametrize("name", ["grpo_matched", "random_subset"])
+def test_a_matched_plan_costs_what_sgpos_does(name: str) -> None:
+    rng = np.random.default_rng(3)
+    profile = profile_of([(int(k), 8) for k in rng.integers(0, 9, 400)]).with_columns(
+        completion_tokens=pl.Series(rng.integers(50, 900, 400)), prompt_tokens=pl.Series(rng.integers(5, 60, 400))
+    )
+    profile = PROFILE.frame(profile.to_dicts())
+    architecture = Architecture(1000, 10, 2, 8)
+    forecasts = {}
+    for spec in (SGPO, SPECS[name]):
+        plan = run(spec, profile)[1]
+        reads_profile = spec is SGPO
+        forecasts[str(spec["strategy"])] = forecast(
+            plan, profile, architecture, reads_profile=reads_profile, strategy=str(spec["strategy"])
+        )["plan"]
+    ours, theirs = forecasts[name], forecasts["sgpo"]
+    assert ours["flops_charged"] == pytest.approx(theirs["flops_charged"], rel=0.01)  # to a visit, and the head's share
+    plan = run(SPECS[name], profile, passes=8)[1]  # as much as eight passes of sGPO's: more than one uniform pass
+    subset = run(SGPO, profile, passes=8)[1]["prompt_id"].n_unique()
+    assert plan["prompt_id"].n_unique() == (subset if name == "random_subset" else 400)
+    assert (plan.group_by("pass").len().sort("pass")["len"].to_list())[0] == plan["prompt_id"].n_unique()
+
+
 def test_an_ungraded_prompt_is_left_out_and_said_so() -> None:
     profile = profile_of([(4, 8), (0, 8)])
     broken = profile.with_columns(
@@ -139,7 +177,10 @@ def test_an_empty_plan_is_an_error_with_the_histogram() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"strategy": "sgop"}, "allocate.strategy is 'sgop'; there is: sgpo, uniform"),
+        (
+            {"strategy": "sgop"},
+            "allocate.strategy is 'sgop'; there is: band, grpo_matched, random_subset, sgpo, uniform",
+        ),
         ({"strategy": "uniform"}, r"allocate \(uniform\).group_size is missing"),
         (
             {"strategy": "uniform", "group_size": 8, "size": 1},

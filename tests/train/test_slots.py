@@ -19,6 +19,19 @@ SETTINGS = {
     "clip": {"clip_low": 0.2, "clip_high": 0.28, "ratio": "token", "normalize": "token"},
     "tis": {"cap": 2.0, "normalize": "sequence"},
     "mc_grpo": {"min_deviation": 1.0},
+    "grpo_sample": {"epsilon": 1e-4},
+    **{name: {"keep": 2} for name in ("pods", "random", "max_reward")},
+    "dapo": {"max_refills": 2},
+    "greso": {"dead_rate": 0.25, "step": 0.01, "floor": 0.01, "p_start": 0.5, "p_min": 0.05, "p_max": 0.95},
+    "knapsack": {"smallest": 2, "largest": 16, "discount": 0.5},
+    "sagc": {
+        "group_sizes": [2, 4, 8],
+        "threshold": 4.0,
+        "budget": 0.2,
+        "step": 0.2,
+        "memory": 0.99,
+        "max_multiplier": 20.0,
+    },
 }
 REWARDS = np.array([1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0])
 GROUPS = np.array([0, 0, 0, 1, 1, 2, 3, 3])
@@ -85,9 +98,9 @@ def test_control(name: str) -> None:
     visits = [(0, 4), (0, 4), (0, 3), (1, 2), (1, 2), (2, 8)]
     state = start(arrays(visits), BatchSettings("rollouts", 8))
     seen, progress = [], [module.progress(state)]
-    while (request := module.next(state, [])) is not None:
+    while (request := module.next(state, [], np.random.default_rng(0))) is not None:
         parts = [rollouts_for(request)]
-        while (more := module.next(state, parts)) is not None:
+        while (more := module.next(state, parts, np.random.default_rng(0))) is not None:
             parts.append(rollouts_for(more))
         module.observe(state, merge(parts))
         seen += request.prompt_rows.tolist()
@@ -124,7 +137,9 @@ def test_generate_draws_every_rollout_it_is_asked_for(name: str) -> None:
 
 
 def test_an_unknown_method_or_setting_is_named() -> None:
-    with pytest.raises(ParamsError, match=r"train\.select\.method is 'pod'; there is: all"):
+    with pytest.raises(
+        ParamsError, match=r"train\.select\.method is 'pod'; there is: all, max_reward, mixed, pods, random"
+    ):
         load_slot(select, {"method": "pod"}, "select", "select")
     with pytest.raises(ParamsError, match=r"train\.loss \(clip\)\.clip_high is missing"):
         load_slot(loss, {"method": "clip", "clip_low": 0.2}, "loss", "loss")
@@ -135,7 +150,7 @@ def test_an_unknown_method_or_setting_is_named() -> None:
 def test_a_step_of_the_plan_never_straddles_phases() -> None:
     state = plan_control.start(arrays([(0, 4), (0, 4), (0, 4), (1, 2), (1, 2), (2, 16)]), BatchSettings("rollouts", 8))
     steps = []
-    while (request := plan_control.next(state, [])) is not None:
+    while (request := plan_control.next(state, [], np.random.default_rng(0))) is not None:
         steps.append((request.phase, request.counts.tolist()))
     assert steps == [
         (0, [4, 4]),
@@ -153,7 +168,7 @@ def test_the_plan_is_followed_exactly(plan: list[tuple[int, int]], size: int, un
     plan = sorted(plan, key=lambda visit: visit[0])
     state = plan_control.start(arrays(plan), BatchSettings(unit, size))  # type: ignore[arg-type]
     rows: list[int] = []
-    while (request := plan_control.next(state, [])) is not None:
+    while (request := plan_control.next(state, [], np.random.default_rng(0))) is not None:
         cost = request.counts.sum() if unit == "rollouts" else len(request.counts)
         assert cost <= size or len(request.counts) == 1
         assert {plan[row][0] for row in request.prompt_rows} == {request.phase}

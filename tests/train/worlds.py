@@ -45,6 +45,7 @@ PARAMS: dict[str, Any] = {
         "max_tokens_per_micro_batch": 64,
         "tokens_per_logprob_chunk": 50,
         "share_prompts": True,
+        "advantage_over": "kept",
         "activation_checkpointing": False,
         "kl_coefficient": 0.0,
         "max_sampler_gap": 0.05,

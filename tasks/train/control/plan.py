@@ -18,28 +18,40 @@ def start(plan: dict[str, Ints], batch: BatchSettings) -> State:
     }
 
 
-def next(state: State, so_far: Sequence[Rollouts]) -> Request | None:
+def next(state: State, so_far: Sequence[Rollouts], rng: np.random.Generator) -> Request | None:
     """The next step's visits, all at once; None when they were drawn, or when the plan is at its end."""
     first = int(state["position"])
-    if so_far or first == len(state["phase"]):
+    if so_far or at_end(state):
         return None
-    last = first + num_visits(state, first)
-    state["position"] = np.array(last)
-    return Request(
-        np.asarray(state["prompt_row"][first:last], dtype=np.int64),
-        np.asarray(state["group_size"][first:last], dtype=np.int64),
-        int(state["pass"][first]),
-        int(state["phase"][first]),
-    )
+    sizes = visits_of_phase(state, first)
+    num = num_visits(state, sizes, int(state["size"]))
+    return take(state, first + np.arange(num), sizes[:num], first + num)
 
 
-def num_visits(state: State, first: int) -> int:
-    """How many visits from `first` on fit the batch, of one phase, one at least."""
+def at_end(state: State) -> bool:
+    """Whether every visit was taken."""
+    return int(state["position"]) == len(state["phase"])
+
+
+def visits_of_phase(state: State, first: int) -> Ints:
+    """Group sizes of the visits from `first` to the end of its phase."""
     phase = np.asarray(state["phase"][first:])
     same = int(np.argmax(phase != phase[0])) if (phase != phase[0]).any() else len(phase)
-    sizes = np.asarray(state["group_size"][first : first + same], dtype=np.int64)
+    return np.asarray(state["group_size"][first : first + same], dtype=np.int64)
+
+
+def num_visits(state: State, sizes: Ints, room: int) -> int:
+    """How many visits of groups of `sizes` fit into `room` (in the batch's unit), one at least."""
     cost = np.cumsum(sizes if state["counts_rollouts"] else np.ones_like(sizes))
-    return max(int(np.searchsorted(cost, int(state["size"]), side="right")), 1)
+    return max(int(np.searchsorted(cost, room, side="right")), 1)
+
+
+def take(state: State, visits: Ints, counts: Ints, position: int) -> Request:
+    """The request for `visits` (of one phase) with `counts` rollouts each; the plan is then at `position`."""
+    state["position"] = np.array(position)
+    first = int(visits[0])
+    rows = np.asarray(state["prompt_row"][visits], dtype=np.int64)
+    return Request(rows, np.asarray(counts, dtype=np.int64), int(state["pass"][first]), int(state["phase"][first]))
 
 
 def observe(state: State, rollouts: Rollouts) -> None:
@@ -47,6 +59,11 @@ def observe(state: State, rollouts: Rollouts) -> None:
 
 
 def progress(state: State) -> float:
-    """The share of the plan's rollouts that was asked for."""
+    """The share of the plan's rollouts whose visits are past."""
     sizes = np.asarray(state["group_size"], dtype=np.float64)
     return float(sizes[: int(state["position"])].sum() / sizes.sum())
+
+
+def describe(state: State) -> dict[str, float]:
+    """What is worth recording of the state after a step."""
+    return {}

@@ -1,0 +1,31 @@
+"""`grpo_matched`: every prompt with one group size, until as much is spent as sGPO's plan and its profile cost.
+
+The baseline at equal charged compute. `allocate.passes` is sGPO's; here there are as many as the budget allows. It is
+not charged for profiling: who trains uniformly with that budget needs none.
+"""
+
+import numpy as np
+import polars as pl
+
+from tasks.allocate.matched import sgpo_plan, uniform_until
+from tasks.allocate.plan import Allocation, decide
+
+reads_profile = False
+
+
+def allocate(
+    profile: pl.DataFrame,
+    passes: int,
+    rng: np.random.Generator,
+    *,
+    group_size: int,
+    trivial_above: float,
+    unsolved_rate: float,
+    buckets: list[int],
+) -> Allocation:
+    """Uniform visits of the cost of sGPO's plan under the last three settings."""
+    settings = {"trivial_above": trivial_above, "unsolved_rate": unsolved_rate, "buckets": buckets}
+    _, budget = sgpo_plan(profile, passes, rng, settings)
+    ids = profile["prompt_id"]
+    visits = uniform_until(ids, group_size, budget, profile, rng)
+    return Allocation(visits, decide(profile, ids, "all", group_size, "uniform, until sGPO's cost is spent"))

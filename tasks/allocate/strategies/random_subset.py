@@ -1,0 +1,38 @@
+"""`random_subset`: as many prompts as sGPO would train on, but any, with one group size and at sGPO's cost.
+
+What is left of sGPO's advantage against this one comes from which prompts it takes and how it sizes and orders them,
+not from training on fewer. Not charged for profiling, like `grpo_matched`.
+"""
+
+import numpy as np
+import polars as pl
+
+from tasks.allocate.matched import sgpo_plan, uniform_until
+from tasks.allocate.plan import Allocation, decide
+
+reads_profile = False
+
+
+def allocate(
+    profile: pl.DataFrame,
+    passes: int,
+    rng: np.random.Generator,
+    *,
+    group_size: int,
+    trivial_above: float,
+    unsolved_rate: float,
+    buckets: list[int],
+) -> Allocation:
+    """Uniform visits to a random subset, of the cost of sGPO's plan under the last three settings."""
+    settings = {"trivial_above": trivial_above, "unsolved_rate": unsolved_rate, "buckets": buckets}
+    visits, budget = sgpo_plan(profile, passes, rng, settings)
+    places = np.sort(rng.permutation(len(profile))[: visits["prompt_id"].n_unique()])
+    chosen = profile["prompt_id"].gather(places)
+    others = profile.filter(~pl.col("prompt_id").is_in(chosen.implode()))["prompt_id"]
+    decisions = pl.concat(
+        [
+            decide(profile, chosen, "subset", group_size, "in the random subset"),
+            decide(profile, others, "subset_dropped", 0, "not in the random subset"),
+        ]
+    )
+    return Allocation(uniform_until(chosen, group_size, budget, profile, rng), decisions)

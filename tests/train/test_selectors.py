@@ -1,0 +1,96 @@
+"""Which rollouts of a group are kept: PODS against brute force and against its published figures, and its controls."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.common.params import ParamsError
+from tasks.train.advantage import grpo, grpo_sample
+from tasks.train.select import max_reward, mixed, pods
+from tasks.train.select import random as random_select
+
+RNG = np.random.default_rng(0)
+rewards = st.one_of(
+    st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=10),
+    st.lists(st.sampled_from([0.0, 0.1, 0.5, 1.0, -2.0]), min_size=1, max_size=10),
+    st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=10),
+)
+
+
+@given(rewards, st.integers(1, 10))
+def test_pods_finds_the_largest_variance_of_all_subsets(values: list[float], keep: int) -> None:
+    rewards_B = np.array(values)
+    kept = pods.select(rewards_B, np.zeros(len(values), dtype=np.int64), RNG, keep=keep)
+    assert kept.sum() == min(keep, len(values))
+    best = max(np.var(subset) for subset in itertools.combinations(values, min(keep, len(values))))
+    assert np.var(rewards_B[kept]) == pytest.approx(best, rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("ones", "kept", "variance"),
+    [(1, 1, 0.058594), (4, 4, 0.1875), (8, 8, 0.25), (32, 8, 0.25), (60, 12, 0.1875)],
+)
+def test_pods_of_64_binary_rewards_keeps_16(ones: int, kept: int, variance: float) -> None:
+    rewards_B = np.random.default_rng(ones).permutation(np.repeat([1.0, 0.0], [ones, 64 - ones]))
+    chosen = rewards_B[pods.select(rewards_B, np.zeros(64, dtype=np.int64), RNG, keep=16)]
+    assert chosen.sum() == kept
+    assert np.var(chosen) == pytest.approx(variance, abs=1e-6)
+
+
+def test_advantages_on_the_kept_set_and_on_the_pool() -> None:
+    even = np.repeat([1.0, 0.0], 8)
+    one = np.zeros(16, dtype=np.int64)
+    np.testing.assert_allclose(grpo_sample.advantage(even, one, epsilon=1e-4)[[0, 8]], [0.96806, -0.96806], atol=1e-5)
+    lone = np.concatenate([[1.0], np.zeros(63)])  # a single success of 64, of which 16 are kept
+    group = np.zeros(64, dtype=np.int64)
+    kept = pods.select(lone, group, RNG, keep=16)
+    assert kept[0]
+    np.testing.assert_allclose(
+        grpo_sample.advantage(lone[kept], group[kept], epsilon=1e-4)[[0, 1]], [3.75, -0.25], atol=2e-3
+    )
+    np.testing.assert_allclose(grpo_sample.advantage(lone, group, epsilon=1e-4)[[0, 1]], [7.87, -0.125], atol=6e-3)
+
+
+def test_as_many_kept_as_drawn_is_plain_grpo() -> None:
+    rewards_B, group_B = np.array([1.0, 0, 0, 1, 1, 0]), np.array([0, 0, 0, 2, 2, 2])
+    kept = pods.select(rewards_B, group_B, RNG, keep=3)
+    assert kept.all()
+    np.testing.assert_array_equal(grpo.advantage(rewards_B[kept], group_B[kept]), grpo.advantage(rewards_B, group_B))
+
+
+def test_ties_go_by_the_rule() -> None:
+    group = np.zeros(4, dtype=np.int64)
+    # the two largest have no variance; one of each has; of the equal ones the last large and the first small are taken
+    assert pods.select(np.array([1.0, 0.0, 1.0, 0.0]), group, RNG, keep=2).tolist() == [False, True, True, False]
+    # nothing is strictly better than the largest
+    assert pods.select(np.array([0.5] * 4), group, RNG, keep=2).tolist() == [False, False, True, True]
+    assert pods.select(np.array([3.0, 1.0, 2.0, 0.0]), group, RNG, keep=1).tolist() == [True, False, False, False]
+
+
+def test_groups_are_chosen_from_one_by_one() -> None:
+    rewards_B = np.array([1.0, 0, 0, 0, 1, 1, 1, 0, 0.5])
+    group_B = np.array([0, 0, 0, 0, 3, 3, 3, 3, 5])
+    kept = pods.select(rewards_B, group_B, RNG, keep=2)
+    assert np.bincount(group_B[kept]).tolist() == [2, 0, 0, 2, 0, 1]
+    assert rewards_B[kept].tolist() == [1, 0, 1, 0, 0.5]
+
+
+def test_the_controls_of_pods() -> None:
+    rewards_B, group_B = np.array([0.2, 0.9, 0.1, 0.5, 0.9, 0.0]), np.array([0, 0, 0, 0, 0, 1])
+    assert max_reward.select(rewards_B, group_B, RNG, keep=3).tolist() == [False, True, False, True, True, True]
+    drawn = [
+        tuple(random_select.select(rewards_B, group_B, np.random.default_rng(seed), keep=2).tolist())
+        for seed in range(50)
+    ]
+    assert {sum(kept[:5]) for kept in drawn} == {2}
+    assert len(set(drawn)) == 10  # every pair of five comes up
+    with pytest.raises(ParamsError, match=r"train\.select\.keep is 0"):
+        random_select.select(rewards_B, group_B, RNG, keep=0)
+
+
+def test_mixed_drops_groups_of_equal_rewards() -> None:
+    rewards_B, group_B = np.array([1.0, 1, 0, 1, 0.5]), np.array([0, 0, 2, 2, 3])
+    assert mixed.select(rewards_B, group_B, RNG).tolist() == [False, False, True, True, False]
