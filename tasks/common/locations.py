@@ -23,8 +23,9 @@ from botocore import exceptions as boto
 from tasks.common.files import ArtifactError
 
 # Requests that are refused, time out, or are answered with 5xx or "slow down" are sent again after a random wait of up
-# to 1, 2, 4, 8, 16 seconds: a server may be away for about a quarter of a minute, and one that accepts and is silent
-# costs at most 80 seconds. AWS_MAX_ATTEMPTS sets another number. s3fs by itself would repeat all of it five times.
+# to 1, 2, 4, 8, 16 seconds: a server may be away for a quarter of a minute (on average; half of one at most), and one
+# that accepts and is silent costs at most 80 seconds. AWS_MAX_ATTEMPTS sets another number of tries. By itself s3fs
+# would repeat all of it five times.
 ATTEMPTS = 6
 CONNECT_SECONDS = 5
 READ_SECONDS = 8
@@ -92,8 +93,6 @@ def reaching(location: str) -> Iterator[None]:
     """
     try:
         yield
-    except ArtifactError:
-        raise
     except (OSError, boto.BotoCoreError, boto.ClientError, HttpError) as error:
         why = explain(error) if is_remote(location) else getattr(error, "strerror", None) or error
         raise ArtifactError(f"{location}: {why}") from error
@@ -111,6 +110,8 @@ def explain(error: Exception) -> str:
     """What went wrong and what to do, without anything that a server or a library may quote from a credential."""
     if isinstance(error, LACKING):
         return "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+    if isinstance(error, OSError) and error.filename:  # of this machine: a disk may be full, a folder not ours
+        return f"{error.filename}: {error.strerror}"
     if isinstance(error, PermissionError):
         return f"access denied{code(error)}: check the credentials, and that they may list, read and write here"
     if isinstance(error, FileNotFoundError):
@@ -120,7 +121,8 @@ def explain(error: Exception) -> str:
             f"the server does not answer ({type(error).__name__}; endpoint: {endpoint()}). What was written before is "
             "whole: run the same command again when it is back"
         )
-    return f"{type(error).__name__}{code(error)} (endpoint: {endpoint()})"
+    word = code(error) or f" ({getattr(error, 'strerror', None) or 'no reason given'})"
+    return f"{type(error).__name__}{word}; endpoint: {endpoint()}. Run the same command again when that is mended"
 
 
 def code(error: Exception) -> str:

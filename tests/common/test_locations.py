@@ -75,6 +75,15 @@ def test_an_endpoint_that_is_not_one_is_refused(monkeypatch: pytest.MonkeyPatch,
     assert "hidden" not in said
 
 
+def test_a_fault_of_this_machine_is_not_blamed_on_the_bucket(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError) as raised, reaching("s3://bucket/x"):
+        (tmp_path / "no-such-folder" / "y").write_text("")
+    assert str(raised.value) == f"s3://bucket/x: {tmp_path}/no-such-folder/y: No such file or directory"
+    with pytest.raises(ArtifactError) as raised, reaching("s3://bucket/x"), Path("/dev/full").open("w") as full:
+        full.write("x")
+    assert "s3://bucket/x: OSError (No space left on device)" in str(raised.value)
+
+
 @pytest.mark.s3
 def test_what_the_server_refuses_is_said_in_words(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     write(f"{bucket}/x", b"1")
