@@ -4,16 +4,15 @@ dvc says which parameter section or file differs and stops there. The lock remem
 with and the digests of what it read and wrote; the rest is comparing.
 """
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tasks.common import params
+from tasks.common.changes import MISSING, differences
+from tasks.common.files import ArtifactError, read_json
 
-MISSING = object()
 GONE = ("deleted", "not in cache")
-MAX_WIDTH = 48
 
 
 def read_lock(path: Path) -> dict[str, Any]:
@@ -70,21 +69,6 @@ def find(values: Any, dotted: str) -> Any:
     return values
 
 
-def differences(name: str, before: Any, after: Any) -> Iterator[str]:
-    """`name before -> after` for every leaf that differs between two values."""
-    if isinstance(before, Mapping) and isinstance(after, Mapping):
-        for key in dict.fromkeys([*before, *after]):
-            yield from differences(f"{name}.{key}", before.get(key, MISSING), after.get(key, MISSING))
-    elif before != after:
-        yield f"{name} {show(before)} -> {show(after)}"
-
-
-def show(value: Any) -> str:
-    """A value as YAML's flow style has it, cut to a readable width."""
-    text = "(none)" if value is MISSING else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= MAX_WIDTH else text[: MAX_WIDTH - 3] + "..."
-
-
 def explain_outs(changed: Mapping[str, str]) -> list[str]:
     """Outputs that are not there, in one phrase, and those that something else has changed."""
     gone = [path for path, how in changed.items() if how in GONE]
@@ -92,3 +76,13 @@ def explain_outs(changed: Mapping[str, str]) -> list[str]:
     if gone:
         phrases.insert(0, f"output missing: {gone[0]}" + (f" and {len(gone) - 1} more" if len(gone) > 1 else ""))
     return phrases
+
+
+def drawn(path: Path, since: float) -> str:
+    """What the stage that writes `path` has said since then about rollouts reused and sampled; or nothing."""
+    try:
+        if path.stat().st_mtime >= since:
+            return "; ".join(kind["said"] for kind in read_json(path).values())
+    except (OSError, ArtifactError):
+        pass  # a remark for people: no stage fails for want of it
+    return ""

@@ -1,5 +1,6 @@
 """The stages of one flow run: what DVC says about each, and bringing one up to date."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 from flows import commands, reasons, selection
 from tasks.common import params
+from tasks.common.artifacts import Layout
 from tasks.common.files import digest, digest_file, digest_folder
 
 LABELS = {"Cached": "up to date", "Ran": "ran", "Restored": "restored from the run cache"}
@@ -45,9 +47,11 @@ class Stages:
         self.outcomes[stage] = "Failed"
         changes = self.look_again(stage)
         if changes or stage in self.forced:
-            reason = self.reason(stage, changes)
+            reason, started = self.reason(stage, changes), time.time()
             self.say(stage, "starts", reason)
             self.outcomes[stage] = self.repro(stage)
+            if said := reasons.drawn(Layout(commands.ROOT / "data").draw(stage), started):
+                reason += f"; {said}"
         else:
             reason = "nothing changed"
             self.outcomes[stage] = "Cached"

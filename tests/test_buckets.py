@@ -43,7 +43,7 @@ def command(root: Path, stage: str) -> str:
 
 def drawn(log: str) -> tuple[int, int]:
     """How many rollouts a stage says it reused, and how many it sampled."""
-    ((reused, sampled),) = re.findall(r"([\d,]+) rollouts reused(?: from the store)?, ([\d,]+) sampled", log)
+    ((reused, sampled),) = re.findall(r"([\d,]+) rollouts reused, ([\d,]+) sampled", log)
     return int(reused.replace(",", "")), int(sampled.replace(",", ""))
 
 

@@ -15,7 +15,9 @@ ROOT = Path(__file__).resolve().parent.parent
 STAGES = ("ingest", "policy", "profile", "baseline", "allocate", "train", "evaluate", "report")
 
 # Of tasks/common, what cannot change a value: it may change without any stage running again.
-NO_VALUES = {"journal", "locations", "params", "pipelines", "process", "progress", "registry", "stage", "tracking"}
+NO_VALUES = {
+    *("changes", "journal", "locations", "params", "pipelines", "process", "progress", "registry", "stage", "tracking")
+}
 
 # Its digest of what it would make decides, not the code it shares: a change elsewhere must not make the policy again.
 STANDS_ALONE = {"policy"}

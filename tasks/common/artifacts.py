@@ -323,6 +323,7 @@ STORE = Table(
         "prompt_digest": pl.String,
         "sample_index": pl.Int32,
         "token_ids": pl.List(pl.Int32),
+        "logprobs": pl.List(pl.Float32),
         "text": pl.String,
         "finish_reason": pl.String,
         "prompt_tokens": pl.Int32,
@@ -336,6 +337,7 @@ STORE = Table(
         "prompt_digest": "0cc175b9c0f1b6a8",
         "sample_index": 3,
         "token_ids": [11, 2],
+        "logprobs": [-0.5, -0.25],
         "text": "7",
         "finish_reason": "stop",
         "prompt_tokens": 9,
@@ -346,7 +348,8 @@ STORE = Table(
         "engine_version": "5.19.0",
     },
 )
-"""One shard of the store. Policy digest, sampling parameters and base seed are its folder."""
+"""One shard of the store. Policy digest, sampling parameters and base seed are its folder. `logprobs`, of the
+distribution that was drawn from, are null where `store.logprobs` was off."""
 
 TABLES = (PROMPTS, REJECTED, ROLLOUTS, PROFILE, PLAN, DECISIONS, STEPS, CURVE, TRAIN_ROLLOUTS, STORE)
 
@@ -395,6 +398,10 @@ class Layout:
     @property
     def store(self) -> Path:
         return self.root / "store"
+
+    def draw(self, cell: str) -> Path:
+        """What a stage last asked of the store, and what it sampled and why: words for people, no output of a stage."""
+        return self.root / "draws" / f"{cell}.json"
 
     @property
     def checkpoints(self) -> Path:

@@ -8,7 +8,8 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,19 +20,38 @@ class ArtifactError(ValueError):
 
 def replace_file(path: Path, write: Callable[[BinaryIO], Any]) -> None:
     """Call `write` on a temporary file beside `path`, flush it to the disk, and rename it to `path`."""
+    with temporary_file(path, write) as temporary:
+        os.replace(temporary, path)
+    sync_folder(path.parent)
+
+
+def create_file(path: Path, write: Callable[[BinaryIO], Any]) -> bool:
+    """As `replace_file`, but only where there is no `path` yet; False where there is. Of several at once one wins."""
+    with temporary_file(path, write) as temporary:
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise ArtifactError(f"{path.parent}: this file system has no hard links ({error}); use another") from error
+    sync_folder(path.parent)
+    return True
+
+
+@contextmanager
+def temporary_file(path: Path, write: Callable[[BinaryIO], Any]) -> Iterator[Path]:
+    """A flushed file beside `path` with what `write` wrote; gone afterwards, unless it was renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
+        os.chmod(name, 0o644)
+        yield Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:

@@ -21,7 +21,7 @@ def main(run: stage.Stage) -> None:
     run.tracker.params({"profile": run.params["profile"], "sampling": run.params["sampling"], "policy": policy.digest})
     run.tracker.dataset("train", layout.prompts("train"), digest_file(layout.prompts("train")), "profile")
 
-    rollouts, rows, usage = draw(prompts, policy, settings.num_samples, sampler, layout, greedy=False)
+    rollouts, rows, usage = draw(prompts, policy, settings.num_samples, sampler, layout, cell="profile", greedy=False)
     profile = profile_prompts(rollouts)
     summary = summarize(profile)
     logger.info(
@@ -38,14 +38,11 @@ def main(run: stage.Stage) -> None:
     write_json(layout.profile / "summary.json", summary)
     write_json(layout.profile / "flops.json", sampling_cost(rows, policy, "profile", charged=True).as_dict())
     write_json(layout.profile / "cost.json", {"seconds": {"profile": round(float(rows["seconds"].sum()), 3)}})
-    run.tracker.tags({"reused_rollouts": str(usage.reused_rollouts), "sampled_rollouts": str(usage.sampled_rollouts)})
+    run.tracker.tags({"rollouts": usage.said})
     run.tracker.metrics(
         {
             "pass_rate_mean": summary["pass_rate_mean"],
-            "sampled_rollouts": float(usage.sampled_rollouts),
-            "sampled_tokens": float(usage.sampled_tokens),
-            "reused_rollouts": float(usage.reused_rollouts),
-            "sampling_seconds": usage.seconds,
+            **usage.metrics(),
             **{f"mixed_rate_{size}": rate for size, rate in summary["mixed_rate"].items()},
         }
     )

@@ -17,7 +17,8 @@ from tasks.common.files import ArtifactError, digest_file, write_json
 from tasks.common.stage import Stage
 from tasks.common.statistics import bootstrap_interval, pass_at_k
 from tasks.sampling.models import Policy
-from tasks.sampling.rollouts import SamplerSettings, Usage, draw, sampling_cost
+from tasks.sampling.reuse import Usage, cell_name
+from tasks.sampling.rollouts import SamplerSettings, draw, sampling_cost
 
 
 @dataclass(frozen=True)
@@ -35,32 +36,32 @@ def run_evaluation(run: Stage, policy: Policy, out: Path) -> None:
     run.tracker.params({name: run.params[name] for name in ("evaluate", "sampling")})
     run.tracker.dataset("test", test, digest_file(test), "evaluate")
     metrics, rollouts, usage = evaluate_policy(
-        PROMPTS.read(test), policy, settings, run.sections(SamplerSettings), run.layout
+        PROMPTS.read(test),
+        policy,
+        settings,
+        run.sections(SamplerSettings),
+        run.layout,
+        cell_name(run.name, run.recipe, run.seed),
     )
     ROLLOUTS.write(out / "rollouts.parquet", rollouts)
     write_json(out / "metrics.json", metrics)
     run.tracker.metrics({name: float(value) for name, value in metrics.items() if isinstance(value, int | float)})
-    run.tracker.metrics({f"{name}_rollouts": getattr(usage, f"{name}_rollouts") for name in ("sampled", "reused")})
+    run.tracker.metrics(usage.metrics())
+    run.tracker.tags({"rollouts": usage.said})
 
 
 def evaluate_policy(
-    prompts: pl.DataFrame, policy: Policy, settings: Evaluate, sampler: SamplerSettings, layout: Layout
+    prompts: pl.DataFrame, policy: Policy, settings: Evaluate, sampler: SamplerSettings, layout: Layout, cell: str
 ) -> tuple[dict[str, Any], pl.DataFrame, Usage]:
     """Metrics, the ROLLOUTS behind them (sampled and greedy), and what sampling them took."""
-    sampled, rows, usage = draw(prompts, policy, settings.num_samples, sampler, layout, greedy=False)
-    greedy, greedy_rows, greedy_usage = draw(prompts, policy, 1, sampler, layout, greedy=True)
+    sampled, rows, usage = draw(prompts, policy, settings.num_samples, sampler, layout, cell=cell, greedy=False)
+    greedy, greedy_rows, greedy_usage = draw(prompts, policy, 1, sampler, layout, cell=cell, greedy=True)
     rollouts = pl.concat([sampled, greedy])
     metrics = measure(rollouts, prompts, settings)
     cost = sampling_cost(pl.concat([rows, greedy_rows]), policy, "evaluate", charged=False)
     metrics["flops_executed"] = cost.total("executed")
     metrics["tokens"] = cost.total("tokens")
-    total = Usage(
-        usage.reused_rollouts + greedy_usage.reused_rollouts,
-        usage.sampled_rollouts + greedy_usage.sampled_rollouts,
-        usage.sampled_tokens + greedy_usage.sampled_tokens,
-        usage.seconds + greedy_usage.seconds,
-    )
-    return metrics, rollouts, total
+    return metrics, rollouts, usage + greedy_usage
 
 
 def measure(rollouts: pl.DataFrame, prompts: pl.DataFrame, settings: Evaluate) -> dict[str, Any]:

@@ -6,9 +6,11 @@ sums over the rows *used*, whoever sampled them and when, so a warm store never 
 
 import logging
 import math
+import random
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -23,11 +25,22 @@ from tasks.common.progress import progress
 from tasks.sampling.engine import Engine, EngineSettings, Sampling, load_engine, sample_flops, sample_seed
 from tasks.sampling.grade import Answer, Grader, Verify
 from tasks.sampling.models import Policy, load_tokenizer, torch_device
-from tasks.sampling.store import RolloutStore, StoreSettings, open_store, prompt_digest
+from tasks.sampling.reuse import Usage, explain, read_note, write_note
+from tasks.sampling.store import compaction
+from tasks.sampling.store.folder import Holdings, StoreSettings, open_store, prompt_digest
+from tasks.sampling.store.shards import KEYS
 
 logger = logging.getLogger(__name__)
 
-BATCH_ROLLOUTS = 2048  # kept in the store together: what a kill can lose
+VALUES = [
+    "text",
+    "finish_reason",
+    "prompt_tokens",
+    "completion_tokens",
+    "flops",
+    "seconds",
+]  # what grading and costs need
+Group = tuple[str, list[int]]  # a prompt's digest and the indices of the samples to draw
 
 
 @dataclass(frozen=True)
@@ -38,16 +51,6 @@ class SamplerSettings:
     engine: EngineSettings
     store: StoreSettings
     verify: Verify
-
-
-@dataclass(frozen=True)
-class Usage:
-    """What one call really did, for the log and the record: it differs between equal runs, so no artifact holds it."""
-
-    reused_rollouts: int
-    sampled_rollouts: int
-    sampled_tokens: int
-    seconds: float
 
 
 def encode_prompts(
@@ -65,69 +68,116 @@ def encode_prompts(
 
 
 def draw(
-    prompts: pl.DataFrame, policy: Policy, num_samples: int, settings: SamplerSettings, layout: Layout, *, greedy: bool
+    prompts: pl.DataFrame,
+    policy: Policy,
+    num_samples: int,
+    settings: SamplerSettings,
+    layout: Layout,
+    *,
+    cell: str,
+    greedy: bool,
 ) -> tuple[pl.DataFrame, pl.DataFrame, Usage]:
-    """`num_samples` graded rollouts a prompt: a ROLLOUTS table, the store's rows behind it (same order), the usage."""
+    """`num_samples` graded rollouts a prompt: a ROLLOUTS table, the store's rows behind it (same order), the usage.
+
+    `cell` is the stage that asks, for the note it leaves (see `reuse`).
+    """
+    if prompts.is_empty():
+        raise ArtifactError("there are no prompts: see prompts/rejected.parquet for what ingest turned away")
     sampling = replace(settings.sampling, temperature=0.0, top_p=1.0, top_k=0, seed=0) if greedy else settings.sampling
     tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
     encoded = encode_prompts(prompts, tokenizer, policy, sampling.max_tokens)
     digests = [prompt_digest(ids) for ids in encoded]
-    if prompts.is_empty():
-        raise ArtifactError("there are no prompts: see prompts/rejected.parquet for what ingest turned away")
     by_digest = dict(zip(digests, encoded, strict=True))
-    store = open_store(settings.store, layout, policy.digest, sampling)
     wanted = pl.DataFrame({"prompt_digest": list(by_digest)}).join(
         pl.DataFrame({"sample_index": range(num_samples)}, schema={"sample_index": pl.Int32}), how="cross"
     )
-    keys = ["prompt_digest", "sample_index"]
+    sampler = Sampler(policy, tokenizer, sampling, settings.engine, settings.store, by_digest)
+    holdings = Holdings(open_store(settings.store, layout, policy.digest, asdict(sampling)), wanted)
+    asked = {
+        "policy": policy.digest,
+        "sampling": asdict(sampling),
+        "num_samples": num_samples,
+        "location": settings.store.location,
+    }
+    kind = "greedy" if greedy else "sampled"
     with exclusive(layout.locks / f"device-{torch_device(settings.engine.device).type}", "the device"):
-        missing = wanted.join(store.read(digests), on=keys, how="anti")  # after the wait: another may have drawn them
-        usage = fill_store(store, missing, by_digest, policy, tokenizer, sampling, settings.engine)
-    logger.info(
-        "%d rollouts reused from the store, %d sampled (%d tokens generated)",
-        len(wanted) - len(missing),
-        usage.sampled_rollouts,
-        usage.sampled_tokens,
-    )
+        usage, drawn = complete(holdings, sampler, asked, read_note(layout, cell, kind))
+    write_note(layout, cell, kind, asked, usage.said)
+    logger.info("%s", usage.said)
     identified = prompts.select("prompt_id", "answer", "verifier").with_columns(prompt_digest=pl.Series(digests))
     rows = identified.join(wanted, on="prompt_digest", how="left", maintain_order="left").join(
-        store.read(digests), on=keys, how="left", maintain_order="left"
+        drawn, on=KEYS, how="left", maintain_order="left"
     )
-    return (
-        grade_rows(rows, settings.verify, greedy=greedy),
-        rows,
-        replace(usage, reused_rollouts=len(wanted) - len(missing)),
-    )
+    return grade_rows(rows, settings.verify, greedy=greedy), rows, usage
 
 
-def fill_store(
-    store: RolloutStore,
-    missing: pl.DataFrame,
-    by_digest: dict[str, list[int]],
-    policy: Policy,
-    tokenizer: PreTrainedTokenizerBase,
-    sampling: Sampling,
-    settings: EngineSettings,
-) -> Usage:
-    """Sample the missing (prompt, sample index) pairs, longest prompts first, a shard a batch."""
-    started, num_tokens = time.perf_counter(), 0
-    if missing.is_empty():
-        return Usage(0, 0, 0, 0.0)
-    torch.set_num_threads(settings.threads)
-    engine = load_engine(settings, policy)
-    groups = missing.group_by("prompt_digest", maintain_order=True).agg("sample_index").rows()
-    groups.sort(key=lambda group: (-len(by_digest[group[0]]), group[0]))
+@dataclass(frozen=True)
+class Sampler:
+    """What samples are drawn with: of these prompts (token ids by digest), for this store."""
+
+    policy: Policy
+    tokenizer: PreTrainedTokenizerBase
+    sampling: Sampling
+    engine: EngineSettings
+    store: StoreSettings
+    by_digest: dict[str, list[int]]
+
+
+def complete(
+    holdings: Holdings, sampler: Sampler, asked: dict[str, Any], last: Mapping[str, Any] | None
+) -> tuple[Usage, pl.DataFrame]:
+    """Sample what the store lacks and read all that is wanted; again where a shard turns out damaged in reading."""
+    usage = Usage(0, 0, 0, 0.0, "")
+    while True:
+        missing = holdings.lacking(holdings.wanted)
+        if len(missing):
+            why = explain(last, asked, holdings.prompts(), missing, holdings.store.num_damaged())
+            logger.info("%d of %d rollouts are to be sampled: %s", len(missing), len(holdings.wanted), why)
+            usage += replace(fill_store(holdings, missing, sampler), why=why)
+        drawn = holdings.read(VALUES)
+        if len(drawn) == len(holdings.wanted):
+            return replace(usage, reused_rollouts=max(len(drawn) - usage.sampled_rollouts, 0)), drawn
+
+
+def fill_store(holdings: Holdings, missing: pl.DataFrame, sampler: Sampler) -> Usage:
+    """Sample the missing (prompt, sample index) pairs, a shard a batch, prompts of like length together.
+
+    The batches come in random order, and what another process has sampled meanwhile is left out: two that start
+    together on the same prompts share the work, but for what both have in hand at the same time.
+    """
+    started, num_rollouts, num_tokens = time.perf_counter(), 0, 0
+    torch.set_num_threads(sampler.engine.threads)
+    engine = load_engine(sampler.engine, sampler.policy)
+    todo = batches(in_groups(missing, sampler.by_digest), sampler.store.batch_rollouts)
+    random.SystemRandom().shuffle(todo)
     with progress(len(missing), f"sample ({engine.name})", "rollout") as bar:
-        for batch in batches(groups, BATCH_ROLLOUTS):
-            rows = sample_batch(engine, batch, by_digest, policy, tokenizer, sampling, bar.update)
-            store.append(rows)
-            num_tokens += int(rows["completion_tokens"].sum())
-    return Usage(0, len(missing), num_tokens, time.perf_counter() - started)
+        for batch in todo:
+            lacking = holdings.lacking(as_keys(batch))
+            bar.update(sum(len(indices) for _, indices in batch) - len(lacking))
+            if len(lacking):
+                rows = sample_batch(engine, in_groups(lacking, sampler.by_digest), sampler, bar.update)
+                holdings.store.append(rows)
+                num_rollouts += len(rows)
+                num_tokens += int(rows["completion_tokens"].sum())
+    compaction.compact(holdings.store, at_least=compaction.MANY)
+    return Usage(0, num_rollouts, num_tokens, time.perf_counter() - started, "")
 
 
-def batches(groups: Sequence[tuple[str, list[int]]], size: int) -> list[list[tuple[str, list[int]]]]:
+def in_groups(keys: pl.DataFrame, by_digest: Mapping[str, Sequence[int]]) -> list[Group]:
+    """Keys of the store prompt by prompt, longest prompts first."""
+    groups = keys.group_by("prompt_digest", maintain_order=True).agg("sample_index").rows()
+    return sorted(groups, key=lambda group: (-len(by_digest[group[0]]), group[0]))
+
+
+def as_keys(groups: Sequence[Group]) -> pl.DataFrame:
+    """The inverse of `in_groups`."""
+    keys = [(name, index) for name, indices in groups for index in indices]
+    return pl.DataFrame(keys, schema={key: STORE.columns[key] for key in KEYS}, orient="row")
+
+
+def batches(groups: Sequence[Group], size: int) -> list[list[Group]]:
     """Whole groups, about `size` samples together: a prompt's samples share one reading of it."""
-    result: list[list[tuple[str, list[int]]]] = [[]]
+    result: list[list[Group]] = [[]]
     for group in groups:
         if result[-1] and sum(len(indices) for _, indices in result[-1]) + len(group[1]) > size:
             result.append([])
@@ -136,20 +186,16 @@ def batches(groups: Sequence[tuple[str, list[int]]], size: int) -> list[list[tup
 
 
 def sample_batch(
-    engine: Engine,
-    batch: Sequence[tuple[str, list[int]]],
-    by_digest: dict[str, list[int]],
-    policy: Policy,
-    tokenizer: PreTrainedTokenizerBase,
-    sampling: Sampling,
-    on_finished: Callable[[int], object],
+    engine: Engine, batch: Sequence[Group], sampler: Sampler, on_finished: Callable[[int], object]
 ) -> pl.DataFrame:
     """One call of the engine as rows of the store; the call's seconds are split over the rows by tokens."""
     started = time.perf_counter()
-    prompts, counts = [by_digest[name] for name, _ in batch], [len(indices) for _, indices in batch]
+    sampling, policy = sampler.sampling, sampler.policy
+    prompts, counts = [sampler.by_digest[name] for name, _ in batch], [len(indices) for _, indices in batch]
     keys = [(name, index) for name, indices in batch for index in indices]
     seeds = [sample_seed(sampling.seed, name, index) for name, index in keys]
-    samples = engine.generate(prompts, counts, sampling, seeds, on_finished, with_logprobs=False)
+    logprobs = sampler.store.logprobs
+    samples = engine.generate(prompts, counts, sampling, seeds, on_finished, with_logprobs=logprobs)
     lengths = [len(ids) for ids in samples.token_ids]
     prompt_tokens = np.repeat([len(ids) for ids in prompts], counts)
     seconds = (time.perf_counter() - started) * np.array(lengths) / max(sum(lengths), 1)
@@ -158,7 +204,8 @@ def sample_batch(
             "prompt_digest": [name for name, _ in keys],
             "sample_index": [index for _, index in keys],
             "token_ids": samples.token_ids,
-            "text": decode(samples.token_ids, samples.finish_reasons, tokenizer),
+            "logprobs": samples.logprobs if logprobs else None,
+            "text": decode(samples.token_ids, samples.finish_reasons, sampler.tokenizer),
             "finish_reason": samples.finish_reasons,
             "prompt_tokens": prompt_tokens,
             "completion_tokens": lengths,

@@ -14,9 +14,17 @@ CELLS = ["evaluate@grpo-0", "evaluate@sgpo-0"]
 
 def task_states(project: Project) -> list[tuple[str, str, str]]:
     """(task, name of its state, version) of the newest flow run, as the Prefect server has them."""
+    return [(task["name"], task["state_name"], task["task_version"]) for task in task_runs(project)]
+
+
+def messages(project: Project) -> list[tuple[str, str]]:
+    """(task, message of its state) of the newest flow run."""
+    return [(task["name"], task["state"]["message"]) for task in task_runs(project)]
+
+
+def task_runs(project: Project) -> list[dict[str, Any]]:
     runs = post(project, "flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})
-    tasks = post(project, "task_runs/filter", {"flow_runs": {"id": {"any_": [runs[0]["id"]]}}})
-    return [(task["name"], task["state_name"], task["task_version"]) for task in tasks]
+    return list(post(project, "task_runs/filter", {"flow_runs": {"id": {"any_": [runs[0]["id"]]}}}))
 
 
 def post(project: Project, path: str, body: dict[str, Any]) -> Any:
@@ -59,6 +67,8 @@ def test_a_changed_parameter_runs_what_reads_it_and_changing_it_back_restores(pr
 def test_a_stage_that_runs_and_makes_the_same_stops_there(project: Project) -> None:
     project.edit("tasks/profile/__main__.py", r"\Z", "# a comment\n")
     output = project.flow("--force", "ingest")
+    reason = next(message for task, message in messages(project) if task == "profile")
+    assert reason == "code tasks/profile changed; 40 rollouts reused, 8 sampled: 1 prompt new to the store"
     assert "ingest: starts (asked for by --force)" in output
     assert "profile: starts (code tasks/profile changed)" in output
     assert lines(output, "starts") == lines(output, "ran") == ["ingest", "profile"]

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from flows import commands, reasons, selection
+from tasks.common import changes
 from tests.flows.project import ROOT
 
 LOCK = {
@@ -61,7 +62,7 @@ def test_a_stage_without_a_lock_entry_has_never_run(tmp_path: Path) -> None:
 
 
 def test_long_values_are_cut() -> None:
-    assert reasons.show(list(range(100))) == "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13..."
+    assert changes.show(list(range(100))) == "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13..."
 
 
 def test_everything_is_selected_by_default_in_order() -> None:

@@ -27,7 +27,7 @@ PARAMS: dict[str, Any] = {
         "max_retries": 2,
         "timeout_seconds": 60.0,
     },
-    "store": {"location": None},
+    "store": {"location": None, "batch_rollouts": 2048, "logprobs": False},
     "verify": {"seconds": 5.0, "max_failure_rate": 0.5},
     "checkpoint": {"every_seconds": 0.0, "keep": 2},
     "tracking": {"uri": None, "experiment": "test", "log_weights": False},
