@@ -1,0 +1,147 @@
+"""A store of a million rollouts: how long it takes to see what is missing, and in how much memory.
+
+    python -m tests.bench.store_scale [--rollouts 1000000] [--tokens 100] [--location s3://bucket/prefix]
+
+Fills a store (eight samples a prompt, batches of 2,048 as a stage appends them, random tokens and text), then asks it
+three things, each in a process of its own: what is missing of all prompts and a tenth more; the rows of 1,000 prompts
+that one stage had appended; and, for comparison, all rows read whole, as finding what is missing would be without the
+key columns. All of it before and after compaction. Memory is the peak above that of an empty process with the imports.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from tasks.common.artifacts import STORE
+from tasks.common.locations import open_location
+from tasks.sampling.store import compaction
+from tasks.sampling.store.folder import Holdings, RolloutStore
+from tasks.sampling.store.shards import KEYS
+
+NUM_SAMPLES, BATCH = 8, 2048
+
+
+def open_folder(location: str) -> RolloutStore:
+    files, root = open_location(location)
+    return RolloutStore(files, f"{root}/policy/sampling", {"policy": "policy", "sampling": {}})
+
+
+def digests(first: int, last: int) -> pl.Series:
+    """16 hex digits a prompt, spread as those of a hash are."""
+    numbers = np.arange(first, last, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return pl.Series("prompt_digest", [f"{number:016x}" for number in numbers.tolist()])
+
+
+def keys_of(first: int, last: int) -> pl.DataFrame:
+    indices = pl.DataFrame({"sample_index": range(NUM_SAMPLES)}, schema={"sample_index": pl.Int32})
+    return digests(first, last).to_frame().join(indices, how="cross")
+
+
+def fill(store: RolloutStore, num_prompts: int, num_tokens: int) -> None:
+    rng, step = np.random.default_rng(0), BATCH // NUM_SAMPLES
+    for first in range(0, num_prompts, step):
+        keys = keys_of(first, min(first + step, num_prompts))
+        ids = rng.integers(0, 50_000, (len(keys), num_tokens), dtype=np.int32)
+        letters = rng.integers(97, 113, (len(keys), 4 * num_tokens), dtype=np.uint8)
+        columns = {
+            **{name: pl.lit(value) for name, value in STORE.example.items() if name not in KEYS},
+            "token_ids": pl.Series("token_ids", ids).arr.to_list(),
+            "logprobs": pl.lit(None),
+            "text": pl.Series("text", [row.tobytes().decode() for row in letters]),
+            "completion_tokens": pl.lit(num_tokens),
+        }
+        store.append(STORE.check(keys.with_columns(**columns).cast(dict(STORE.columns)), "the benchmark"))  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------- what is asked, each in its own process
+
+
+def ask_nothing(store: RolloutStore, num_prompts: int) -> int:
+    return 0
+
+
+def ask_missing(store: RolloutStore, num_prompts: int) -> int:
+    wanted = keys_of(0, num_prompts + num_prompts // 10)
+    return len(Holdings(store, wanted).lacking(wanted))
+
+
+def ask_rows(store: RolloutStore, num_prompts: int) -> int:
+    half = num_prompts // 2
+    return len(Holdings(store, keys_of(half, half + 1000)).read(["text", "finish_reason", "completion_tokens"]))
+
+
+def ask_whole(store: RolloutStore, num_prompts: int) -> int:
+    wanted = keys_of(0, num_prompts + num_prompts // 10)
+    found = [store.load(span, list(STORE.columns)) for span in store.spans()]
+    return len(wanted.join(pl.concat([part for part in found if part is not None]), on=KEYS, how="anti"))
+
+
+ASK: dict[str, Callable[[RolloutStore, int], int]] = {
+    "nothing": ask_nothing,
+    "missing": ask_missing,
+    "rows of 1,000 prompts": ask_rows,
+    "missing, from whole shards": ask_whole,
+}
+
+
+def answer(question: str, location: str, num_prompts: int) -> dict[str, Any]:
+    started = time.perf_counter()
+    rows = ASK[question](open_folder(location), num_prompts)
+    seconds = time.perf_counter() - started
+    status = Path("/proc/self/status").read_text()  # getrusage would know the parent's peak as well
+    return {"rows": rows, "seconds": seconds, "megabytes": int(status.split("VmHWM:")[1].split()[0]) / 1024}
+
+
+def ask(question: str, location: str, num_prompts: int) -> dict[str, Any]:
+    line = [sys.executable, "-m", "tests.bench.store_scale", "--ask", question, "--location", location]
+    done = subprocess.run([*line, "--rollouts", str(num_prompts * NUM_SAMPLES)], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stderr)
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def report(location: str, num_prompts: int) -> None:
+    sizes = compaction.sizes(open_folder(location))
+    print(f"\n{len(sizes)} shards, {sum(sizes.values()) / 1e6:,.0f} MB")
+    empty = ask("nothing", location, num_prompts)["megabytes"]
+    for question in list(ASK)[1:]:
+        runs = sorted((ask(question, location, num_prompts) for _ in range(3)), key=lambda run: run["seconds"])
+        seconds, memory = runs[1]["seconds"], max(run["megabytes"] for run in runs) - empty
+        print(f"{question:28s} {runs[1]['rows']:>9,} rows  {seconds:6.2f} s  {memory:6.0f} MB", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rollouts", type=int, default=1_000_000)
+    parser.add_argument("--tokens", type=int, default=100, help="of a completion")
+    parser.add_argument("--location", help="an empty folder or s3://bucket/prefix; a temporary folder otherwise")
+    parser.add_argument("--ask", choices=list(ASK), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    num_prompts = options.rollouts // NUM_SAMPLES
+    if options.ask:
+        print(json.dumps(answer(options.ask, options.location, num_prompts)))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        location = options.location or folder
+        started = time.perf_counter()
+        fill(open_folder(location), num_prompts, options.tokens)
+        print(f"filled in {time.perf_counter() - started:.0f} s: {num_prompts:,} prompts, {NUM_SAMPLES} samples each")
+        report(location, num_prompts)
+        started = time.perf_counter()
+        compaction.compact(open_folder(location))
+        print(f"\ncompacted in {time.perf_counter() - started:.0f} s")
+        report(location, num_prompts)
+
+
+if __name__ == "__main__":
+    main()
