@@ -86,11 +86,13 @@ def test_gsm8k_on_a_small_hugging_face_model(real_data: Path, tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.vllm
-def test_the_stages_with_vllm(guesser: Path, tmp_path: Path) -> None:
-    """Profile and training with `engine: vllm`; a second profile finds everything in the store, with either engine."""
+@pytest.mark.parametrize("engine", ["vllm", "server"])
+def test_the_stages_with_vllm(engine: str, guesser: Path, tmp_path: Path) -> None:
+    """Profile and training with vLLM, in the stage or in a server that it starts; a second profile finds everything in
+    the store, with either engine."""
     layout = make_world(tmp_path / "data", guesser, [4, 3, 2, 4] * 3)
     values = yaml.safe_load((tmp_path / "data" / "params.yaml").read_text()) | {"profile": {"num_samples": 6}}
-    values["engine"]["name"] = "vllm"
+    values["engine"]["name"] = engine
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
     assert "36 sampled" in command(tmp_path, "profile")
     sampled = pl.read_parquet(layout.profile / "rollouts.parquet")
@@ -103,6 +105,17 @@ def test_the_stages_with_vllm(guesser: Path, tmp_path: Path) -> None:
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
     assert "36 rollouts reused, 0 sampled" in command(tmp_path, "profile")
     assert pl.read_parquet(layout.profile / "rollouts.parquet").equals(sampled)
+
+
+def test_training_through_a_server_of_others_is_refused(guesser: Path, tmp_path: Path) -> None:
+    layout = make_world(tmp_path / "data", guesser, [4, 4])
+    values = yaml.safe_load((tmp_path / "data" / "params.yaml").read_text())
+    values["engine"] |= {"name": "server", "urls": ["http://127.0.0.1:9/v1"]}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
+    log = command(tmp_path, "train", "--recipe", "r", "--seed", "0", ok=False)
+    assert "training replaces the policy's weights after every step, and not in servers" in log
+    assert "Traceback" not in log
+    assert not layout.train("r", 0).exists()
 
 
 def test_an_unknown_key_stops_a_stage_with_its_name(guesser: Path, tmp_path: Path) -> None:

@@ -134,7 +134,8 @@ def start(command: list[str], folder: Path, number: int, device: str | None, thr
     """Start one server under a guard, in a session of its own: a signal to this process's group does not end the
     guard before it has ended the server."""
     environment = {**os.environ, **ENVIRONMENT, "OMP_NUM_THREADS": str(threads)}
-    environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)  # of the engine in this process
+    for name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_API_KEY"):  # of the engine in this process, of other servers
+        environment.pop(name, None)
     if device is not None:
         environment["CUDA_VISIBLE_DEVICES"] = device
     log = folder / f"{number}.log"

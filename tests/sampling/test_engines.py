@@ -15,6 +15,7 @@ from tasks.common.params import ParamsError
 from tasks.sampling import engines
 from tasks.sampling.engine import Engine, Sampling, load_engine
 from tasks.sampling.engines import fake
+from tasks.sampling.engines.vllm import VllmEngine
 from tasks.sampling.models import Policy, load_model, load_tokenizer, named_weights, read_policy
 from tasks.sampling.rollouts import decode
 from tests.policies import ENGINE, place_policy
@@ -204,8 +205,13 @@ def test_weights_replaced_in_place_are_in_effect(
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    if isinstance(engine, VllmEngine):
+        engine.can_sleep = (
+            True  # as for a trainer on a GPU; on a CPU vLLM pauses and forgets prefixes, and keeps memory
+        )
     try:
         engine.sleep()
+        assert not isinstance(engine, VllmEngine) or engine.asleep
         engine.set_weights(named_weights(model))
         after = engine.generate(prompts, [2] * 5, SAMPLING, list(range(10)))
         assert after.token_ids != before.token_ids
