@@ -91,7 +91,7 @@ class Engine(Protocol):
         """`num_samples[i]` completions of `prompts[i]` (token ids); one seed a sample, in the same order.
 
         `on_finished(n)` is told of every n rollouts that ended, for progress bars. Who does not need log-probabilities
-        says so, and may get empty lists: vLLM then draws a third more tokens a second. Raises ArtifactError naming the
+        says so, and may get empty lists: vLLM is the faster for it. Raises ArtifactError naming the
         index of a prompt that leaves no room for `sampling.max_tokens`.
         """
         ...
