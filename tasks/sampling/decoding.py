@@ -8,6 +8,7 @@ Legend: n rows in flight, N tokens of the prompts being read, H query heads, K k
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,23 +29,23 @@ class Slots:
         self,
         model: PreTrainedModel,
         capacity: int,
-        max_length: int,
+        longest_prompt: int,
         sampling: Sampling,
         stop_ids: npt.NDArray[Any],
     ) -> None:
         self.capacity, self.sampling, self.stop_ids, self.device = capacity, sampling, stop_ids, model.device
-        self.forward = FusedForward(model, max_length) if fits(model) else ModuleForward(model)
+        positions = longest_prompt + sampling.max_tokens
+        self.forward = FusedForward(model, positions) if fits(model) else ModuleForward(model)
         self.rows: list[int] = []
-        self.memory = Memory(capacity, sampling.max_tokens)
+        self.memory = Memory(capacity, positions)
         shape = (capacity, sampling.max_tokens)
         self.tokens, self.logprobs = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.float32)
         self.uniforms = np.zeros(shape)
         self.position, self.count = np.zeros(capacity, dtype=np.int64), np.zeros(capacity, dtype=np.int64)
         self.stopped = np.zeros(capacity, dtype=np.bool_)
 
-    def fill(self, rows: list[int], seeds: list[int], prompts: list[Sequence[int]], owners: Ints) -> None:
-        """Read each of `prompts` once, and start row i after prompt `owners[i]` in the next free slot."""
-        first, last = len(self.rows), len(self.rows) + len(rows)
+    def read(self, prompts: Sequence[Sequence[int]]) -> "Reading":
+        """Read each of `prompts` once, all in one forward."""
         packing, places, _ = pack(prompts, np.zeros(0, dtype=np.int64), [], self.device)
         states: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -53,13 +54,17 @@ class Slots:
             return packing.attend(layer, query, key, value, *rest)
 
         hidden = self.forward(packing.ids, packing.positions, attend)
-        self.memory.fill(first, states, places, owners)
+        ends = torch.from_numpy(places.starts + places.lengths - 1).to(self.device)
+        return Reading(states, places, self.forward.logits(hidden.index_select(0, ends)))
+
+    def start(self, rows: list[int], seeds: list[int], reading: "Reading", owners: Ints) -> None:
+        """Start row i after prompt `owners[i]` of the reading, in the next free slot."""
+        first, last = len(self.rows), len(self.rows) + len(rows)
+        self.memory.fill(first, reading.states, reading.places, owners)
         self.rows += rows
-        self.position[first:last], self.count[first:last] = places.lengths[owners], 0
+        self.position[first:last], self.count[first:last] = reading.places.lengths[owners], 0
         self.uniforms[first:last] = hashed_uniforms(seeds, self.sampling.max_tokens)
-        ends = torch.from_numpy(places.starts + places.lengths - 1).to(hidden.device)
-        logits = self.forward.logits(hidden.index_select(0, ends))
-        self.draw(slice(first, last), logits.index_select(0, torch.from_numpy(owners).to(hidden.device)))
+        self.draw(slice(first, last), reading.logits.index_select(0, torch.from_numpy(owners).to(self.device)))
 
     def step(self) -> None:
         """One token for every row in flight."""
@@ -106,11 +111,34 @@ class Slots:
         del self.rows[remaining:]
 
 
+@dataclass(frozen=True)
+class Reading:
+    """Prompts that were read: each layer's keys and values [N, K, D], where they lie, and logits [prompts, V]."""
+
+    states: list[tuple[torch.Tensor, torch.Tensor]]
+    places: Places
+    logits: torch.Tensor
+
+    def only(self, prompts: Ints) -> "Reading":
+        """A copy of what some of the prompts need, so that the others' memory can go."""
+        lengths = self.places.lengths[prompts]
+        at = np.concatenate(
+            [start + np.arange(n) for start, n in zip(self.places.starts[prompts], lengths, strict=True)]
+        )
+        rows, chosen = (torch.from_numpy(index).to(self.logits.device) for index in (at, prompts))
+        states = [(keys.index_select(0, rows), values.index_select(0, rows)) for keys, values in self.states]
+        return Reading(states, Places(np.cumsum(lengths) - lengths, lengths), self.logits.index_select(0, chosen))
+
+    def num_bytes(self) -> int:
+        """Bytes of keys and values."""
+        return sum(states.nbytes for pair in self.states for states in pair)
+
+
 class Memory:
     """Keys and values of every layer, [capacity, K, positions, D], in which every row stands at its own position."""
 
-    def __init__(self, capacity: int, room: int) -> None:
-        self.capacity, self.room = capacity, room
+    def __init__(self, capacity: int, length: int) -> None:
+        self.capacity, self.length = capacity, length
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
         self.positions, self.slots, self.span = torch.empty(0), torch.empty(0), 0
@@ -122,20 +150,18 @@ class Memory:
         Behind a shorter prompt its last token is repeated: those positions are written before they are attended to.
         """
         places, _ = prompts.of(owners)
-        length, flat = places.shape[1], torch.from_numpy(places).flatten().to(states[0][0].device)
+        flat = torch.from_numpy(places).flatten().to(states[0][0].device)
         rows = slice(first, first + len(owners))
         for layer, pair in enumerate(states):
             for mine, new in zip((self.keys, self.values), pair, strict=True):
                 if layer == len(mine):
-                    mine.append(new.new_zeros((self.capacity, new.shape[1], 0, new.shape[2])))
-                mine[layer] = self.reserve(mine[layer], length + self.room)
+                    mine.append(new.new_zeros((self.capacity, new.shape[1], self.length, new.shape[2])))
                 copies = new.reshape(len(new), -1).index_select(0, flat).view(*places.shape, *new.shape[1:])
-                mine[layer][rows, :, :length] = copies.transpose(1, 2)
+                mine[layer][rows, :, : places.shape[1]] = copies.transpose(1, 2)
 
-    def reserve(self, mine: torch.Tensor, positions: int) -> torch.Tensor:
-        """`mine`, grown to hold `positions`; prompts come longest first, so this happens once."""
-        missing = positions - mine.shape[2]
-        return mine if missing <= 0 else torch.nn.functional.pad(mine, (0, 0, 0, missing))
+    def num_bytes(self) -> int:
+        """Bytes of keys and values."""
+        return sum(states.nbytes for states in (*self.keys, *self.values))
 
     def move(self, target: Ints, source: Ints, length: int) -> None:
         """Copy the first `length` positions of the slots `source` to the slots `target`."""

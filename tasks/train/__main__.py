@@ -122,7 +122,8 @@ def build(
         for split in ("train", "validation")
     )
     slots, engine = load_slots(settings), load_engine(engine_settings, policy, model)
-    collector = Collector(policy, engine, tokenizer, grader, sampling, slots.generate, ranks)
+    generation = slots.start_generate(len(prompts.ids))
+    collector = Collector(policy, engine, tokenizer, grader, sampling, slots.generate.generate, generation, ranks)
     arrays = plan_arrays(plan, prompts.ids)
     return Trainer(policy, model, reference, collector, prompts, validation, arrays, settings, slots, sampling, seed)
 

@@ -44,12 +44,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Draw:
-    """What an engine is asked for: `counts[q]` completions of `prompts[q]` (token ids), one seed a completion."""
+    """What an engine is asked for: `counts[q]` completions of `prompts[q]` (token ids), one seed a completion.
+    `prompt_rows` says which of the training prompts they are, None for others."""
 
     prompts: list[list[int]]
     counts: list[int]
     seeds: list[int]
     sampling: Sampling
+    prompt_rows: list[int] | None
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from tasks.sampling.engine import Engine, Samples, Sampling, sample_flops, sampl
 from tasks.sampling.grade import Answer, Grader
 from tasks.sampling.models import Policy
 from tasks.sampling.rollouts import decode
-from tasks.train.batch import Draw, Floats, Ints, Prompts, Request, Rollouts
+from tasks.train.batch import Draw, Floats, Ints, Prompts, Request, Rollouts, State
 from tasks.train.ranks import Ranks
 
 MIN_JUDGED = 1000  # answers of a run before too high a share of failures stops it
@@ -37,11 +37,12 @@ class Collector:
         tokenizer: PreTrainedTokenizerBase,
         grader: Grader,
         sampling: Sampling,
-        generate: Callable[[Engine, Draw], Samples],
+        generate: Callable[[State, Engine, Draw], Samples],
+        generation: State,
         ranks: Ranks,
     ) -> None:
         self.policy, self.engine, self.tokenizer, self.grader = policy, engine, tokenizer, grader
-        self.sampling, self.generate, self.ranks = sampling, generate, ranks
+        self.sampling, self.generate, self.generation, self.ranks = sampling, generate, generation, ranks
         self.recorded: pl.DataFrame | None = None
 
     def collect(
@@ -50,7 +51,8 @@ class Collector:
         """The graded rollouts of one request; its groups are numbered from `first_group` on within the step."""
         counts = request.counts.tolist()
         seeds = rng.integers(0, 2**63 - 1, size=sum(counts)).tolist()
-        draw = Draw([prompts.token_ids[row] for row in request.prompt_rows], counts, seeds, self.sampling)
+        rows = request.prompt_rows.tolist()
+        draw = Draw([prompts.token_ids[row] for row in rows], counts, seeds, self.sampling, rows)
         samples = self.find_recorded(step, first_group, counts) or self.draw(draw)
         group_B = np.repeat(np.arange(len(counts)), counts)
         texts, outcomes = self.verdicts(prompts, request.prompt_rows[group_B], samples)
@@ -61,19 +63,21 @@ class Collector:
     def draw(self, draw: Draw) -> Samples:
         """The samples, drawn by all ranks together: whole groups are dealt out, every rank gets all of them back."""
         if self.ranks.size == 1:
-            return self.generate(self.engine, draw)
+            return self.generate(self.generation, self.engine, draw)
         ends = np.cumsum(draw.counts)
-        groups = [
-            (prompt, count, draw.seeds[end - count : end])
-            for prompt, count, end in zip(draw.prompts, draw.counts, ends, strict=True)
-        ]
-        mine = self.ranks.share(groups)
-        part = Draw([g[0] for g in mine], [g[1] for g in mine], [s for g in mine for s in g[2]], draw.sampling)
-        samples = self.generate(self.engine, part) if mine else Samples([], [], [])
+        mine = self.ranks.share(list(range(len(draw.counts))))
+        part = Draw(
+            [draw.prompts[group] for group in mine],
+            [draw.counts[group] for group in mine],
+            [seed for group in mine for seed in draw.seeds[ends[group] - draw.counts[group] : ends[group]]],
+            draw.sampling,
+            None if draw.prompt_rows is None else [draw.prompt_rows[group] for group in mine],
+        )
+        samples = self.generate(self.generation, self.engine, part) if mine else Samples([], [], [])
         rows = list(zip(samples.token_ids, samples.logprobs, samples.finish_reasons, strict=True))
         starts = np.cumsum([0, *part.counts])
         drawn = [rows[start:end] for start, end in itertools.pairwise(starts)]
-        every = [row for group in self.ranks.gather(drawn, len(groups)) for row in group]
+        every = [row for group in self.ranks.gather(drawn, len(draw.counts)) for row in group]
         return Samples([row[0] for row in every], [row[1] for row in every], [row[2] for row in every])
 
     def find_recorded(self, step: int, first_group: int, counts: list[int]) -> Samples | None:
@@ -103,7 +107,7 @@ class Collector:
         """Pass rate of every prompt, with the same seeds every time: differences are the policy's."""
         num = len(prompts.ids)
         seeds = [sample_seed("validation", i, k) for i in range(num) for k in range(num_samples)]
-        draw = Draw(prompts.token_ids, [num_samples] * num, seeds, self.sampling)
+        draw = Draw(prompts.token_ids, [num_samples] * num, seeds, self.sampling, None)
         samples = self.draw(draw)
         rows_B = np.repeat(np.arange(num), num_samples)
         _, outcomes = self.verdicts(prompts, rows_B, samples)

@@ -18,7 +18,7 @@ from tasks.common.files import sync_folder, write_json
 from tasks.common.ledger import Ledger
 from tasks.common.progress import progress
 from tasks.sampling.models import save_policy
-from tasks.train.batch import Ints
+from tasks.train.batch import Ints, State
 from tasks.train.checkpoint import Checkpoints, Snapshot, optimizer_tensors, restore_optimizer
 from tasks.train.record import rollout_rows
 from tasks.train.settings import CheckpointSettings
@@ -145,7 +145,7 @@ def save(trainer: Trainer, checkpoints: Checkpoints, parts: list[str]) -> list[s
         part = (f"rollouts-{first:09d}-{last:09d}.parquet", TRAIN_ROLLOUTS.frame(trainer.rollouts))
         parts, trainer.rollouts = [*parts, part[0]], []
     tensors = optimizer_tensors(trainer.model, trainer.optimizer)
-    for slot, arrays in (("control", trainer.control), ("replay", trainer.replay)):
+    for slot, arrays in slot_states(trainer).items():
         tensors |= {f"{slot}.{name}": torch.from_numpy(np.array(array)) for name, array in arrays.items()}
     state = {
         "num_steps": trainer.num_steps,
@@ -160,6 +160,11 @@ def save(trainer: Trainer, checkpoints: Checkpoints, parts: list[str]) -> list[s
     return parts
 
 
+def slot_states(trainer: Trainer) -> dict[str, State]:
+    """What the slots remember, by slot."""
+    return {"control": trainer.control, "generate": trainer.collector.generation, "replay": trainer.replay}
+
+
 def resume(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> list[str]:
     """Put the trainer where the checkpoint was, if there is one; returns the parts of the rollouts it names."""
     loaded = checkpoints.load(chosen)
@@ -169,8 +174,10 @@ def resume(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> l
         return []
     tensors, state, tables = loaded
     restore_optimizer(trainer.model, trainer.optimizer, tensors)
-    trainer.control = {k.removeprefix("control."): v.numpy() for k, v in tensors.items() if k.startswith("control.")}
-    trainer.replay = {k.removeprefix("replay."): v.numpy() for k, v in tensors.items() if k.startswith("replay.")}
+    for slot, arrays in slot_states(trainer).items():
+        arrays.clear()
+        saved = {k.removeprefix(f"{slot}."): v.numpy() for k, v in tensors.items() if k.startswith(f"{slot}.")}
+        arrays.update(saved)
     trainer.num_steps, trainer.next_validation = state["num_steps"], state["next_validation"]
     trainer.ledger = Ledger.from_dict(state["ledger"])
     trainer.seconds.update(state["seconds"])

@@ -5,7 +5,9 @@
     control.observe(state, rollouts)                            after the step
     control.progress(state) -> float                            share of the plan that is done, for the schedule
     control.describe(state) -> {name: value}                    after the step, for the record
-    generate(engine, draw) -> Samples                           draw: prompts, counts, a seed a rollout, sampling
+    generate.start(num_prompts) -> state
+    generate.generate(state, engine, draw) -> Samples           draw: prompts, counts, a seed a rollout, sampling
+    generate.observe(state, rollouts)                           after the step
     select(rewards_B, group_B, rng) -> keep_B
     replay.start() -> state; replay.add(state, rollouts); replay.draw(state, rng) -> Rollouts | None
     advantage(rewards_B, group_B) -> A_B
@@ -27,11 +29,12 @@ from tasks.train.settings import Spec, TrainSettings
 
 @dataclass(frozen=True)
 class Slots:
-    """The methods of one run. `start_control` and `start_replay` have the settings bound; state carries them on."""
+    """The methods of one run. The `start_` functions have the settings bound; state carries them on."""
 
     control: ModuleType
     start_control: Callable[..., Any]
-    generate: Callable[..., Any]
+    generate: ModuleType
+    start_generate: Callable[..., Any]
     select: Callable[..., Any]
     replay: ModuleType
     start_replay: Callable[..., Any]
@@ -42,12 +45,21 @@ class Slots:
 def load_slots(settings: TrainSettings) -> Slots:
     """Import and bind the method of every slot; ParamsError names a slot's unknown method or setting."""
     control_module, start_control = load_slot(control, settings.control, "control", "start")
+    generate_module, start_generate = load_slot(generate, settings.generate, "generate", "start")
     replay_module, start_replay = load_slot(replay, settings.replay, "replay", "start")
     functions = {
         name: load_slot(package, getattr(settings, name), name, name)[1]
-        for name, package in (("generate", generate), ("select", select), ("advantage", advantage), ("loss", loss))
+        for name, package in (("select", select), ("advantage", advantage), ("loss", loss))
     }
-    return Slots(control_module, start_control, replay=replay_module, start_replay=start_replay, **functions)
+    return Slots(
+        control_module,
+        start_control,
+        generate_module,
+        start_generate,
+        replay=replay_module,
+        start_replay=start_replay,
+        **functions,
+    )
 
 
 def load_slot(package: ModuleType, spec: Spec, name: str, function: str) -> tuple[ModuleType, Callable[..., Any]]:

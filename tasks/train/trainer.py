@@ -99,6 +99,7 @@ class Trainer:
         with self.timed("update"):
             update = self.update(rollouts, keep_B, advantages_B, rate)
         self.slots.control.observe(self.control, fresh)
+        self.slots.generate.observe(self.collector.generation, fresh)
         self.slots.replay.add(self.replay, fresh)
         self.charge(fresh, rollouts, keep_B, update.stats)
         totals = {f"flops_{account}": self.trained(account) for account in ACCOUNTS}

@@ -18,6 +18,7 @@ MATCHED = {name: value for name, value in SGPO.items() if name != "strategy"} | 
 SPECS = {
     "sgpo": SGPO,
     "uniform": {"strategy": "uniform", "group_size": 8},
+    "sgpo_unsorted": {**SGPO, "strategy": "sgpo_unsorted"},
     "band": {"strategy": "band", "trivial_above": 0.75, "group_size": 16},
     "grpo_matched": {"strategy": "grpo_matched", **MATCHED},
     "random_subset": {"strategy": "random_subset", **MATCHED},
@@ -135,6 +136,16 @@ def test_the_band_is_what_was_solved_sometimes() -> None:
     assert decisions["decision"].to_list() == ["unsolved_dropped", *["learnable"] * 6, "trivial", "trivial"]
 
 
+def test_unsorted_is_sgpo_in_another_order() -> None:
+    profile = profile_of([(k % 9, 8) for k in range(300)])
+    ordered, mixed = run(SGPO, profile)[1], run(SPECS["sgpo_unsorted"], profile)[1]
+    visits = ["pass", "prompt_id", "group_size"]
+    assert mixed.select(visits).sort(visits).equals(ordered.select(visits).sort(visits))
+    assert mixed["phase"].n_unique() == 2
+    first = mixed.filter(pl.col("pass") == 0)["group_size"]
+    assert not first.is_sorted()
+
+
 @pytest.mark.parametrize("name", ["grpo_matched", "random_subset"])
 def test_a_matched_plan_costs_what_sgpos_does(name: str) -> None:
     rng = np.random.default_rng(3)
@@ -179,7 +190,7 @@ def test_an_empty_plan_is_an_error_with_the_histogram() -> None:
     [
         (
             {"strategy": "sgop"},
-            "allocate.strategy is 'sgop'; there is: band, grpo_matched, random_subset, sgpo, uniform",
+            "allocate.strategy is 'sgop'; there is: band, grpo_matched, random_subset, sgpo, sgpo_unsorted, uniform",
         ),
         ({"strategy": "uniform"}, r"allocate \(uniform\).group_size is missing"),
         (

@@ -21,6 +21,7 @@ SETTINGS = {
     "mc_grpo": {"min_deviation": 1.0},
     "grpo_sample": {"epsilon": 1e-4},
     **{name: {"keep": 2} for name in ("pods", "random", "max_reward")},
+    "micro_groups": {"cache_megabytes": 1.0, "order": "lpt"},
     "dapo": {"max_refills": 2},
     "greso": {"dead_rate": 0.25, "step": 0.01, "floor": 0.01, "p_start": 0.5, "p_min": 0.05, "p_max": 0.95},
     "knapsack": {"smallest": 2, "largest": 16, "discount": 0.5},
@@ -123,17 +124,30 @@ def test_replay(name: str) -> None:
 @pytest.mark.parametrize("name", names(generate))
 def test_generate_draws_every_rollout_it_is_asked_for(name: str) -> None:
     class Counting:
-        prefix_block = 1
+        name, prefix_block = "hf", 1
 
         def generate(self, prompts: object, counts: list[int], sampling: object, seeds: list[int]) -> Samples:
             assert len(set(seeds)) == len(seeds) == sum(counts)
             return Samples([[seed] for seed in seeds], [[0.0] for _ in seeds], ["stop" for _ in seeds])
 
-    method = load_slot(generate, {"method": name, **SETTINGS.get(name, {})}, "generate", "generate")[1]
-    draw = Draw([[1], [2]], [3, 2], [11, 12, 13, 14, 15], Sampling(1.0, 1.0, 0, 4, 0))
-    first, second = (method(Counting(), draw) for _ in range(2))
+        def cache_bytes(self, positions: int) -> int:
+            return 1000 * positions
+
+        def decode(
+            self, prompts: object, owners: Ints, sampling: object, seeds: list[int], order: Ints, *_: object
+        ) -> Samples:
+            assert sorted(order) == list(range(len(owners)))
+            return self.generate(prompts, np.bincount(owners).tolist(), sampling, seeds)
+
+    module, start = load_slot(generate, {"method": name, **SETTINGS.get(name, {})}, "generate", "start")
+    state = start(9)
+    draw = Draw([[1], [2]], [3, 2], [11, 12, 13, 14, 15], Sampling(1.0, 1.0, 0, 4, 0), [7, 8])
+    first, second = (module.generate(state, Counting(), draw) for _ in range(2))
     assert sorted(ids[0] for ids in first.token_ids) == draw.seeds
     assert first == second
+    module.observe(state, rollouts_for(Request(np.array([7, 8]), np.array([3, 2]), 0, 0)))
+    assert all(isinstance(value, np.ndarray) and value.dtype.kind in "biuf" for value in state.values())
+    assert module.generate(state, Counting(), draw) == first
 
 
 def test_an_unknown_method_or_setting_is_named() -> None:

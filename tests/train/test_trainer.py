@@ -37,6 +37,7 @@ from tasks.train.update import (
     unbiased_kl,
 )
 from tests.sampling.test_flops import architecture_of
+from tests.train.test_slots import SETTINGS as METHODS
 from tests.train.worlds import PARAMS, make_world, outputs
 
 SIZES = [4, 3, 4, 1, 2, 2, 6, 3, 5, 2, 4, 4]
@@ -230,6 +231,34 @@ def test_killed_at_random_points_it_ends_as_if_it_had_not_been(finished: Layout,
     assert "resumed after" in process.stderr_text  # type: ignore[attr-defined]
     assert outputs(layout) == outputs(finished)
     assert set(read_json(layout.train("r", 0) / "cost.json")["lost"]) == {"flops", "seconds", "tokens"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("control", ["sagc", "greso", "knapsack"])
+def test_methods_that_remember_go_on_where_they_were(control: str, guesser: Path, tmp_path: Path) -> None:
+    slots = {
+        "control": {"method": control, **METHODS[control]},
+        "generate": {"method": "micro_groups", "cache_megabytes": 0.5, "order": "lpt"},
+        "select": {"method": "pods", "keep": 3},
+    }
+    found = []
+    for name in ("whole", "cut"):
+        layout = make_world(tmp_path / name, guesser, SIZES * 4)
+        values = {**PARAMS, "train": {**PARAMS["train"], **slots}}
+        (layout.root / "params.yaml").write_text(yaml.safe_dump(values))
+        process = train(layout, wait=name == "whole")
+        if name == "cut":
+            while max((int(path.name.split("-")[1]) for path in layout.checkpoints.glob("*/step-*")), default=0) < 3:
+                assert process.poll() is None  # what was learned by then is in the state
+                time.sleep(0.005)
+            process.kill()
+            process.communicate()
+            process = train(layout)
+            assert "resumed after" in process.stderr_text  # type: ignore[attr-defined]
+        assert process.returncode == 0, process.stderr_text  # type: ignore[attr-defined]
+        found.append(outputs(layout))
+    assert found[0] == found[1]
+    assert any(row["num_kept"] < row["num_rollouts"] for row in found[0]["steps"])
 
 
 @pytest.mark.slow

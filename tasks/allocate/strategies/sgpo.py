@@ -77,7 +77,7 @@ def check_settings(buckets: list[int], unsolved_rate: float) -> list[int]:
 def group_sizes(learnable: pl.DataFrame, sizes: list[int]) -> pl.Series:
     """The largest bucket g with g x pass rate <= 1, else the smallest; whole numbers, so that 1/8 is exactly 8."""
     graded = pl.col("num_samples") - pl.col("error")
-    chosen = pl.lit(sizes[0])
+    chosen = pl.when(graded >= 0).then(sizes[0]).otherwise(None)  # a literal alone would have no rows
     for size in sizes[1:]:
         chosen = pl.when(size * pl.col("correct") <= graded).then(size).otherwise(chosen)
     return learnable.select(chosen.cast(pl.Int32).alias("group_size"))["group_size"]

@@ -9,16 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
-from tasks.sampling.decoding import Slots
+from tasks.sampling.decoding import Reading, Slots
 from tasks.sampling.engine import EngineSettings, Samples, Sampling, check_lengths
 from tasks.sampling.models import Policy, load_model, load_tokenizer, stop_token_ids, torch_device, torch_dtype
-from tasks.sampling.packing import check_forward
+from tasks.sampling.packing import Ints, check_forward
 
-REFILL_RATE = 0.25  # of the slots must be free before a refill: a prefill costs about one step of all rows
+REFILL_RATE = 0.25  # of the slots must be free before a refill: reading prompts costs about one step of all rows
 
 
 class HfEngine:
@@ -30,7 +29,7 @@ class HfEngine:
 
     def __init__(self, model: PreTrainedModel, stop_ids: Sequence[int], max_rows: int, max_length: int) -> None:
         self.model, self.max_rows, self.max_length = model, max_rows, max_length
-        self.stop_ids, self.prefilled_tokens = np.array(stop_ids), 0
+        self.stop_ids, self.prefilled_tokens, self.peak_cache_bytes = np.array(stop_ids), 0, 0
         check_forward(model, packed=True)
 
     def set_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
@@ -40,10 +39,16 @@ class HfEngine:
                 if tensor.data_ptr() != weights[name].data_ptr():
                     tensor.copy_(weights[name])
 
+    def cache_bytes(self, positions: int) -> int:
+        """Bytes of the keys and values of one row of so many positions."""
+        config = self.model.config.get_text_config()
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return int(2 * config.num_hidden_layers * heads * size * positions * self.model.dtype.itemsize)
+
     def sleep(self) -> None:
         """Nothing is held between calls."""
 
-    @torch.inference_mode()
     def generate(
         self,
         prompts: Sequence[Sequence[int]],
@@ -53,16 +58,38 @@ class HfEngine:
         on_finished: Callable[[int], object] | None = None,
         with_logprobs: bool = True,
     ) -> Samples:
-        check_lengths(prompts, sampling.max_tokens, self.max_length)
         owners = np.repeat(np.arange(len(prompts)), num_samples)
+        order = longest_first(prompts, owners)
+        return self.decode(prompts, owners, sampling, seeds, order, self.max_rows, REFILL_RATE, on_finished)
+
+    @torch.inference_mode()
+    def decode(
+        self,
+        prompts: Sequence[Sequence[int]],
+        owners: Ints,
+        sampling: Sampling,
+        seeds: Sequence[int],
+        order: Ints,
+        max_rows: int,
+        refill_rate: float,
+        on_finished: Callable[[int], object] | None = None,
+    ) -> Samples:
+        """Row i completes prompt `owners[i]`. Rows start in `order`, at most `max_rows` are in flight, and as soon as
+        `refill_rate` of the slots are free others start; `peak_cache_bytes` says what that took at most. Neither order
+        nor slots change a sample."""
+        check_lengths(prompts, sampling.max_tokens, self.max_length)
         tokens: list[list[int]] = [[] for _ in owners]
         logprobs: list[list[float]] = [[] for _ in owners]
         reasons = ["length"] * len(owners)
-        pending = longest_first(prompts, owners)
-        slots = Slots(self.model, min(self.max_rows, len(owners)), self.max_length, sampling, self.stop_ids)
+        capacity, pending = min(max_rows, len(owners)), deque(order.tolist())
+        longest = max((len(prompt) for prompt in prompts), default=0)
+        slots, shelf = Slots(self.model, capacity, longest, sampling, self.stop_ids), Shelf(prompts, owners)
         while pending or slots.rows:
-            if rows := next_rows(pending, slots):
-                self.refill(slots, rows, [prompts[owners[row]] for row in rows], [seeds[row] for row in rows])
+            free = capacity - len(slots.rows)
+            if pending and (not slots.rows or free >= max(refill_rate * capacity, 1)):
+                rows = [pending.popleft() for _ in range(min(free, len(pending)))]
+                self.prefilled_tokens += shelf.start(slots, rows, seeds)
+                self.peak_cache_bytes = max(self.peak_cache_bytes, slots.memory.num_bytes() + shelf.peak_bytes)
             else:
                 slots.step()
             finished = slots.collect()
@@ -73,33 +100,49 @@ class HfEngine:
                 on_finished(len(finished))
         return Samples(tokens, logprobs, reasons)
 
-    def refill(self, slots: Slots, rows: list[int], prompts: list[Sequence[int]], seeds: list[int]) -> None:
-        """Fill slots with `rows`; each distinct prompt is read once."""
+
+class Shelf:
+    """Prompts that were read and whose rows have not all started: each distinct prompt is read once."""
+
+    def __init__(self, prompts: Sequence[Sequence[int]], owners: Ints) -> None:
         distinct = {tuple(prompt): None for prompt in prompts}
+        self.prompts = list(distinct)
         place = {prompt: index for index, prompt in enumerate(distinct)}
-        self.prefilled_tokens += sum(map(len, distinct))
-        slots.fill(rows, seeds, list(distinct), np.array([place[tuple(prompt)] for prompt in prompts]))
+        self.owner = np.array([place[tuple(prompts[owner])] for owner in owners], dtype=np.int64)
+        self.waiting = np.bincount(self.owner, minlength=len(distinct))
+        self.kept: dict[int, Reading] = {}
+        self.peak_bytes = 0
+
+    def start(self, slots: Slots, rows: list[int], seeds: Sequence[int]) -> int:
+        """Start `rows`, reading the prompts that were not read yet; how many tokens were read."""
+        owner = self.owner[rows]
+        new = [prompt for prompt in dict.fromkeys(owner.tolist()) if prompt not in self.kept]
+        np.subtract.at(self.waiting, owner, 1)
+        for prompt in set(owner.tolist()) - set(new):
+            mine = [row for row in rows if self.owner[row] == prompt]
+            slots.start(mine, [seeds[row] for row in mine], self.kept[prompt], np.zeros(len(mine), dtype=np.int64))
+        if new:
+            reading, place = slots.read([self.prompts[prompt] for prompt in new]), {p: i for i, p in enumerate(new)}
+            mine = [row for row in rows if self.owner[row] in place]
+            at = np.array([place[prompt] for prompt in self.owner[mine].tolist()])
+            slots.start(mine, [seeds[row] for row in mine], reading, at)
+            self.peak_bytes = max(self.peak_bytes, reading.num_bytes() + self.num_bytes())
+            for prompt in new:
+                if self.waiting[prompt]:
+                    self.kept[prompt] = reading.only(np.array([place[prompt]]))
+        for prompt in [prompt for prompt in self.kept if not self.waiting[prompt]]:
+            del self.kept[prompt]
+        return sum(len(self.prompts[prompt]) for prompt in new)
+
+    def num_bytes(self) -> int:
+        """Bytes of the kept prompts."""
+        return sum(reading.num_bytes() for reading in self.kept.values())
 
 
-def longest_first(prompts: Sequence[Sequence[int]], owners: npt.NDArray[np.int64]) -> deque[list[int]]:
-    """The rows of each prompt, longest prompts first: what needs the most memory fails first, not last."""
-    groups: list[list[int]] = [[] for _ in prompts]
-    for row, owner in enumerate(owners.tolist()):
-        groups[owner].append(row)
-    return deque(sorted(filter(None, groups), key=lambda rows: (-len(prompts[owners[rows[0]]]), rows[0])))
-
-
-def next_rows(pending: deque[list[int]], slots: Slots) -> list[int]:
-    """Rows for the free slots, whole groups so that a prompt is read once; none while too few slots are free."""
-    free = slots.capacity - len(slots.rows)
-    rows: list[int] = []
-    if slots.rows and free < REFILL_RATE * slots.capacity:
-        return rows
-    while pending and len(rows) + len(pending[0]) <= free:
-        rows += pending.popleft()
-    if pending and not rows and not slots.rows:
-        rows, pending[0] = pending[0][:free], pending[0][free:]
-    return rows
+def longest_first(prompts: Sequence[Sequence[int]], owners: Ints) -> Ints:
+    """The rows, longest prompts first: what needs the most memory fails first, not last."""
+    lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int64)[owners]
+    return np.asarray(np.lexsort((np.arange(len(owners)), owners, -lengths)), dtype=np.int64)
 
 
 def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None) -> HfEngine:

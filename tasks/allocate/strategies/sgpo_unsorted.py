@@ -1,0 +1,29 @@
+"""`sgpo_unsorted`: sGPO without its order: a pass visits the same prompts with the same group sizes, all mixed up.
+
+The ablation "no curriculum". The prompts never solved are visited once a bucket all the same, with that bucket's size.
+"""
+
+import numpy as np
+import polars as pl
+
+from tasks.allocate.plan import Allocation
+from tasks.allocate.strategies import sgpo
+
+reads_profile = True
+
+
+def allocate(
+    profile: pl.DataFrame,
+    passes: int,
+    rng: np.random.Generator,
+    *,
+    trivial_above: float,
+    unsolved_rate: float,
+    buckets: list[int],
+) -> Allocation:
+    """sGPO's visits of each pass in one phase, in a random order."""
+    sorted_ = sgpo.allocate(
+        profile, passes, rng, trivial_above=trivial_above, unsolved_rate=unsolved_rate, buckets=buckets
+    )
+    every = pl.concat(sorted_.phases).partition_by("pass", maintain_order=True)
+    return Allocation([visits[rng.permutation(len(visits))] for visits in every], sorted_.decisions)
