@@ -3,8 +3,9 @@
 # make help   everything else
 #
 # Variables: PYTHON (a Python 3.11), VENV (where the environment stands), VLLM (gpu: with vLLM; cpu: with its CPU build;
-# none; by default what is installed already, else gpu where nvidia-smi works), TORCH_INDEX (an index to take torch from instead of pip's own), ARGS
-# (passed on to `python -m flows.pipeline`).
+# none; by default what is installed already, else gpu where nvidia-smi works), TORCH_INDEX (an index to take torch from
+# instead of pip's own), RECIPES (the recipes to compare, or all: written into params.yaml), ARGS (passed on to
+# `python -m flows.pipeline`).
 
 SHELL := /bin/bash
 PYTHON ?= $(shell for p in python3.11 python3; do "$$p" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && echo "$$p" && break; done)
@@ -13,6 +14,7 @@ INSTALLED := $(patsubst $(VENV)/.installed-%,%,$(firstword $(wildcard $(VENV)/.i
 VLLM ?= $(or $(INSTALLED),$(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo none))
 TORCH_INDEX ?=
 ARGS ?=
+RECIPES ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps
@@ -28,8 +30,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: run env repro test bench lint ui serve clean help
 
-run: env  ## bring the experiment up to date: ARGS="--recipe sgpo --seed 0"
-	@$(BIN)/python -m flows.pipeline $(ARGS)
+run: env  ## bring the experiment up to date: RECIPES="grpo pods" (or all), ARGS="--recipe sgpo --seed 0"
+	@$(BIN)/python -m flows.pipeline $(if $(RECIPES),--experiment "$(RECIPES)") $(ARGS)
 
 env: $(STAMP)  ## the environment alone
 

@@ -1,6 +1,6 @@
 """The experiment as a Prefect flow: one task a stage, each brought up to date by DVC.
 
-    python -m flows.pipeline [--recipe sgpo ...] [--seed 0 ...] [--force ingest ...] [--retries 1]
+    python -m flows.pipeline [--recipe sgpo ...] [--seed 0 ...] [--force ingest ...] [--retries 1] [--experiment all]
 
 Every stage ends as `Cached` (nothing changed), `Restored` (its outputs were in DVC's run cache) or `Ran`, with the
 reason. The tasks pass names only and keep no cache of Prefect's: whether something must run is DVC's decision alone,
@@ -20,7 +20,7 @@ from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
 from prefect.states import Completed
 
-from flows import commands, server, summary
+from flows import commands, experiment, server, summary
 from flows.selection import SelectionError
 from flows.stages import Stages, code_version
 from tasks.common import process
@@ -108,6 +108,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--recipe", action="append", help="only this recipe (may be repeated)")
     parser.add_argument("--seed", action="append", type=int, help="only this seed (may be repeated)")
     parser.add_argument("--force", action="append", metavar="STAGE", help="run this stage although nothing changed")
+    parser.add_argument("--experiment", metavar="RECIPES", help="first set experiment.recipes in params.yaml; or: all")
     parser.add_argument("--retries", type=int, default=0, help="how often a failed stage is tried again")
     return parser.parse_args(arguments)
 
@@ -118,6 +119,8 @@ def main() -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     process.interrupt_on_terminate()
     try:
+        if options.experiment:
+            experiment.set_recipes(commands.ROOT / "params.yaml", options.experiment)
         place = summary.prefect_place()
         server.provide()
         pipeline(options.recipe, options.seed, options.force, options.retries)

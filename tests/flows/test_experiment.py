@@ -1,0 +1,44 @@
+"""The recipes of the experiment are set in params.yaml, and nothing else there changes."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from flows.experiment import set_recipes
+from tasks.common import params
+from tasks.common.params import ParamsError
+from tests.flows.project import ROOT
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    return tmp_path / "params.yaml"
+
+
+def test_only_the_recipes_change(path: Path) -> None:
+    before = path.read_text().splitlines()
+    assert set_recipes(path, "pods, grpo sagc") == ["pods", "grpo", "sagc"]
+    after = path.read_text().splitlines()
+    assert params.load(path)["experiment"]["recipes"] == ["pods", "grpo", "sagc"]
+    changed = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
+    assert len(changed) == 1
+    assert changed[0][0].split("#")[1] == changed[0][1].split("#")[1]  # the comment behind it stays
+
+
+def test_all_are_all(path: Path) -> None:
+    assert set_recipes(path, "all") == list(params.load(path)["recipes"])
+    once = path.read_text()
+    assert set_recipes(path, "all") == list(params.load(path)["recipes"])
+    assert path.read_text() == once
+
+
+def test_what_cannot_be_set_is_said(path: Path) -> None:
+    before = path.read_text()
+    with pytest.raises(ParamsError, match="recipe 'pod' is unknown"):
+        set_recipes(path, "grpo pod")
+    assert path.read_text() == before
+    path.write_text(before.replace("  recipes: [grpo, sgpo]", "  recipes:\n    - grpo\n    - sgpo"))
+    with pytest.raises(ParamsError, match="name the recipes there by hand"):
+        set_recipes(path, "pods")
