@@ -1,10 +1,10 @@
 """What a policy was made from, and whether the one that is here may be kept.
 
 Training takes minutes, and a pipeline that trains again because a comment changed is not used for long. So the stage
-leaves `policy_source.json` beside the policy: digests of the parameters, of the code as the compiler sees it (comments,
-layout and docstrings do not count), and of the files' bytes.
+leaves `policy_source.json` beside the policy: digests of the parameters, of the code that makes a policy as the compiler
+sees it (comments, layout and docstrings do not count), and of the bytes of all files here.
 
-Kept when parameters and code are equal and only bytes differ. Made anew otherwise, also when *nothing* differs: then
+Kept when parameters and that code are equal and only bytes differ. Made anew otherwise, also when *nothing* differs: then
 someone forced the stage, or an output is damaged.
 """
 
@@ -18,9 +18,12 @@ from tasks.common.files import ArtifactError, digest, digest_folder, read_json
 from tasks.sampling.models import policy_digest
 
 
+MAKERS = ("tiny.py", "training.py", "tokenizer.py", "examples.py", "families/*.py")
+
+
 def made_from(settings: Any, code: Path) -> dict[str, str]:
-    """The three digests: `settings` (JSON-like), the Python files under `code` without comments, and their bytes."""
-    files = sorted(code.rglob("*.py"))
+    """The three digests: `settings` (JSON-like), the makers under `code` without comments, and all files' bytes."""
+    files = sorted(file for pattern in MAKERS for file in code.glob(pattern))
     syntax = [[file.relative_to(code).as_posix(), syntax_of(file.read_text())] for file in files]
     return {"params": digest(settings), "syntax": digest(syntax), "source": digest_folder(code, ["**/*.py"])}
 

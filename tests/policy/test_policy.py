@@ -293,7 +293,7 @@ SOURCE = '"""Old."""\ndef double(x):\n    """Say so."""\n    return 2 * x\n'
     ],
 )
 def test_what_counts_as_a_comment(tmp_path, source, only_comments):
-    code = tmp_path / "sub" / "code.py"
+    code = tmp_path / "families" / "code.py"
     code.parent.mkdir()
     code.write_text(SOURCE)
     before = provenance.made_from({"a": 1}, tmp_path)
@@ -309,6 +309,23 @@ def section(**changes: Any) -> dict[str, Any]:
 
 def provided(layout: Layout, **changes: Any) -> dict[str, Any]:
     return provide(parse(section(**changes), Policy, "policy"), section(**changes), layout)
+
+
+def test_only_what_makes_a_policy_makes_it_again(tmp_path):
+    for name in ("tiny.py", "source.py"):
+        (tmp_path / name).write_text("x = 1\n")
+    before = provenance.made_from({}, tmp_path)
+    (tmp_path / "source.py").write_text("x = 2\n")
+    assert provenance.only_comments_changed(provenance.made_from({}, tmp_path), before)
+    (tmp_path / "tiny.py").write_text("x = 2\n")
+    assert not provenance.only_comments_changed(provenance.made_from({}, tmp_path), before)
+
+
+def test_every_file_is_a_maker_or_known_not_to_be_one():
+    code = Path(provenance.__file__).parent
+    others = {"__init__.py", "__main__.py", "card.py", "making.py", "provenance.py", "source.py"}
+    makers = {file for pattern in provenance.MAKERS for file in code.glob(pattern)}
+    assert {file.name for file in code.rglob("*.py") if file not in makers} == others
 
 
 def pretend(layout: Layout, **made_from: str) -> None:
