@@ -1,11 +1,11 @@
 """What a policy was made from, and whether the one that is here may be kept.
 
 Training takes minutes, and a pipeline that trains again because a comment changed is not used for long. So the stage
-leaves `policy_source.json` beside the policy: digests of the parameters, of the code that makes a policy as the compiler
-sees it (comments, layout and docstrings do not count), and of the bytes of all files here.
+leaves `policy_source.json` beside the policy: digests of the parameters, of the code that makes a policy as the
+compiler sees it (comments, layout and docstrings do not count), and of the bytes of all files here.
 
-Kept when parameters and that code are equal and only bytes differ. Made anew otherwise, also when *nothing* differs: then
-someone forced the stage, or an output is damaged.
+Kept when parameters and that code are equal and only bytes differ. Made anew otherwise, also when *nothing* differs:
+then someone forced the stage, or an output is damaged.
 """
 
 import ast
@@ -16,7 +16,6 @@ from typing import Any
 from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError, digest, digest_folder, read_json
 from tasks.sampling.models import policy_digest
-
 
 MAKERS = ("tiny.py", "training.py", "tokenizer.py", "examples.py", "families/*.py")
 
