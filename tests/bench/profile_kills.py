@@ -77,16 +77,19 @@ def timed(layout: Layout) -> float:
     return time.perf_counter() - started
 
 
-def kill_once(layout: Layout, rng: random.Random, sampling_seconds: float, kills: int) -> bool:
-    """Start the stage and kill it: one time in five while it starts, else within moments of its first batch. True when
-    it had finished."""
-    process, before = start(layout), len(counts(layout))
-    early, started = rng.random() < 0.2, time.perf_counter()
-    patience = rng.uniform(0.0, 3.0) if early else 60.0
-    while process.poll() is None and time.perf_counter() - started < patience and len(counts(layout)) == before:
+def num_done(layout: Layout) -> int:
+    return sum(number for what, number in counts(layout) if what == "done")
+
+
+def kill_once(layout: Layout, rng: random.Random, kills: int) -> bool:
+    """Start the stage and kill it: one time in five while it starts, else after some rollouts more, on average so many
+    that `kills` of it are half of all. True when it had finished."""
+    process, started = start(layout), time.perf_counter()
+    early, target = rng.random() < 0.2, num_done(layout) + rng.uniform(0.0, NUM_PROMPTS * NUM_SAMPLES / kills)
+    patience = rng.uniform(0.0, 3.0) if early else 120.0
+    while process.poll() is None and time.perf_counter() - started < patience and num_done(layout) < target:
         time.sleep(0.005)
-    if not early:
-        time.sleep(rng.uniform(0.0, 2.0 * sampling_seconds / kills))
+    time.sleep(rng.uniform(0.0, 0.1))
     process.send_signal(signal.SIGKILL)
     return process.wait() == 0
 
@@ -118,7 +121,7 @@ def main() -> None:
         print(f"again, unchanged: {warm:.1f} s; {read_json(alone.draw('profile'))['sampled']['said']}", flush=True)
         started = time.perf_counter()
         for number in range(options.kills):
-            if kill_once(killed, rng, sampling, options.kills):
+            if kill_once(killed, rng, options.kills):
                 sys.exit(f"the profile was done after {number} kills: aim them better")
         print(f"{options.kills} kills in {time.perf_counter() - started:.0f} s", flush=True)
         timed(killed)
