@@ -7,9 +7,10 @@ fails at the border and names the file.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import polars as pl
+from pyarrow.parquet import ParquetWriter
 
 from tasks.common.files import ArtifactError, replace_file
 
@@ -48,6 +49,17 @@ class Table:
         checked = self.check(frame, str(path))
         replace_file(path, lambda file: checked.write_parquet(file, compression="zstd"))
 
+    def write_parts(self, path: Path, parts: Iterable[pl.DataFrame]) -> None:
+        """As `write`, of a table too large for memory, in parts."""
+        schema = self.frame([]).to_arrow(compat_level=pl.CompatLevel.oldest()).schema
+
+        def write_all(file: BinaryIO) -> None:
+            with ParquetWriter(file, schema, compression="zstd") as writer:
+                for part in parts:
+                    writer.write_table(self.check(part, str(path)).to_arrow(compat_level=pl.CompatLevel.oldest()))
+
+        replace_file(path, write_all)
+
     def read(self, path: Path) -> pl.DataFrame:
         """Read and check. Raises ArtifactError when the file is missing, damaged or of another shape."""
         if not path.exists():
@@ -64,6 +76,7 @@ PROMPTS = Table(
     {
         "prompt_id": pl.String,
         "prompt": pl.String,
+        "messages": pl.String,
         "answer": pl.String,
         "verifier": pl.String,
         "source": pl.String,
@@ -72,12 +85,15 @@ PROMPTS = Table(
     {
         "prompt_id": "5d41402abc4b2a76",
         "prompt": "State the final answer to the following arithmetic problem: 4 + 3 =",
+        "messages": '[{"role": "user", "content": "State the final answer to ... 4 + 3 ="}]',
         "answer": "7",
         "verifier": "numeric",
         "source": "reasoning_gym/chain_sum",
         "level": "2",
     },
 )
+"""`messages` is null for a plain prompt, which is sampled as it stands. Else it is JSON, a list of messages with role
+and content, which the policy's chat template renders; `prompt` is then only what is asked, to be read by people."""
 
 REJECTED = Table(
     "rejected",
@@ -90,6 +106,36 @@ REJECTED = Table(
         "content": '{"problem": "...", "answer": null}',
     },
 )
+
+CONTAMINATION = Table(
+    "contamination",
+    {
+        "kind": pl.String,
+        "overlap": pl.Float64,
+        "source": pl.String,
+        "line": pl.Int64,
+        "prompt": pl.String,
+        "eval_split": pl.String,
+        "eval_prompt_id": pl.String,
+        "eval_source": pl.String,
+        "eval_line": pl.Int64,
+        "eval_prompt": pl.String,
+    },
+    {
+        "kind": "near",
+        "overlap": 0.83,
+        "source": "math",
+        "line": 12,
+        "prompt": "What is the sum of all primes below 10?",
+        "eval_split": "test",
+        "eval_prompt_id": "5d41402abc4b2a76",
+        "eval_source": "verl/deepscaler",
+        "eval_line": 7,
+        "eval_prompt": "Find the sum of all primes below 10.",
+    },
+)
+"""One row for a prompt dropped from training and a prompt of an evaluation split that asks the same. `kind` is exact
+(equal but for case and white space) or near; `overlap` is the share of n-grams."""
 
 ROLLOUTS = Table(
     "rollouts",
@@ -351,7 +397,7 @@ STORE = Table(
 """One shard of the store. Policy digest, sampling parameters and base seed are its folder. `logprobs`, of the
 distribution that was drawn from, are null where `store.logprobs` was off."""
 
-TABLES = (PROMPTS, REJECTED, ROLLOUTS, PROFILE, PLAN, DECISIONS, STEPS, CURVE, TRAIN_ROLLOUTS, STORE)
+TABLES = (PROMPTS, REJECTED, CONTAMINATION, ROLLOUTS, PROFILE, PLAN, DECISIONS, STEPS, CURVE, TRAIN_ROLLOUTS, STORE)
 
 
 @dataclass(frozen=True)

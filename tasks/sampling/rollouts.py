@@ -22,6 +22,7 @@ from tasks.common.files import ArtifactError
 from tasks.common.ledger import Ledger, charged_flops
 from tasks.common.process import exclusive
 from tasks.common.progress import progress
+from tasks.sampling.chat import render
 from tasks.sampling.engine import Engine, EngineSettings, Sampling, load_engine, sample_flops, sample_seed
 from tasks.sampling.grade import Answer, Grader, Verify
 from tasks.sampling.models import Policy, load_tokenizer, torch_device
@@ -56,14 +57,23 @@ class SamplerSettings:
 def encode_prompts(
     prompts: pl.DataFrame, tokenizer: PreTrainedTokenizerBase, policy: Policy, room: int
 ) -> list[list[int]]:
-    """Token ids of every prompt; ArtifactError names the first that leaves no room for `room` more tokens."""
-    encoded: list[list[int]] = [tokenizer(text).input_ids for text in prompts["prompt"]]
-    for prompt_id, ids in zip(prompts["prompt_id"], encoded, strict=True):
-        if not ids or len(ids) + room > policy.max_length:
-            raise ArtifactError(
-                f"prompt {prompt_id} has {len(ids)} tokens, and with sampling.max_tokens {room} that does not fit the "
-                f"policy's context of {policy.max_length}: drop it at ingest or lower sampling.max_tokens"
-            )
+    """Token ids of every prompt, chat messages rendered by the policy's template. ArtifactError names the first prompt
+    that cannot be rendered, or the shortest that leaves no room for `room` more tokens."""
+    encoded: list[list[int]] = []
+    for prompt_id, text, messages in prompts.select("prompt_id", "prompt", "messages").iter_rows():
+        try:
+            encoded.append(render(text, messages, tokenizer))
+        except ArtifactError as error:
+            raise ArtifactError(f"prompt {prompt_id}: {error}") from error
+    bad = [row for row, ids in enumerate(encoded) if not ids or len(ids) + room > policy.max_length]
+    if bad:
+        row = min(bad, key=lambda row: len(encoded[row]))
+        raise ArtifactError(
+            f"prompt {prompts['prompt_id'][row]} has {len(encoded[row])} tokens, and with sampling.max_tokens {room} "
+            f"that does not fit the policy's context of {policy.max_length} ({len(bad)} of {len(encoded)} prompts do "
+            f"not fit): set ingest.max_prompt_characters below its {len(prompts['prompt'][row])}, or lower "
+            "sampling.max_tokens"
+        )
     return encoded
 
 
