@@ -60,8 +60,8 @@ def put_sources(bucket: str) -> list[dict[str, Any]]:
         rows[8:].write_parquet(file)
     fields = {"name": "sums", "prompt": "q", "answer": "a", "level": None, "verifier": "numeric"}
     return [
-        {"preset": kind, "settings": {"path": f"{bucket}/prompts/{name}", **fields}}
-        for kind, name in (("jsonl", "a.jsonl"), ("parquet", "b.parquet"))
+        {"preset": "mapping", "settings": {"path": f"{bucket}/prompts/{name}", **fields}}
+        for name in ("a.jsonl", "b.parquet")
     ]
 
 

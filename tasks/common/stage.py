@@ -88,7 +88,8 @@ def _run(name: str, main: Callable[[Stage], None], arguments: argparse.Namespace
         values = params.load(arguments.params)
         settings = params.section(values, "tracking", tracking.Tracking)
         layout = Layout(arguments.data)
-        is_main = os.environ.get("RANK", "0") == "0"  # of the ranks of one stage, one writes the record
+        # of the ranks of one stage, one writes the record; a dry run writes nothing
+        is_main = os.environ.get("RANK", "0") == "0" and not getattr(arguments, "dry_run", False)
         record = tracking.track(settings, layout, name, recipe, seed) if is_main else nullcontext(tracking.Tracker())
         with record as tracker:
             main(Stage(name, values, layout, recipe, seed, arguments, tracker))

@@ -1,53 +1,103 @@
-"""Read prompts from their sources: `python -m tasks.ingest --params params.yaml --data data`."""
+"""Read prompts from their sources: `python -m tasks.ingest --params params.yaml --data data [--dry-run]`."""
 
+import argparse
 import logging
-from collections import Counter
-from dataclasses import asdict, dataclass
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from tasks.common.artifacts import PROMPTS, REJECTED
 from tasks.common.files import digest_file
 from tasks.common.stage import Stage, run
-from tasks.ingest.candidates import Rejection, Row
-from tasks.ingest.duplicates import resolve
-from tasks.ingest.reading import read, sources
-from tasks.ingest.splits import Sizes, split
+from tasks.ingest import contamination, duplicates, golds, splits, writing
+from tasks.ingest.contamination import Contamination
+from tasks.ingest.reading import Source, read, sources
+from tasks.ingest.splits import Share, Sizes
+from tasks.ingest.spool import Spool
+from tasks.ingest.summary import table
+from tasks.sampling.grade import Grader, Verify
 
 logger = logging.getLogger("tasks.ingest")
 
 
 @dataclass(frozen=True)
 class Ingest:
-    """The section `ingest`."""
+    """The section `ingest`. A prompt of more than `max_prompt_characters` (null: no limit) is rejected."""
 
     seed: int
     splits: Sizes
+    max_prompt_characters: int | None
+    contamination: Contamination
     sources: list[dict[str, Any]]
 
 
+@dataclass(frozen=True)
+class Sections:
+    """The sections that the stage reads."""
+
+    ingest: Ingest
+    verify: Verify
+
+
 def main(stage: Stage) -> None:
-    settings = stage.section("ingest", Ingest)
-    found = list(read(sources(settings.sources)))
-    kept, doubles = resolve([row for row in found if isinstance(row, Row)])
-    rejected = [row for row in found if isinstance(row, Rejection)] + doubles
-    counts = ", ".join(f"{n} {reason}" for reason, n in Counter(row.reason for row in rejected).most_common()) or "none"
-    logger.info("%d rows read, %d prompts kept, rejected: %s", len(found), len(kept), counts)
-    parts = split(kept, settings.splits, settings.seed, counts)
-    REJECTED.write(stage.layout.prompts("rejected"), REJECTED.frame(map(asdict, rejected)))
+    sections = stage.sections(Sections)
+    settings, chosen = sections.ingest, sources(sections.ingest.sources)
+    splits.check(settings.splits)
+    contamination.check(settings.contamination)
+    folder = None if stage.options.dry_run else stage.layout.root
+    if folder:
+        folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".ingest.") as name:
+        spool, index, pairs = ingest(settings, chosen, sections.verify, Path(name))
+        counts = table(index)
+        if stage.options.dry_run:
+            print(counts)
+            return
+        logger.info("what became of the rows read:\n%s", counts)
+        write(stage, spool, index, pairs)
+
+
+def ingest(
+    settings: Ingest, chosen: list[Source], verify: Verify, folder: Path
+) -> tuple[Spool, pl.DataFrame, pl.DataFrame]:
+    """Everything read (its texts in `folder`), what became of each row, and the contaminated pairs."""
+    spool = Spool(folder, settings.seed)
+    with Grader(verify) as grader:
+        for entry, found in golds.check(read(chosen, settings.max_prompt_characters, folder), grader):
+            spool.add(entry, found)
+        index = spool.close().index
+        texts = spool.take(duplicates.differing(index)["row"], "answer", "verifier")
+        index = duplicates.unify(index, texts, lambda pairs: golds.equal(pairs, grader))
+    index = duplicates.resolve(index, [source.split for source in chosen])
+    pairs = [pl.DataFrame(schema=contamination.PAIRS)]
+
+    def contaminated(train: pl.DataFrame, evaluation: pl.DataFrame) -> pl.DataFrame:
+        pairs.append(contamination.pairs(spool, train, evaluation, settings.contamination))
+        first = pairs[-1].unique("row", keep="first", maintain_order=True)
+        return first.select("row", "other", reason=pl.lit("contaminated"))
+
+    shares = [Share(source.split, source.weight, source.max_rows) for source in chosen]
+    index = splits.split(index, settings.splits, shares, contaminated)
+    return spool, index, pl.concat(pairs)
+
+
+def write(stage: Stage, spool: Spool, index: pl.DataFrame, pairs: pl.DataFrame) -> None:
+    """The tables, and their record."""
+    writing.write_rejected(stage.layout.prompts("rejected"), spool, index)
+    writing.write_contamination(stage.layout.prompts("contamination"), spool, index, pairs)
     stage.tracker.params({"ingest": stage.params["ingest"]})
-    for name, frame in parts.items():
-        write(stage, name, frame)
+    for name in splits.NAMES:
+        path = stage.layout.prompts(name)
+        num_prompts = writing.write_prompts(path, spool, index, name)
+        stage.tracker.dataset(name, path, digest_file(path), "ingest")
+        logger.info("%s: %d prompts", name, num_prompts)
 
 
-def write(stage: Stage, name: str, frame: pl.DataFrame) -> None:
-    """One split, and its record."""
-    path = stage.layout.prompts(name)
-    PROMPTS.write(path, frame)
-    stage.tracker.dataset(name, path, digest_file(path), "ingest")
-    logger.info("%s: %d prompts", name, frame.height)
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dry-run", action="store_true", help="print what would be kept and dropped, write nothing")
 
 
 if __name__ == "__main__":
-    run("ingest", main)
+    run("ingest", main, options=options)

@@ -6,9 +6,13 @@ sources alike. Nothing is dropped silently: whatever does not become a row becom
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
+
+from tasks.ingest import chat
+from tasks.ingest.formats import printable
 
 MISSING = object()
 """The value of a field that the source's row does not have."""
@@ -16,7 +20,8 @@ MISSING = object()
 
 @dataclass(frozen=True)
 class Candidate:
-    """One row of a source, unjudged: `prompt`, `answer` and `level` as found; `content` is its raw text."""
+    """One row of a source, unjudged: `prompt` (text or chat messages), `answer` and `level` as found; `content` is its
+    raw text."""
 
     source: str
     line: int
@@ -40,53 +45,108 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Row:
-    """A clean prompt. `line` and `content` stay with it for the case that a later check rejects it."""
+    """A clean prompt. `asked` is the question without template and system message, by which prompts are compared.
+    `line` and `content` stay with the row for the case that a later check rejects it."""
 
     source: str
     line: int
     content: str
+    asked: str
     prompt: str
+    messages: str | None
     answer: str
     verifier: str
     level: str
 
 
-def clean(candidate: Candidate, template: str | None) -> Row | Rejection:
-    """The row, its prompt put into `template` and otherwise verbatim; or why it cannot be used."""
+@dataclass(frozen=True)
+class Limits:
+    """What is done to every row of a source: its template and the longest prompt, in characters; null for neither."""
+
+    template: str | None
+    max_characters: int | None
+
+
+def clean(candidate: Candidate, limits: Limits) -> Row | Rejection:
+    """The row, its prompt put into the template and otherwise verbatim; or why it cannot be used.
+
+    Chat messages in a template become plain text; without one they stay messages.
+    """
     problem = problem_of(candidate)
     if problem is not None:
-        return Rejection(candidate.source, candidate.line, *problem, candidate.content)
-    prompt = candidate.prompt if template is None else template.replace("{prompt}", candidate.prompt)
+        return rejection(candidate, *problem)
+    said, asked, messages = candidate.prompt, candidate.prompt, None
+    if isinstance(candidate.prompt, list):
+        found = chat.messages_of(candidate.prompt)
+        if isinstance(found, str):
+            return rejection(candidate, "malformed", found)
+        said, asked = chat.flattened(found), chat.asked(found)
+        messages = json.dumps(found, ensure_ascii=False) if limits.template is None else None
+    if not asked.strip():
+        return rejection(candidate, "empty_prompt", f"the prompt is {asked!r}")
+    if limits.max_characters is not None and len(said) > limits.max_characters:
+        detail = f"the prompt has {len(said)} characters, ingest.max_prompt_characters is {limits.max_characters}"
+        return rejection(candidate, "too_long", detail)
+    prompt = limits.template.replace("{prompt}", said) if limits.template else asked
     level = "" if candidate.level is None or candidate.level is MISSING else as_text(candidate.level)
-    answer = as_text(candidate.answer).strip()
-    return Row(candidate.source, candidate.line, candidate.content, prompt, answer, candidate.verifier, level)
+    return Row(
+        candidate.source,
+        candidate.line,
+        candidate.content,
+        asked,
+        prompt,
+        messages,
+        as_text(candidate.answer).strip(),
+        candidate.verifier,
+        level,
+    )
+
+
+def rejection(candidate: Candidate, reason: str, detail: str) -> Rejection:
+    return Rejection(printable(candidate.source), candidate.line, reason, detail, candidate.content)
 
 
 def problem_of(candidate: Candidate) -> tuple[str, str] | None:
     """Reason and detail when the candidate is unusable."""
     prompt, answer = candidate.prompt, candidate.answer
-    for name, value in (("prompt", prompt), ("answer", answer), ("level", candidate.level)):
+    for name in ("prompt", "answer", "level", "source"):
+        value = getattr(candidate, name)
         if value is MISSING and name != "level":
             return "missing_field", f"there is no {name} field"
-        if isinstance(value, str) and not encodable(value):
-            return "undecodable", f"the {name} has a lone surrogate, which is not a character"
-    if prompt is None or (isinstance(prompt, str) and not prompt.strip()):
+        bad = next((problem for text in texts(value) if (problem := undecodable(text))), None)
+        if bad:
+            return "undecodable", f"the {name} has {bad}"
+    if prompt is None or (
+        isinstance(prompt, str | list) and not (prompt.strip() if isinstance(prompt, str) else prompt)
+    ):
         return "empty_prompt", f"the prompt is {prompt!r}"
     if answer is None or (isinstance(answer, str) and not answer.strip()):
         return "empty_answer", f"the answer is {answer!r}"
-    if not isinstance(prompt, str):
-        return "malformed", f"the prompt is {type(prompt).__name__}, not text"
+    if not isinstance(prompt, str | list):
+        return "malformed", f"the prompt is {type(prompt).__name__}, neither text nor chat messages"
     if not is_text_or_number(answer):
-        return "malformed", f"the answer is {answer!r}, neither text nor a finite number"[:200]
+        return "malformed", f"the answer is {printable(repr(answer))}, neither text nor a finite number"[:200]
     return None
 
 
-def encodable(text: str) -> bool:
+def texts(value: Any, depth: int = 8) -> Iterator[str]:
+    """Every text in a JSON-like value; chat messages with parts are five deep."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list) and depth:
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from texts(part, depth - 1)
+
+
+def undecodable(text: str) -> str | None:
+    """What `text` holds that is no character of any text."""
+    if "\0" in text:
+        return "a NUL byte"
     try:
         text.encode()
     except UnicodeEncodeError:
-        return False
-    return True
+        return "bytes that are not UTF-8, or a lone surrogate, which is no character"
+    return None
 
 
 def is_text_or_number(value: Any) -> bool:
@@ -103,7 +163,10 @@ def as_text(value: Any) -> str:
 
 
 def field(record: Any, path: str) -> Any:
-    """The value at `path` in nested mappings (`reward_model.ground_truth`), or MISSING."""
+    """The value at `path` in nested mappings (`reward_model.ground_truth`), or MISSING. A name that itself holds dots
+    is found too."""
+    if isinstance(record, dict) and path in record:
+        return record[path]
     for key in path.split("."):
         if not isinstance(record, dict) or key not in record:
             return MISSING

@@ -1,36 +1,77 @@
 """Rows that ask the same question: one is kept; when their golds differ, none can be trusted and all go.
 
-The same question is the same text up to Unicode composition, upper and lower case, and white space. Punctuation
-counts: `z^4 - z^2 + 1` and `z^4 + z^2 + 1` are two questions.
+Works on the index alone (`spool.INDEX`), by 64-bit keys: linear in the rows, whatever their length.
 """
 
-import unicodedata
+from collections.abc import Callable, Sequence
 
-from tasks.ingest.candidates import Rejection, Row
+import polars as pl
 
-
-def normalised(prompt: str) -> str:
-    """The text by which prompts are compared."""
-    return " ".join(unicodedata.normalize("NFC", prompt).casefold().split())
+EVAL_FIRST = {"test": 0, "validation": 1, None: 2, "train": 3}
+ALIVE = pl.col("reason").is_null()
 
 
-def resolve(rows: list[Row]) -> tuple[list[Row], list[Rejection]]:
-    """The rows that are kept, in order, and a rejection for each of the others."""
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(normalised(row.prompt), []).append(row)
-    kept, rejected = [], []
-    for group in groups.values():
-        answers = list(dict.fromkeys(row.answer for row in group))
-        if len(answers) > 1:
-            detail = f"the same prompt has the answers {', '.join(answers[:5])}"
-            rejected += [reject(row, "conflicting_answers", detail) for row in group]
-        else:
-            kept.append(group[0])
-            detail = f"same prompt and answer as {group[0].source} line {group[0].line}"
-            rejected += [reject(row, "duplicate", detail) for row in group[1:]]
-    return kept, rejected
+def differing(index: pl.DataFrame) -> pl.DataFrame:
+    """The rows whose question occurs with golds of different text."""
+    return index.filter(ALIVE).filter(pl.col("gold").n_unique().over("text") > 1)
 
 
-def reject(row: Row, reason: str, detail: str) -> Rejection:
-    return Rejection(row.source, row.line, reason, detail, row.content)
+def unify(
+    index: pl.DataFrame, golds: pl.DataFrame, equal: Callable[[Sequence[tuple[str, str, str]]], list[bool]]
+) -> pl.DataFrame:
+    """The index with one `gold` key for golds of the same question that a verifier calls equal (1,200 and 1200).
+
+    `golds` has row, answer and verifier of the rows of `differing(index)`. Each is compared with its question's first.
+    """
+    rows = golds.join(index.select("row", "text", "gold"), on="row", maintain_order="left")
+    first = pl.col("answer", "gold").first().over("text").name.prefix("first_")
+    others = rows.with_columns(first).filter(pl.col("gold") != pl.col("first_gold"))
+    same = equal(list(others.select("verifier", "answer", "first_answer").iter_rows()))
+    merged = others.filter(pl.Series(same, dtype=pl.Boolean)).select("row", "first_gold")
+    return (
+        index.join(merged, on="row", how="left", maintain_order="left")
+        .with_columns(gold=pl.coalesce("first_gold", "gold"))
+        .drop("first_gold")
+    )
+
+
+def resolve(index: pl.DataFrame, splits: Sequence[str | None]) -> pl.DataFrame:
+    """The index with `reason` set for duplicates and conflicts, and `other`: the row that each of them repeats or
+    contradicts. `splits` are those that the sources name, by entry; of equal rows the one on the side of evaluation is
+    kept, and then the first."""
+    alive = index.filter(ALIVE).with_columns(
+        rank=pl.col("entry").cast(pl.Int64).replace_strict(dict(enumerate(map(EVAL_FIRST.get, splits)))),  # type: ignore[arg-type]
+    )
+    alive = alive.sort("rank", "row").with_columns(
+        first=pl.col("row").first().over("text"),
+        first_gold=pl.col("gold").first().over("text"),
+        num_golds=pl.col("gold").n_unique().over("text"),
+    )
+    conflicts = alive.filter(pl.col("num_golds") > 1)
+    contrary = (  # for the rows that hold the first gold, the first that does not
+        conflicts.filter(pl.col("gold") != pl.col("first_gold"))
+        .group_by("text")
+        .agg(pl.col("row").min().alias("contrary"))
+    )
+    conflicts = conflicts.join(contrary, on="text").select(
+        "row",
+        reason=pl.lit("conflicting_answers"),
+        other=pl.when(pl.col("gold") == pl.col("first_gold")).then("contrary").otherwise("first"),
+    )
+    doubles = (
+        alive.filter(pl.col("num_golds") == 1)
+        .with_columns(other=pl.col("row").first().over("folded", "gold"))
+        .filter(pl.col("row") != pl.col("other"))
+        .select("row", reason=pl.lit("duplicate"), other="other")
+    )
+    return reject(index.with_columns(other=pl.lit(None, dtype=pl.UInt32)), pl.concat([conflicts, doubles]))
+
+
+def reject(index: pl.DataFrame, rejected: pl.DataFrame) -> pl.DataFrame:
+    """The index with `reason` and `other` of the rows in `rejected` (row, reason, other)."""
+    rejected = rejected.select("row", new_reason=pl.col("reason").cast(pl.Categorical), new_other="other")
+    return (
+        index.join(rejected, on="row", how="left", maintain_order="left")
+        .with_columns(reason=pl.coalesce("reason", "new_reason"), other=pl.coalesce("other", "new_other"))
+        .drop("new_reason", "new_other")
+    )

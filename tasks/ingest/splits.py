@@ -1,21 +1,19 @@
 """Train, validation and test: by content, so that neither the order of the sources nor of their rows matters.
 
 Every prompt has a place in an order set by the seed and its own content; test takes the first places, then
-validation, then train. A prompt that is added later shifts few others.
+validation, then train. A split that a source names takes rows of such sources only.
 """
 
-import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 import polars as pl
 
-from tasks.common.artifacts import PROMPTS
-from tasks.common.files import digest
 from tasks.common.params import ParamsError
 from tasks.common.stage import StageError
-from tasks.ingest.candidates import Row
-from tasks.ingest.duplicates import normalised
+from tasks.ingest.duplicates import ALIVE, reject
+
+NAMES = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
@@ -27,42 +25,88 @@ class Sizes:
     test: int
 
 
-def prompt_id(row: Row) -> str:
-    """16 hex digits of what is asked and how it is judged."""
-    return digest([row.prompt, row.answer, row.verifier])
+@dataclass(frozen=True)
+class Share:
+    """What an entry of `ingest.sources` says about where its rows go."""
+
+    split: str | None
+    weight: float | None
+    max_rows: int | None
 
 
-def split(rows: list[Row], sizes: Sizes, seed: int, rejected: str) -> dict[str, pl.DataFrame]:
-    """The three tables. StageError with the numbers when there are too few rows; `rejected` says where others went."""
-    wanted = {"test": sizes.test, "validation": sizes.validation, "train": sizes.train}
-    for name, size in wanted.items():
+def check(sizes: Sizes) -> None:
+    """ParamsError for a split without prompts."""
+    for name in NAMES:
+        size = getattr(sizes, name)
         if size is not None and size < 1:
             raise ParamsError(f"ingest.splits.{name} is {size}; a split needs at least one prompt")
-    needed = sum(1 if size is None else size for size in wanted.values())
-    if len(rows) < needed:
-        raise StageError(
-            f"the splits need {needed} prompts (train {sizes.train or 'the rest, 1 or more'}, validation "
-            f"{sizes.validation}, test {sizes.test}) and the sources have {len(rows)}; rejected: {rejected}"
-        )
-    ordered = sorted(rows, key=lambda row: hashlib.sha256(f"{seed}/{prompt_id(row)}".encode()).hexdigest())
-    ends = [sizes.test, sizes.test + sizes.validation, needed if sizes.train is not None else len(rows)]
-    starts = [0, *ends]
-    parts = {name: table(ordered[start:end]) for name, start, end in zip(wanted, starts, ends, strict=False)}
-    check_disjoint(parts)
-    return parts
 
 
-def table(rows: list[Row]) -> pl.DataFrame:
-    columns = ("prompt", "answer", "verifier", "source", "level")
-    return PROMPTS.frame(
-        {"prompt_id": prompt_id(row), **{name: getattr(row, name) for name in columns}} for row in rows
-    )
+def split(
+    index: pl.DataFrame,
+    sizes: Sizes,
+    shares: Sequence[Share],
+    contaminated: Callable[[pl.DataFrame, pl.DataFrame], pl.DataFrame],
+) -> pl.DataFrame:
+    """The index with `split`, null for rows that no split needed.
+
+    `contaminated(train, evaluation)` names the rows of `train` (a part of the index) that must not be trained on, as
+    `reject` takes them. StageError with the numbers when there are too few rows.
+    """
+    entries = pl.DataFrame({"named": [share.split for share in shares]}, schema={"named": pl.String})
+    entries = entries.with_row_index("entry").cast({"entry": pl.UInt16})
+    pool = capped(index.filter(ALIVE), shares).join(entries, on="entry", maintain_order="left").sort("place", "row")
+    chosen: list[pl.DataFrame] = []
+    for name in ("test", "validation", "train"):
+        own = name if any(share.split == name for share in shares) else None
+        rows = pool.filter(pl.col("named").eq_missing(own))
+        if name == "train":
+            bad = contaminated(rows, pl.concat(chosen))
+            index = reject(index, bad)
+            rows = rows.join(bad, on="row", how="anti", maintain_order="left")
+        weights = {n: share.weight for n, share in enumerate(shares) if share.split == own and share.weight is not None}
+        taken = take(rows, getattr(sizes, name), weights, f"{name}{rejections(index)}")
+        pool = pool.join(taken, on="row", how="anti", maintain_order="left")
+        chosen.append(taken.with_columns(split=pl.lit(name)))
+    return index.join(pl.concat(chosen).select("row", "split"), on="row", how="left", maintain_order="left")
 
 
-def check_disjoint(parts: dict[str, pl.DataFrame]) -> None:
-    """StageError when two splits share a prompt: what is tested on must never have been trained on."""
-    texts = {name: {normalised(prompt): prompt for prompt in frame["prompt"]} for name, frame in parts.items()}
-    for one, other in combinations(texts, 2):
-        shared = texts[one].keys() & texts[other].keys()
-        if shared:
-            raise StageError(f"{one} and {other} share {len(shared)} prompts, such as {texts[one][min(shared)]!r:.200}")
+def capped(rows: pl.DataFrame, shares: Sequence[Share]) -> pl.DataFrame:
+    """At most `max_rows` of each entry, the first in the order of the splits."""
+    caps = pl.DataFrame({"cap": [share.max_rows for share in shares]}, schema={"cap": pl.Int64})
+    caps = caps.with_row_index("entry").cast({"entry": pl.UInt16})
+    rank = pl.struct("place", "row").rank("ordinal").over("entry")
+    kept = rows.join(caps, on="entry", maintain_order="left").filter((rank <= pl.col("cap")).fill_null(True))
+    return kept.drop("cap")
+
+
+def take(rows: pl.DataFrame, size: int | None, weights: dict[int, float], what: str) -> pl.DataFrame:
+    """The first `size` of `rows` (null: all); where entries have weights, each one's share (null: as many as its
+    weight allows)."""
+    if not weights:
+        wanted = max(rows.height, 1) if size is None else size
+        if rows.height < wanted:
+            raise StageError(lacking(what, wanted, rows.height))
+        return rows.head(wanted)
+    available = dict.fromkeys(weights, 0) | {int(entry): n for entry, n in rows.group_by("entry").len().iter_rows()}
+    total = sum(weights.values())
+    if size is None:
+        size = max(int(min(available[entry] * total / weight for entry, weight in weights.items())), 1)
+    parts, sum_before, end = [], 0.0, 0
+    for entry, weight in weights.items():
+        sum_before, start = sum_before + weight, end
+        end = round(size * sum_before / total)
+        if available[entry] < end - start:
+            raise StageError(lacking(f"{what}: ingest.sources[{entry}], by its weight,", end - start, available[entry]))
+        parts.append(rows.filter(pl.col("entry") == entry).head(end - start))
+    return pl.concat(parts).sort("place", "row")
+
+
+def rejections(index: pl.DataFrame) -> str:
+    """How many rows were rejected and why, in words for an error."""
+    counts = index.filter(~ALIVE).group_by("reason").len().sort("len", "reason", descending=[True, False])
+    return f" (rejected: {', '.join(f'{n} {reason}' for reason, n in counts.iter_rows()) or 'none'})"
+
+
+def lacking(what: str, wanted: int, available: int) -> str:
+    return f"the split {what} needs {wanted} prompts and {available} are left: lower ingest.splits, or add sources"

@@ -1,0 +1,148 @@
+"""Training prompts that the evaluation also asks: the same question, or nearly the same words.
+
+Exact: equal up to Unicode composition, white space and case. Near: the share of the shorter prompt's word n-grams that
+the longer one has is above a threshold. Three rules keep different problems apart and the search fast:
+
+- What many prompts of either side share (an instruction, a template) says nothing: n-grams of over 1 % of a sample do
+  not count.
+- With `same_numbers`, two prompts are only near when they have the same numbers and operators in the same order, so
+  that neither `12 + 3` and `12 + 4`, nor `z^4 - z^2 + 1` and `z^4 + z^2 + 1`, are taken for one. Every n-gram is tagged
+  with its prompt's numbers, so prompts with others never meet.
+- Candidates come from MinHash and locality-sensitive hashing (datasketch): linear in the training prompts. Each
+  candidate is then compared exactly.
+
+Left out: paraphrases in other words, translations, an evaluation prompt quoted in a training prompt over twice as long.
+"""
+
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import polars as pl
+from datasketch import MinHash, MinHashLSH
+
+from tasks.common.params import ParamsError, at_least
+from tasks.common.progress import progress
+from tasks.ingest.identity import normalised
+from tasks.ingest.spool import Spool
+
+TOKEN = re.compile(r"[^\W\d_]+|\d+(?:\.\d+)?|[^\w\s]|_")
+THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}\b)")
+NUMBERS = re.compile(r"\d.*|[-+*/^=<>±×÷·]")
+SAMPLE = 10_000  # prompts, by which it is known what many share
+SHARED_RATE, MIN_SHARED = 0.01, 20
+BANDS, ROWS = 42, 3  # prompts whose n-grams overlap by half (Jaccard) meet with probability 0.996, by 0.3 with 0.68
+
+
+@dataclass(frozen=True)
+class Contamination:
+    """The section `ingest.contamination`. `overlap` is a share of n-grams, null to look for equal prompts only; `ngram`
+    is a number of words, numbers and signs."""
+
+    overlap: float | None
+    ngram: int
+    same_numbers: bool
+
+
+PAIRS = {"row": pl.UInt32, "other": pl.UInt32, "kind": pl.String, "overlap": pl.Float64}
+
+
+def check(settings: Contamination) -> None:
+    """ParamsError for values out of range."""
+    at_least(1, ingest__contamination__ngram=settings.ngram)
+    if settings.overlap is not None and not 0 < settings.overlap <= 1:
+        raise ParamsError(
+            f"ingest.contamination.overlap is {settings.overlap}; it must be above 0 and at most 1, or null"
+        )
+
+
+def pairs(spool: Spool, train: pl.DataFrame, evaluation: pl.DataFrame, settings: Contamination) -> pl.DataFrame:
+    """A row for every training row and evaluation row (parts of the index) that ask the same, as PAIRS."""
+    found = exact(train, evaluation)
+    if settings.overlap is None:
+        return found
+    rest = train.join(found, on="row", how="anti", maintain_order="left")
+    return pl.concat([found, near(spool, rest["row"], evaluation["row"], settings)])
+
+
+def exact(train: pl.DataFrame, evaluation: pl.DataFrame) -> pl.DataFrame:
+    """The pairs whose questions are equal but for case."""
+    others = evaluation.select("folded", other="row")
+    return train.join(others, on="folded", maintain_order="left_right").select(
+        "row", "other", kind=pl.lit("exact"), overlap=pl.lit(1.0)
+    )
+
+
+def near(spool: Spool, train: pl.Series, evaluation: pl.Series, settings: Contamination) -> pl.DataFrame:
+    """The pairs whose n-grams overlap, by the texts of rows `train` and `evaluation`."""
+    questions = spool.take(evaluation, "asked")
+    sample = spool.take(train.head(SAMPLE), "asked")
+    common = shared(sample["asked"], settings.ngram) | shared(questions["asked"].head(SAMPLE), settings.ngram)
+    index = Index(zip(questions["row"], questions["asked"], strict=True), common, settings)
+    found: list[tuple[int, int, str, float]] = []
+    with progress(len(train), "contamination", "prompt") as bar:
+        for part in spool.ordered(train, "asked"):
+            for row, asked in zip(part["row"], part["asked"], strict=True):
+                found += [(row, other, "near", overlap) for other, overlap in index.search(asked)]
+                bar.update()
+    return pl.DataFrame(found, schema=PAIRS, orient="row")
+
+
+class Index:
+    """The evaluation's prompts, to be searched for those that overlap with another prompt."""
+
+    def __init__(self, prompts: Iterable[tuple[int, str]], shared: set[int], settings: Contamination) -> None:
+        self.settings, self.shared = settings, shared
+        self.threshold = settings.overlap or 1.0
+        self.empty = MinHash(BANDS * ROWS, hashfunc=int)
+        self.buckets = MinHashLSH(num_perm=BANDS * ROWS, params=(BANDS, ROWS))
+        self.grams: dict[int, frozenset[int]] = {}
+        for row, asked in prompts:
+            grams = self.distinct(asked)
+            if grams:
+                self.grams[row] = grams
+                self.buckets.insert(row, self.sketch(grams))
+
+    def search(self, asked: str) -> Iterator[tuple[int, float]]:
+        """Rows and overlaps of the prompts near `asked`, by row."""
+        grams = self.distinct(asked)
+        for row in sorted(self.buckets.query(self.sketch(grams))) if grams else ():
+            other = self.grams[row]
+            overlap = len(grams & other) / min(len(grams), len(other))
+            if overlap >= self.threshold:
+                yield row, overlap
+
+    def distinct(self, asked: str) -> frozenset[int]:
+        """The n-grams that say what this prompt asks, tagged with its numbers."""
+        words = tokens(asked)
+        tag = zlib.crc32(" ".join(filter(NUMBERS.fullmatch, words)).encode()) if self.settings.same_numbers else 0
+        return frozenset(gram ^ tag for gram in ngrams(words, self.settings.ngram) - self.shared)
+
+    def sketch(self, grams: frozenset[int]) -> MinHash:
+        sketch = self.empty.copy()
+        sketch.update_batch(grams)
+        return sketch
+
+
+def shared(sample: Iterable[str], size: int) -> set[int]:
+    """The n-grams that many prompts of a sample have."""
+    counts: Counter[int] = Counter()
+    num_prompts = 0
+    for asked in sample:
+        counts.update(ngrams(tokens(asked), size))
+        num_prompts += 1
+    limit = max(MIN_SHARED, SHARED_RATE * num_prompts)
+    return {gram for gram, count in counts.items() if count > limit}
+
+
+def tokens(asked: str) -> list[str]:
+    """Words, numbers (without thousands commas) and single signs, without case."""
+    return TOKEN.findall(THOUSANDS.sub("", normalised(asked).casefold()))
+
+
+def ngrams(words: list[str], size: int) -> set[int]:
+    """32-bit hashes of the runs of `size` words; a prompt that is shorter is one run."""
+    runs = range(max(len(words) - size + 1, 1))
+    return {zlib.crc32(" ".join(words[start : start + size]).encode()) for start in runs}

@@ -1,0 +1,50 @@
+"""Golds that their own verifier does not accept: given as a completion, a gold must be graded correct against itself.
+
+A gold that fails would mask or mark wrong every rollout of its prompt, at the price of sampling them all.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from tasks.ingest.candidates import Rejection, Row
+from tasks.sampling.grade import Answer, Grader
+from tasks.sampling.verdict import Verdict
+
+CHUNK_ROWS = 4096
+REASONS = {"wrong": "unequal_answer", "timeout": "slow_answer"}
+
+
+def check(found: Iterable[tuple[int, Row | Rejection]], grader: Grader) -> Iterator[tuple[int, Row | Rejection]]:
+    """What was found, in order, with the rows whose gold fails as rejections."""
+    chunk: list[tuple[int, Row | Rejection]] = []
+    for item in found:
+        chunk.append(item)
+        if len(chunk) == CHUNK_ROWS:
+            yield from check_chunk(chunk, grader)
+            chunk = []
+    yield from check_chunk(chunk, grader)
+
+
+def check_chunk(chunk: list[tuple[int, Row | Rejection]], grader: Grader) -> Iterator[tuple[int, Row | Rejection]]:
+    verdicts = iter(grade([(row.verifier, row.answer, row.answer) for _, row in chunk if isinstance(row, Row)], grader))
+    for entry, row in chunk:
+        verdict = next(verdicts) if isinstance(row, Row) else None
+        if isinstance(row, Row) and verdict is not None and verdict.outcome != "correct":
+            yield entry, failed(row, verdict)
+        else:
+            yield entry, row
+
+
+def failed(row: Row, verdict: Verdict) -> Rejection:
+    reason = REASONS.get(verdict.outcome, "unparsed_answer")
+    detail = f"the verifier {row.verifier} grades the gold {row.answer[:200]!r} against itself as {verdict.outcome}"
+    return Rejection(row.source, row.line, reason, f"{detail}: {verdict.answer[:200]}", row.content)
+
+
+def equal(pairs: Sequence[tuple[str, str, str]], grader: Grader) -> list[bool]:
+    """Whether two golds are one answer (1,200 and 1200), for each (verifier, gold, gold)."""
+    return [verdict.outcome == "correct" for verdict in grade(pairs, grader)]
+
+
+def grade(triples: Sequence[tuple[str, str, str]], grader: Grader) -> list[Verdict]:
+    """Verdicts on (verifier, completion, gold)."""
+    return grader.grade([Answer(verifier, given, gold, truncated=False) for verifier, given, gold in triples])

@@ -1,0 +1,52 @@
+"""MATH (Hendrycks et al., arXiv 2103.03874), in its own form or that of DPS (`difficulty`, `answer`).
+
+The gold is the field `answer`; only where a row has no such field it is what the last `\\boxed{...}` of the solution
+holds. An empty `answer` is not guessed from elsewhere. The level is the difficulty, 1 to 5.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.ingest.candidates import MISSING, Candidate, Rejection, field
+from tasks.ingest.formats import Record
+
+SOURCE = "math"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`path` of the file."""
+
+    path: str
+
+
+def candidate(record: Record, settings: Settings) -> Candidate | Rejection:
+    row, prompt = record.fields, field(record.fields, "problem")
+    answer, solution = field(row, "answer"), field(row, "solution")
+    if answer is MISSING and isinstance(solution, str):
+        answer = last_boxed(solution)
+        if answer is None:
+            return Rejection(SOURCE, record.line, "malformed", "the solution boxes no answer", record.content)
+    return Candidate(SOURCE, record.line, record.content, prompt, answer, "math", level_of(row))
+
+
+def level_of(row: dict[str, Any]) -> Any:
+    """`Level 3` and 3.0 are both `3`."""
+    level = row.get("difficulty", row.get("level"))
+    return level.removeprefix("Level ") if isinstance(level, str) else level
+
+
+def last_boxed(solution: str) -> str | None:
+    """What the last `\\boxed{...}` or `\\fbox{...}` holds, braces balanced, or what follows `\\boxed ` up to a `$`."""
+    start = max(solution.rfind("\\boxed"), solution.rfind("\\fbox"))
+    if start < 0:
+        return None
+    rest = solution[start:].removeprefix("\\boxed").removeprefix("\\fbox")
+    if rest.startswith(" "):
+        return rest.partition("$")[0].strip()
+    depth = 0
+    for index, character in enumerate(rest):
+        depth += (character == "{") - (character == "}")
+        if depth == 0:
+            return rest[1:index] if index else None
+    return None

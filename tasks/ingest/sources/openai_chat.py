@@ -1,0 +1,42 @@
+"""Chat rows as OpenAI's services take them: `messages` with role and content, and a gold.
+
+The gold is a field (`reference_answer`), or, as in files for fine-tuning, the last message, the assistant's: it is then
+taken from the prompt.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.ingest.candidates import MISSING, Candidate, field
+from tasks.ingest.chat import text_of
+from tasks.ingest.formats import Record
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`answer` is the name of the gold's field, or null for the assistant's last message; `level` that of a field, or
+    null. `name` is the `source` of the rows."""
+
+    path: str
+    name: str
+    answer: str | None
+    level: str | None
+    verifier: str
+
+
+def candidate(record: Record, settings: Settings) -> Candidate:
+    prompt = field(record.fields, "messages")
+    level = field(record.fields, settings.level) if settings.level else None
+    if settings.answer is None:
+        prompt, answer = apart(prompt)
+    else:
+        answer = field(record.fields, settings.answer)
+    return Candidate(settings.name, record.line, record.content, prompt, answer, settings.verifier, level)
+
+
+def apart(messages: Any) -> tuple[Any, Any]:
+    """The messages before the assistant's last one, and its text."""
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    if not isinstance(last, dict) or last.get("role") != "assistant":
+        return messages, MISSING
+    return messages[:-1], text_of(last.get("content"))

@@ -1,0 +1,26 @@
+"""verl's Parquet (arXiv 2409.19256): `prompt` holds chat messages, `reward_model.ground_truth` the gold.
+
+`data_source` becomes part of the source. verl chooses its scorer by it; here the entry's `verifier` is the one for all
+rows, `math` unless set.
+"""
+
+from dataclasses import dataclass
+
+from tasks.ingest.candidates import Candidate, field
+from tasks.ingest.formats import Record
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`level` is the name of a field (`extra_info.level`), or null."""
+
+    path: str
+    level: str | None
+
+
+def candidate(record: Record, settings: Settings) -> Candidate:
+    row, origin = record.fields, record.fields.get("data_source")
+    source = f"verl/{origin}" if origin else "verl"
+    prompt, answer = field(row, "prompt"), field(row, "reward_model.ground_truth")
+    level = field(row, settings.level) if settings.level else None
+    return Candidate(source, record.line, record.content, prompt, answer, "math", level)

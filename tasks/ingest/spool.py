@@ -1,0 +1,106 @@
+"""Everything that was read, in the order it was found.
+
+Texts lie in Parquet files of a temporary folder; in memory is an index of some fifty bytes a row, by which all
+decisions are made. So a million rows take little more memory than a thousand.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from tasks.ingest.candidates import Rejection, Row
+from tasks.ingest.identity import keys, prompt_id
+
+CHUNK_ROWS = 20_000
+PASS_ROWS = 100_000  # brought together in another order at once
+
+TEXTS = {
+    "row": pl.UInt32,
+    "source": pl.String,
+    "line": pl.Int64,
+    "reason": pl.String,
+    "detail": pl.String,
+    "content": pl.String,
+    "prompt_id": pl.String,
+    "asked": pl.String,
+    "prompt": pl.String,
+    "messages": pl.String,
+    "answer": pl.String,
+    "verifier": pl.String,
+    "level": pl.String,
+}
+INDEX = {
+    "row": pl.UInt32,
+    "entry": pl.UInt16,
+    "source": pl.Categorical,
+    "line": pl.UInt32,
+    "reason": pl.Categorical,
+    "text": pl.UInt64,
+    "folded": pl.UInt64,
+    "gold": pl.UInt64,
+    "place": pl.UInt64,
+}
+"""`entry` is the position in `ingest.sources`; `reason` is null for a row that is not rejected; the keys are those of
+`identity.keys`, null for rows that were rejected when read."""
+
+
+class Spool:
+    """Add rows, then `close`; after that read them back, in any order."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder, self.seed = folder, seed
+        self.num_rows = 0
+        self.texts: list[dict[str, Any]] = []
+        self.keys: list[dict[str, Any]] = []
+        self.parts: list[pl.DataFrame] = []
+        self.files: list[Path] = []
+        self.index = pl.DataFrame(schema=INDEX)
+
+    def add(self, entry: int, found: Row | Rejection) -> None:
+        """Keep one row of the source `entry`."""
+        known = {"row": self.num_rows, "source": found.source, "line": found.line}
+        if isinstance(found, Row):
+            columns = {name: getattr(found, name) for name in TEXTS if hasattr(found, name)}
+            self.texts.append({**columns, **known, "prompt_id": prompt_id(found)})
+            self.keys.append({**known, "entry": entry, **keys(found, self.seed)})
+        else:
+            self.texts.append({**known, "reason": found.reason, "detail": found.detail, "content": found.content})
+            self.keys.append({**known, "entry": entry, "reason": found.reason})
+        self.num_rows += 1
+        if len(self.texts) >= CHUNK_ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Move what is in memory to the next file."""
+        if self.texts:
+            self.files.append(self.folder / f"{len(self.files):06d}.parquet")
+            pl.DataFrame(self.texts, schema=TEXTS).write_parquet(self.files[-1], compression="lz4")
+            self.parts.append(pl.DataFrame(self.keys, schema=INDEX))
+        self.texts, self.keys = [], []
+
+    def close(self) -> "Spool":
+        """Nothing more is added; `index` is complete."""
+        self.flush()
+        self.index = pl.concat([self.index, *self.parts], rechunk=True)
+        self.parts = []
+        return self
+
+    def chunks(self, *columns: str) -> Iterator[pl.DataFrame]:
+        """All rows in the order they were found, a file at a time."""
+        for file in self.files:
+            yield pl.read_parquet(file, columns=["row", *columns])
+
+    def take(self, rows: pl.Series, *columns: str) -> pl.DataFrame:
+        """The texts of `rows`, in that order."""
+        wanted = pl.DataFrame({"row": rows})
+        if wanted.is_empty():
+            return pl.DataFrame(schema={name: TEXTS[name] for name in ("row", *columns)})
+        found = [chunk.join(wanted, on="row", how="semi") for chunk in self.chunks(*columns)]
+        return wanted.join(pl.concat(found), on="row", how="left", maintain_order="left")
+
+    def ordered(self, rows: pl.Series, *columns: str) -> Iterator[pl.DataFrame]:
+        """The texts of `rows`, in that order, some at a time."""
+        for start in range(0, len(rows), PASS_ROWS):
+            yield self.take(rows[start : start + PASS_ROWS], *columns)

@@ -1,0 +1,87 @@
+"""The stage's tables, from the index and the texts behind it: splits, rejections, and contaminated pairs."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+
+from tasks.common.artifacts import CONTAMINATION, PROMPTS, REJECTED
+from tasks.ingest.duplicates import ALIVE
+from tasks.ingest.spool import Spool
+
+DETAILS = {
+    "duplicate": "the same question with the same answer is in {}",
+    "conflicting_answers": "the same question has the answer {!r} in {}",
+    "contaminated": "the question is also asked by {}, which is in the split {}: see contamination.parquet",
+}
+
+
+def write_prompts(path: Path, spool: Spool, index: pl.DataFrame, name: str) -> int:
+    """One split, in the order of the rows' places; the number of its prompts."""
+    rows = index.filter(pl.col("split") == name).sort("place", "row")["row"]
+    PROMPTS.write_parts(path, (part.drop("row") for part in spool.ordered(rows, *PROMPTS.columns)))
+    return len(rows)
+
+
+def write_rejected(path: Path, spool: Spool, index: pl.DataFrame) -> None:
+    """Every rejected row, in the order it was found, with why and its content."""
+    later = index.filter(~ALIVE & pl.col("other").is_not_null())
+    others = spool.take(later["other"].unique().sort(), "source", "line", "answer")
+    known = others.join(index.select("row", "split"), on="row", maintain_order="left").select(
+        other="row", place=pl.format("{} line {}", "source", "line"), answer="answer", split="split"
+    )
+    details = (
+        later.select("row", new="reason", other="other")
+        .join(known, on="other", maintain_order="left")
+        .select(
+            "row",
+            new_reason=pl.col("new").cast(pl.String),
+            new_detail=pl.struct(pl.all()).map_elements(detail, pl.String),
+        )
+    )
+    REJECTED.write_parts(path, (joined(chunk, details) for chunk in spool.chunks(*REJECTED.columns)))
+
+
+def detail(row: dict[str, str]) -> str:
+    """Why a row that could be read was rejected, with the row it repeats, contradicts or gives away."""
+    values = {"conflicting_answers": (row["answer"][:200], row["place"]), "contaminated": (row["place"], row["split"])}
+    return DETAILS[row["new"]].format(*values.get(row["new"], (row["place"],)))
+
+
+def joined(chunk: pl.DataFrame, details: pl.DataFrame) -> pl.DataFrame:
+    """The rejected rows of a part of the spool, as a REJECTED table."""
+    return (
+        chunk.join(details, on="row", how="left", maintain_order="left")
+        .with_columns(reason=pl.coalesce("reason", "new_reason"), detail=pl.coalesce("detail", "new_detail"))
+        .filter(pl.col("reason").is_not_null())
+        .select(list(REJECTED.columns))
+    )
+
+
+def write_contamination(path: Path, spool: Spool, index: pl.DataFrame, pairs: pl.DataFrame) -> None:
+    """The contaminated pairs, with the texts of both."""
+    CONTAMINATION.write_parts(path, pair_parts(spool, index, pairs))
+
+
+def pair_parts(spool: Spool, index: pl.DataFrame, pairs: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    columns = ("source", "line", "asked")
+    for part in pairs.iter_slices(50_000):
+        train = spool.take(part["row"].unique().sort(), *columns)
+        other = spool.take(part["other"].unique().sort(), "prompt_id", *columns).join(
+            index.select("row", "split"), on="row", maintain_order="left"
+        )
+        found = part.join(train, on="row", maintain_order="left").join(
+            other, left_on="other", right_on="row", suffix="_other", maintain_order="left"
+        )
+        yield found.select(
+            "kind",
+            "overlap",
+            pl.col("source"),
+            pl.col("line"),
+            pl.col("asked").alias("prompt"),
+            pl.col("split").alias("eval_split"),
+            pl.col("prompt_id").alias("eval_prompt_id"),
+            pl.col("source_other").alias("eval_source"),
+            pl.col("line_other").alias("eval_line"),
+            pl.col("asked_other").alias("eval_prompt"),
+        )

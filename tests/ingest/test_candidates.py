@@ -1,0 +1,87 @@
+"""Every way a row is turned away by itself, with its reason, line and text; golds and prompts as they come out."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ingest.helpers import entry, found, lines
+
+USER = {"role": "user", "content": "1 + 1?"}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ({"question": "1 + 1?", "gold": None}, "empty_answer"),
+        ({"question": "1 + 1?", "gold": ""}, "empty_answer"),
+        ({"question": "1 + 1?", "gold": " \t"}, "empty_answer"),
+        ({"question": "", "gold": "2"}, "empty_prompt"),
+        ({"question": "  ", "gold": "2"}, "empty_prompt"),
+        ({"question": None, "gold": "2"}, "empty_prompt"),
+        ({"question": [], "gold": "2"}, "empty_prompt"),
+        ({"question": [{"role": "user", "content": " "}], "gold": "2"}, "empty_prompt"),
+        ({"gold": "2"}, "missing_field"),
+        ({"question": "1 + 1?"}, "missing_field"),
+        ({"question": "1" * 101, "gold": "2"}, "too_long"),
+        ({"question": [{"role": "system", "content": "1" * 95}, USER], "gold": "2"}, "too_long"),
+        (b'{"question": "caf\xe9", "gold": "2"}', "undecodable"),
+        (b'{"question": "\\ud800", "gold": "2"}', "undecodable"),
+        (b'{"question": [{"role": "user", "content": "\\udc80"}], "gold": "2"}', "undecodable"),
+        (b'{"question": "1 + 1?\\u0000", "gold": "2"}', "undecodable"),
+        (b'{"question": "1 + 1?", "gold": "2\\u0000"}', "undecodable"),
+        (b'{"question": "1 + 1?", "gold": "2"', "malformed"),
+        (b'{"question": "1 + 1?", "gold": NaN}', "malformed"),
+        (b'["1 + 1?", "2"]', "malformed"),
+        ({"question": ["1 + 1?"], "gold": "2"}, "malformed"),
+        ({"question": {"text": "1 + 1?"}, "gold": "2"}, "malformed"),
+        ({"question": [USER, {"role": "assistant", "content": "2"}], "gold": "2"}, "malformed"),
+        ({"question": [{"role": "user", "content": [{"type": "image_url"}]}], "gold": "2"}, "malformed"),
+        ({"question": [{"role": "robot", "content": "1 + 1?"}], "gold": "2"}, "malformed"),
+        ({"question": "1 + 1?", "gold": ["2"]}, "malformed"),
+        ({"question": "1 + 1?", "gold": True}, "malformed"),
+    ],
+)
+def test_a_bad_line_is_rejected_alone_with_its_reason_line_and_text(tmp_path: Path, content: Any, reason: str) -> None:
+    good = [{"question": "2 + 2?", "gold": "4"}, {"question": "3 + 3?", "gold": "6"}]
+    path = lines(tmp_path / "a.jsonl", good[0], content, good[1])
+    kept, rejected = found(entry(path), max_characters=100)
+    assert [row.answer for row in kept] == ["4", "6"]
+    assert [(one.source, one.line, one.reason) for one in rejected] == [("mine", 2, reason)]
+    raw = content if isinstance(content, bytes) else json.dumps(content).encode()
+    assert rejected[0].content == raw.decode(errors="backslashreplace")
+    assert rejected[0].detail
+
+
+@pytest.mark.parametrize(
+    ("gold", "text"), [(145.0, "145"), (0.5, "0.5"), (7, "7"), (-3, "-3"), (1e20, "1" + 20 * "0"), (" 1,000 ", "1,000")]
+)
+def test_golds_become_text_a_verifier_can_read(tmp_path: Path, gold: Any, text: str) -> None:
+    kept, _ = found(entry(lines(tmp_path / "a.jsonl", {"question": "q", "gold": gold})))
+    assert kept[0].answer == text
+
+
+def test_template_nested_fields_and_level(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", {"q": {"text": "Why {prompt}?"}, "gold": "2", "level": 3})
+    changes = {"prompt": "q.text", "level": "level"}
+    kept, _ = found({**entry(path, **changes), "prompt_template": "Question: {prompt}\nAnswer:"})
+    assert (kept[0].prompt, kept[0].level) == ("Question: Why {prompt}?\nAnswer:", "3")
+    assert kept[0].asked == "Why {prompt}?"
+
+
+def test_chat_stays_chat_and_is_compared_by_what_is_asked(tmp_path: Path) -> None:
+    parts = {"role": "user", "content": [{"type": "text", "text": "1 + "}, {"type": "text", "text": "1?"}]}
+    chat = [{"role": "system", "content": "Be brief.", "name": None}, parts]
+    path = lines(tmp_path / "a.jsonl", {"question": chat, "gold": "2"}, {"question": "1 + 1?", "gold": "2"})
+    (chatting, plain), _ = found(entry(path))
+    assert json.loads(chatting.messages or "") == [{"role": "system", "content": "Be brief."}, USER]
+    assert (chatting.prompt, chatting.asked) == ("1 + 1?", plain.asked)
+    assert plain.messages is None
+
+
+def test_a_template_makes_plain_text_of_chat_and_loses_none_of_it(tmp_path: Path) -> None:
+    chat = [{"role": "system", "content": "Be brief."}, USER]
+    path = lines(tmp_path / "a.jsonl", {"question": chat, "gold": "2"})
+    (kept,), _ = found({**entry(path), "prompt_template": "Q: {prompt} A:"})
+    assert (kept.prompt, kept.messages) == ("Q: Be brief.\n\n1 + 1? A:", None)

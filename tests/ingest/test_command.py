@@ -1,0 +1,182 @@
+"""The command: tables that are the same every time, several sources in one run, the dry run, real files."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import yaml
+
+from tasks.common.artifacts import CONTAMINATION, PROMPTS, REJECTED, Layout
+from tests.ingest.helpers import CHAIN_SUM, entry, lines, preset
+
+CONTAMINATED = {"overlap": 0.7, "ngram": 3, "same_numbers": True}
+
+
+def command(tmp_path: Path, sources: list[dict[str, Any]], splits: dict[str, Any], *more: str) -> str:
+    """Run the stage as a user would; what it printed and logged. Its data root is `data`."""
+    values = yaml.safe_load(Path("params.yaml").read_text())
+    values["ingest"] |= {"splits": splits, "sources": sources, "contamination": CONTAMINATED}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
+    arguments = ["--params", str(tmp_path / "params.yaml"), "--data", str(tmp_path / "data"), *more]
+    done = subprocess.run(
+        [sys.executable, "-m", "tasks.ingest", *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def tables(tmp_path: Path) -> dict[str, pl.DataFrame]:
+    layout = Layout(tmp_path / "data")
+    kinds = {
+        "train": PROMPTS,
+        "validation": PROMPTS,
+        "test": PROMPTS,
+        "rejected": REJECTED,
+        "contamination": CONTAMINATION,
+    }
+    return {name: table.read(layout.prompts(name)) for name, table in kinds.items()}
+
+
+def test_the_command_writes_the_tables_the_same_every_time(tmp_path: Path) -> None:
+    generator = {"seed": 0, "num_prompts": 60, "tasks": [CHAIN_SUM]}
+    broken = lines(
+        tmp_path / "a.jsonl",
+        {"question": "1 + 1?", "gold": None},
+        b"{",
+        {"question": "How many?", "gold": "1,200"},
+        {"question": "How many?", "gold": "1200.0"},
+        {"question": "How far?", "gold": "1"},
+        {"question": "How far?", "gold": "2"},
+        {"question": "How long?", "gold": "a while"},
+    )
+    sources = [{"preset": "reasoning_gym", "settings": generator}, entry(broken)]
+    written = []
+    for _ in range(2):
+        command(tmp_path, sources, {"train": 30, "validation": 10, "test": 15})
+        written.append({path.name: path.read_bytes() for path in (tmp_path / "data" / "prompts").iterdir()})
+    assert written[0] == written[1]
+    assert [path.name for path in (tmp_path / "data").iterdir() if path.name.startswith(".")] == []
+    found = tables(tmp_path)
+    assert [found[name].height for name in ("train", "validation", "test")] == [30, 10, 15]
+    assert pl.concat([found[name] for name in ("train", "validation", "test")])["prompt_id"].n_unique() == 55
+    rejected = found["rejected"].filter(pl.col("source") == "mine")
+    assert rejected.select("line", "reason").rows() == [
+        (1, "empty_answer"),
+        (2, "malformed"),
+        (4, "duplicate"),
+        (5, "conflicting_answers"),
+        (6, "conflicting_answers"),
+        (7, "unparsed_answer"),
+    ]
+    assert rejected["content"].to_list()[1] == "{"
+    assert rejected["detail"].to_list()[3] == "the same question has the answer '2' in mine line 6"
+    assert "the gold 'a while'" in rejected["detail"].to_list()[5]
+
+
+def test_several_sources_chat_and_contamination(tmp_path: Path) -> None:
+    question = "How many legs do {} spiders have when each of them has lost one leg in a fight with a bird?"
+    train = [{"question": question.format(n), "gold": 7 * n} for n in range(10, 40)]
+    chat = [
+        {
+            "prompt": [{"role": "user", "content": question.format(n) + " Think."}],
+            "reward_model": {"ground_truth": str(7 * n)},
+        }
+        for n in (*range(12, 15), *range(50, 55))
+    ]
+    exact = {"question": chat[0]["prompt"][0]["content"].upper(), "gold": "84"}  # type: ignore[index]
+    pl.DataFrame(chat).write_parquet(tmp_path / "b.parquet")
+    sources = [
+        {**entry(lines(tmp_path / "a.jsonl", *train, exact)), "split": "train"},
+        {**preset("verl", tmp_path / "b.parquet", level=None), "split": "test", "verifier": "numeric"},
+        {**entry(lines(tmp_path / "c.jsonl", {"question": "What is the capital?", "gold": 3})), "split": "validation"},
+    ]
+    log = command(tmp_path, sources, {"train": None, "validation": 1, "test": 8})
+    found = tables(tmp_path)
+    pairs = found["contamination"]
+    assert pairs.sort("line").select("line", "kind", "eval_split", "eval_line").rows() == [
+        (3, "near", "test", 1),
+        (4, "near", "test", 2),
+        (5, "near", "test", 3),
+    ]
+    reasons = found["rejected"].select("source", "line", "reason").rows()
+    assert reasons == [("mine", line, "contaminated") for line in (3, 4, 5)] + [("mine", 31, "duplicate")]
+    assert set(pairs["eval_prompt_id"]) <= set(found["test"]["prompt_id"])
+    assert found["test"]["source"].unique().to_list() == ["verl"]
+    assert json.loads(found["test"]["messages"][0])[0]["role"] == "user"
+    assert found["train"]["messages"].null_count() == found["train"].height == 27
+    assert "contaminated" in log
+
+
+def test_a_dry_run_prints_the_table_and_writes_nothing(tmp_path: Path) -> None:
+    rows = [{"question": f"{n} + 1?", "gold": n + 1} for n in range(9)]
+    path = lines(tmp_path / "a.jsonl", *rows, {"question": "0 + 1?", "gold": 1}, {"question": "?", "gold": ""})
+    sources = [entry(path), {**entry(path, name="capped"), "max_rows": 1}]
+    printed = command(tmp_path, sources, {"train": 4, "validation": 1, "test": 2}, "--dry-run")
+    table = [line.split() for line in printed.splitlines() if line.startswith(("source", "mine", "capped", "all"))]
+    assert table == [
+        ["source", "read", "train", "validation", "test", "unused", "duplicate", "empty_answer"],
+        ["mine", "11", "4", "1", "2", "2", "1", "1"],
+        ["capped", "11", "0", "0", "0", "0", "10", "1"],
+        ["all", "22", "4", "1", "2", "2", "11", "2"],
+    ]
+    assert {path.name for path in tmp_path.iterdir()} == {"a.jsonl", "params.yaml"}
+
+
+REAL: dict[str, tuple[dict[str, Any], int, dict[int, str]]] = {
+    "gsm8k": (preset("gsm8k", "gsm8k/train.jsonl"), 7473, {}),
+    "svamp": (preset("svamp", "svamp/SVAMP.json"), 1000, {}),
+    "math": (
+        preset("math", "math_train/math.json"),
+        7474,
+        {887: "empty_answer", 1010: "empty_answer", 5329: "empty_answer", 5331: "empty_answer"},
+    ),
+    "dsr_sub": (preset("verl", "dsr_sub_1209/dsr_sub.parquet", level=None), 1209, {266: "empty_answer"}),
+}
+"""Of each file its rows and those known to be bad, by number from 1."""
+EXACT = {"verifier": "exact"}  # quicker than the presets' own
+
+
+@pytest.mark.slow
+@pytest.mark.real_data
+@pytest.mark.parametrize("name", REAL)
+def test_a_real_file_by_one_command(name: str, real_data: Path, tmp_path: Path) -> None:
+    source, num_rows, bad = REAL[name]
+    source = {**source, "settings": {**source["settings"], "path": str(real_data / source["settings"]["path"])}}
+    command(tmp_path, [source | EXACT], {"train": None, "validation": 50, "test": 100})
+    found = tables(tmp_path)
+    kept = pl.concat([found[split] for split in ("train", "validation", "test")])
+    rejected = found["rejected"]
+    assert kept.height + rejected.height == num_rows
+    assert dict(rejected.filter(pl.col("reason") == "empty_answer").select("line", "reason").iter_rows()) == bad
+    assert rejected.height <= 0.01 * num_rows
+    assert kept["prompt_id"].n_unique() == kept.height
+    assert kept["answer"].str.strip_chars().str.len_chars().min() > 0  # type: ignore[operator]
+    assert kept["messages"].is_null().all() == (name != "dsr_sub")
+    if name == "gsm8k":
+        assert not kept["answer"].str.contains(",").any()
+        assert kept.filter(~pl.col("prompt").str.contains(r"^[\x00-\x7f]*$")).height > 300
+    if name == "svamp":
+        assert not kept["answer"].str.ends_with(".0").any()
+
+
+@pytest.mark.slow
+@pytest.mark.real_data
+def test_the_questions_of_dsr_sub_that_are_in_math_are_found(real_data: Path, tmp_path: Path) -> None:
+    """DSR-sub's prompts carry an instruction that MATH's do not. All whose rest is a question of MATH must be found."""
+    sources = [
+        {**preset("math", str(real_data / "math_train" / "math.json")), **EXACT, "split": "train"},
+        {**preset("verl", str(real_data / "dsr_sub_1209" / "dsr_sub.parquet"), level=None), **EXACT, "split": "test"},
+        {**preset("svamp", str(real_data / "svamp" / "SVAMP.json")), "split": "validation"},
+    ]
+    command(tmp_path, sources, {"train": None, "validation": 100, "test": 1200})
+    found = tables(tmp_path)
+    instruction = " Let's think step by step and output the final answer within \\boxed{}."
+    evaluated = set(found["test"]["prompt"].str.strip_suffix(instruction).str.strip_chars())
+    assert not evaluated & set(found["train"]["prompt"].str.strip_chars())
+    in_both = found["contamination"].filter(pl.col("prompt").str.strip_chars().is_in(list(evaluated)))
+    assert in_both["line"].n_unique() > 150
+    assert found["contamination"]["line"].n_unique() < 1.2 * in_both["line"].n_unique()

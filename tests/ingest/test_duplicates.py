@@ -1,0 +1,98 @@
+"""The same question twice: one stays; with two golds none does, unless the verifier calls the golds equal."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.ingest.duplicates import differing, resolve, unify
+from tasks.ingest.identity import normalised, prompt_id
+from tests.ingest.helpers import row, spool
+
+
+def fates(folder: Path, *questions: tuple[str, str], splits: tuple[str | None, ...] = ()) -> dict[int, tuple[str, int]]:
+    """Reason and other row of the rejected, by row; each question is an entry of its own where `splits` are given."""
+    rows = [(n if splits else 0, row(asked, answer)) for n, (asked, answer) in enumerate(questions)]
+    index = resolve(spool(folder, *rows).index, splits or (None,))
+    return {n: (reason, other) for n, reason, other in index.select("row", "reason", "other").iter_rows() if reason}
+
+
+def test_duplicates_keep_the_first_and_conflicting_golds_keep_none(tmp_path: Path) -> None:
+    questions = [
+        ("What is  2 + 2?", "4"),
+        ("what is 2 + 2? ", "4"),
+        ("Is it 3?", "3"),
+        ("Is it 3?", "5"),
+        ("Is it 3?", "3"),
+        ("z^4 - z^2 + 1", "7"),
+        ("z^4 + z^2 + 1", "7"),
+    ]
+    assert fates(tmp_path, *questions) == {
+        1: ("duplicate", 0),
+        2: ("conflicting_answers", 3),
+        3: ("conflicting_answers", 2),
+        4: ("conflicting_answers", 3),
+    }
+
+
+def test_case_alone_makes_no_conflict(tmp_path: Path) -> None:
+    assert fates(tmp_path, ("The code of A?", "65"), ("The code of a?", "97"), ("THE code of A?", "65")) == {
+        2: ("duplicate", 0)
+    }
+
+
+def test_of_equal_rows_the_one_of_the_evaluation_stays(tmp_path: Path) -> None:
+    same = ("2 + 2?", "4")
+    assert fates(tmp_path, same, same, same, splits=("train", "test", None)) == {
+        0: ("duplicate", 1),
+        2: ("duplicate", 1),
+    }
+
+
+def test_golds_that_the_verifier_calls_equal_are_no_conflict(tmp_path: Path) -> None:
+    rows = [row("How many?", "1,200"), row("How many?", "1200"), row("How far?", "1"), row("How far?", "2")]
+    kept = spool(tmp_path, *rows)
+    texts = kept.take(differing(kept.index)["row"], "answer", "verifier")
+    assert texts["row"].to_list() == [0, 1, 2, 3]
+    index = unify(kept.index, texts, lambda pairs: [one.replace(",", "") == two for _, one, two in pairs])
+    index = unify(index, texts, lambda pairs: [one == two.replace(",", "") for _, one, two in pairs])
+    reasons = resolve(index, (None,))["reason"].to_list()
+    assert reasons == [None, "duplicate", "conflicting_answers", "conflicting_answers"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("z^4 - z^2 + 1", "z^4 + z^2 + 1"),
+        ("x.5", "x 5"),
+        ("12", "1 2"),
+        ("-3", "3"),
+        ("{1}", "(1)"),
+        ("x²", "x2"),
+        ("A", "a"),
+    ],
+)
+def test_what_means_another_thing_is_another_text(one: str, other: str) -> None:
+    assert normalised(one) != normalised(other)
+
+
+def test_composition_and_white_space_mean_nothing() -> None:
+    assert normalised(" cafe\u0301\u00a0\n1") == normalised("caf\u00e9 1")
+
+
+@given(st.text())
+def test_normalising_twice_changes_nothing(text: str) -> None:
+    assert normalised(normalised(text)) == normalised(text)
+
+
+def test_the_identity_of_a_prompt_is_its_content() -> None:
+    same = prompt_id(row("a"))
+    assert same == prompt_id(row("a", line=9, source="elsewhere", content="x", level="3"))
+    others = [
+        row("b"),
+        row("a", "2"),
+        row("a", verifier="exact"),
+        row("a", messages='[{"role": "user", "content": "a"}]'),
+    ]
+    assert len({same, *map(prompt_id, others)}) == 5

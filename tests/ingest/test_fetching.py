@@ -1,0 +1,160 @@
+"""Sources that are elsewhere: a web server and a stand-in of the hub on loopback, and a real S3 server."""
+
+import gzip
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from tasks.common.files import ArtifactError
+from tasks.common.locations import open_location
+from tasks.ingest.fetching import local_file
+from tests.ingest.helpers import entry, found
+
+ROWS = b'{"question": "2 + 2?", "gold": "4"}\n{"question": "3 + 3?", "gold": "6"}\n'
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Web(http.server.BaseHTTPRequestHandler):
+    """What the tests ask for, by path; a path under /cut/ breaks off as often as its first number says."""
+
+    protocol_version = "HTTP/1.1"
+    asked: ClassVar[list[str]] = []
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        parts = self.path.partition("?")[0].strip("/").split("/")
+        if parts[0] == "moved":
+            return self.reply(
+                302, b"", Location="/rows.jsonl" if parts[-1] == "here" else "http://example.invalid/rows"
+            )
+        if parts[0] == "busy" or (parts[0] == "cut" and self.asked.count(self.path) <= int(parts[1])):
+            return self.reply(503, b"") if parts[0] == "busy" else self.reply(200, ROWS, cut=20)
+        if parts[0] == "datasets":  # the hub's address of a file
+            return self.reply(200, ROWS, ETag='"abc"', **{"X-Repo-Commit": COMMIT})
+        if parts[-1] == "rows.jsonl.gz":
+            return self.reply(200, gzip.compress(ROWS))
+        return self.reply(200, ROWS) if parts[-1] == "rows.jsonl" else self.reply(404, b"")
+
+    def reply(self, status: int, body: bytes, cut: int = 0, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body[:-cut] if cut else body)
+        self.close_connection = True
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def web() -> Iterator[str]:
+    Web.asked = []
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Web)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    "path", ["rows.jsonl", "rows.jsonl.gz", "moved/here", "cut/2/rows.jsonl", "rows.jsonl?key=secret"]
+)
+def test_a_file_of_a_web_server(web: str, path: str, tmp_path: Path) -> None:
+    kept, rejected = found(entry(f"{web}/{path}"))
+    assert ([row.answer for row in kept], rejected) == (["4", "6"], [])
+
+
+def test_a_fetched_file_is_removed_and_a_local_one_is_used_where_it_lies(web: str, tmp_path: Path) -> None:
+    with local_file(f"{web}/rows.jsonl", tmp_path) as path:
+        assert tmp_path in path.parents
+        assert path.read_bytes() == ROWS
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "a.jsonl").write_bytes(ROWS)
+    with local_file(str(tmp_path / "a.jsonl"), tmp_path) as path:
+        assert path == tmp_path / "a.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("nowhere?key=secret", r"/nowhere: the server answers 404"),
+        ("busy/x", r"the server answers 503"),
+        ("cut/9/rows.jsonl", r"cannot be fetched \(RemoteProtocolError, 4 attempts\)"),
+        ("moved/away", r"leads to http://example.invalid: only https:// is read"),
+    ],
+)
+def test_what_a_web_server_does_wrong_is_said(web: str, path: str, message: str) -> None:
+    with pytest.raises(ArtifactError, match=message) as caught:
+        found(entry(f"{web}/{path}"))
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("location", "message"),
+    [
+        ("http://example.invalid/a.jsonl", "only https:// is read"),
+        ("https://me:secret@example.invalid/a.jsonl", "must not hold credentials"),
+        ("https://127.0.0.1:1/a.jsonl?key=secret", r"https://127.0.0.1:1/a.jsonl cannot be fetched \(ConnectError"),
+        ("hf://org/name", "is not a file of the hub: hf://datasets/ORG/NAME@REVISION/PATH"),
+        ("ftp://example.invalid/a.jsonl", "is not a location"),
+        ("/nowhere/a.jsonl", r"/nowhere/a.jsonl: No such file"),
+    ],
+)
+def test_a_wrong_location_is_named_without_its_secrets(location: str, message: str) -> None:
+    with pytest.raises(ArtifactError, match=message) as caught:
+        found(entry(location))
+    assert "secret" not in str(caught.value)
+
+
+def fetch_from_hub(tmp_path: Path, location: str, **environment: str) -> tuple[str, str]:
+    """What a process of its own (the hub's address is read when its library is imported) finds, and its errors."""
+    code = (
+        "import sys; from tasks.ingest.fetching import local_file\n"
+        "with local_file(sys.argv[1], None) as path: print(path.read_text())"
+    )
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    settings = {"HF_HOME": str(tmp_path / "hub"), "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    command = [sys.executable, "-c", code, location]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**clean, **settings, **environment}, check=False, timeout=120
+    )
+    return done.stdout, done.stderr
+
+
+def test_a_file_of_the_hub_is_cached_and_then_needs_no_connection(web: str, tmp_path: Path) -> None:
+    location = f"hf://datasets/org/name@{COMMIT}/data/rows.jsonl"
+    text, log = fetch_from_hub(tmp_path, location, HF_ENDPOINT=web)
+    assert text.encode().rstrip() == ROWS.rstrip(), log
+    assert any(f"/datasets/org/name/resolve/{COMMIT}/data/rows.jsonl" in asked for asked in Web.asked)
+    text, log = fetch_from_hub(tmp_path, location, HF_HUB_OFFLINE="1")
+    assert text.encode().rstrip() == ROWS.rstrip(), log
+
+
+def test_a_hub_out_of_reach_is_said(tmp_path: Path) -> None:
+    _, log = fetch_from_hub(tmp_path, "hf://datasets/org/name/rows.jsonl", HF_HUB_OFFLINE="1")
+    assert "is not in the hub's cache, and the hub cannot be reached" in log
+
+
+@pytest.mark.s3
+def test_an_object_of_a_bucket(bucket: str) -> None:
+    files, path = open_location(bucket)
+    files.pipe_file(
+        f"{path}/a.json.gz", gzip.compress(json.dumps([json.loads(line) for line in ROWS.splitlines()]).encode())
+    )
+    location: Any = f"{bucket}/a.json.gz"
+    assert [row.answer for row in found(entry(location))[0]] == ["4", "6"]
+    with pytest.raises(ArtifactError, match="no such bucket or file"):
+        found(entry(f"{bucket}/b.json.gz"))

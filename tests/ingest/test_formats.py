@@ -1,0 +1,142 @@
+"""Every format in every packing gives the same rows; every bad row costs itself alone and keeps its line and text."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from tasks.common.files import ArtifactError
+from tasks.common.params import ParamsError
+from tasks.ingest.formats import Record, Unreadable, records
+from tests.ingest.helpers import entry, found, lines
+
+ROWS = [
+    {"question": "2 + 2?", "gold": "4"},
+    {"question": 'How, "so"\nto say?', "gold": "5"},
+    {"question": "é", "gold": "6"},
+]
+PACKED = {"": bytes, ".gz": gzip.compress, ".zst": lambda data: pa.compress(data, "zstd", asbytes=True)}
+
+
+def contents(ending: str) -> bytes:
+    """ROWS in one of the formats."""
+    frame = pl.DataFrame(ROWS)
+    if ending == ".json":
+        return json.dumps(ROWS, indent=2).encode()
+    if ending == ".jsonl":
+        return frame.write_ndjson().encode()
+    return frame.write_csv(separator="\t" if ending == ".tsv" else ",").encode()
+
+
+@pytest.mark.parametrize("packing", PACKED)
+@pytest.mark.parametrize("ending", [".json", ".jsonl", ".csv", ".tsv"])
+def test_a_file_reads_the_same_in_every_format_and_packing(tmp_path: Path, ending: str, packing: str) -> None:
+    path = tmp_path / f"a{ending}{packing}"
+    path.write_bytes(PACKED[packing](contents(ending)))
+    kept, rejected = found(entry(path))
+    assert [(row.prompt, row.answer) for row in kept] == [(row["question"], row["gold"]) for row in ROWS]
+    assert rejected == []
+
+
+@pytest.mark.parametrize("ending", [".json", ".jsonl", ".csv"])
+def test_a_name_that_says_nothing_is_looked_into(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / "download"
+    path.write_bytes(b"\xef\xbb\xbf" + contents(ending))
+    assert [row.answer for row in found(entry(path))[0]] == ["4", "5", "6"]
+    pl.DataFrame(ROWS).write_parquet(path)
+    assert [row.answer for row in found(entry(path))[0]] == ["4", "5", "6"]
+
+
+def test_csv_keeps_lines_and_raw_text_of_bad_rows(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(
+        b'question,gold\r\n"two\nlines",2\r\n1 + 1?,2,3\r\n\r\ncaf\xe9,4\r\nnul\0,5\r\n3 + 3?,6\r\n"never closed,7\r\n'
+    )
+    kept, rejected = found(entry(path))
+    assert [(row.line, row.prompt, row.answer) for row in kept] == [(2, "two\nlines", "2"), (8, "3 + 3?", "6")]
+    assert [(one.line, one.reason) for one in rejected] == [
+        (4, "malformed"),
+        (6, "undecodable"),
+        (7, "undecodable"),
+        (9, "malformed"),
+    ]
+    assert rejected[0].content == "1 + 1?,2,3"
+    assert "3 fields where the header has 2" in rejected[0].detail
+    assert rejected[1].content == "caf\\udce9,4"
+
+
+def test_one_bad_byte_in_an_array_costs_one_entry(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(b'[{"question": "caf\xe9", "gold": "1"}, {"question": "2 + 2?", "gold": "4"}, 3]')
+    kept, rejected = found(entry(path))
+    assert [(row.line, row.answer) for row in kept] == [(2, "4")]
+    assert [(one.line, one.reason) for one in rejected] == [(1, "undecodable"), (3, "malformed")]
+
+
+def test_parquet_rows_keep_all_their_columns_when_rejected(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    rewards = [{"gold": "4"}, {"gold": None}, {"gold": "6"}]
+    pl.DataFrame({"q": ["2 + 2?", "1 + 1?", None], "reward": rewards, "note": list("abc")}).write_parquet(path)
+    kept, rejected = found(entry(path, prompt="q", answer="reward.gold"))
+    assert [(row.line, row.prompt, row.answer) for row in kept] == [(1, "2 + 2?", "4")]
+    assert [(one.line, one.reason) for one in rejected] == [(2, "empty_answer"), (3, "empty_prompt")]
+    assert json.loads(rejected[0].content) == {"q": "1 + 1?", "reward": {"gold": None}, "note": "b"}
+
+
+def test_parquet_is_read_in_batches_in_order(tmp_path: Path) -> None:
+    pl.DataFrame({"n": range(25_000)}).write_parquet(tmp_path / "a.parquet", row_group_size=7_000)
+    read = list(records(tmp_path / "a.parquet", "a.parquet"))
+    assert all(isinstance(record, Record) for record in read)
+    assert [(record.line, record.fields["n"]) for record in read if isinstance(record, Record)] == [
+        (n + 1, n) for n in range(25_000)
+    ]
+
+
+def broken(path: Path, kind: str) -> Path:
+    whole = {
+        ".gz": gzip.compress(contents(".jsonl") * 99),
+        ".zst": pa.compress(contents(".jsonl") * 99, "zstd", asbytes=True),
+    }
+    path = path / {"gz": "a.jsonl.gz", "zst": "a.jsonl.zst"}.get(kind, f"a.{kind}")
+    path.write_bytes(whole[path.suffix][:-9] if path.suffix in whole else b'{"question": "1 + 1?"')
+    return path
+
+
+@pytest.mark.parametrize("kind", ["gz", "zst", "parquet", "json"])
+def test_a_damaged_file_is_named(tmp_path: Path, kind: str) -> None:
+    path = broken(tmp_path, kind)
+    with pytest.raises(ArtifactError, match=rf"{path.name} (is damaged|holds dict|is not JSON)"):
+        list(records(path, str(path)))
+
+
+def test_a_field_that_no_row_has_is_named_with_the_fields_there_are(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", *ROWS)
+    with pytest.raises(ParamsError, match=r"in every one of 3 rows there is no answer field.*the last row is .*gold"):
+        found(entry(path, answer="answer"))
+
+
+@pytest.mark.parametrize("value", [b"[" * 100_000, b'{"question": ' + b"[" * 900 + b"]" * 900 + b', "gold": 1}'])
+def test_deep_nesting_is_a_bad_row(tmp_path: Path, value: bytes) -> None:
+    kept, rejected = found(entry(lines(tmp_path / "a.jsonl", value, ROWS[0])))
+    assert ([row.line for row in kept], [one.reason for one in rejected]) == ([2], ["malformed"])
+
+
+def test_a_source_without_rows_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ParamsError, match=r"ingest\.sources\[0\] \(mapping\) has no rows"):
+        found(entry(lines(tmp_path / "a.jsonl")))
+
+
+def test_a_header_with_one_name_twice_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("question,gold,gold\n1,2,3\n")
+    with pytest.raises(ArtifactError, match="names a column twice"):
+        found(entry(tmp_path / "a.csv"))
+
+
+def test_records_have_numbers_from_one(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", {"a": 1}, b"", b"\xff", {"a": 2})
+    read: list[Any] = list(records(path, "a.jsonl"))
+    assert [(type(one), one.line) for one in read] == [(Record, 1), (Unreadable, 3), (Record, 4)]

@@ -1,0 +1,168 @@
+"""The presets: what each makes of its own kind of row; and what params.yaml may say of a source."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from tasks.common.params import ParamsError
+from tasks.ingest import sources as presets
+from tasks.ingest.reading import load, sources
+from tasks.ingest.sources.math import last_boxed
+from tests.ingest.helpers import CHAIN_SUM, entry, found, lines, preset
+
+
+def test_gsm8k_reads_the_gold_after_the_mark(tmp_path: Path) -> None:
+    path = lines(
+        tmp_path / "train.jsonl",
+        {"question": "How many?\n", "answer": "1 + 1 = <<1+1=2>>2\nTimes 600.\n#### 1,200"},
+        {"question": "How much?", "answer": "I do not know"},
+        {"question": "How far?", "answer": "Far.\n#### "},
+        {"question": "How long?"},
+    )
+    kept, rejected = found(preset("gsm8k", path))
+    assert [(row.prompt, row.answer, row.verifier, row.level) for row in kept] == [
+        ("How many?\n", "1200", "numeric", "2")
+    ]
+    assert [(one.line, one.reason) for one in rejected] == [(2, "malformed"), (3, "empty_answer"), (4, "missing_field")]
+
+
+def test_math_in_both_forms_never_guesses_an_empty_gold(tmp_path: Path) -> None:
+    solution = r"So $x = \boxed{1}$, hence $\boxed{\frac{1}{2}}$."
+    path = lines(
+        tmp_path / "math.jsonl",
+        {"problem": "A?", "level": "Level 3", "solution": solution},
+        {"problem": "B?", "difficulty": 5.0, "answer": r"\frac{1}{3}", "solution": solution},
+        {"problem": "C?", "difficulty": 2.0, "answer": None, "solution": solution},
+        {"problem": "D?", "difficulty": 2.0, "answer": "", "solution": solution},
+        {"problem": "E?", "level": "Level 1", "solution": "There is none."},
+    )
+    kept, rejected = found(preset("math", path))
+    assert [(row.answer, row.level, row.verifier) for row in kept] == [
+        (r"\frac{1}{2}", "3", "math"),
+        (r"\frac{1}{3}", "5", "math"),
+    ]
+    assert [(one.line, one.reason) for one in rejected] == [(3, "empty_answer"), (4, "empty_answer"), (5, "malformed")]
+
+
+@pytest.mark.parametrize(
+    ("solution", "answer"),
+    [
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed{a} and \fbox{\sqrt{2}}.", r"\sqrt{2}"),
+        (r"it is $\boxed 7$.", "7"),
+        (r"\boxed{1", None),
+        (r"\boxed", None),
+        ("none", None),
+    ],
+)
+def test_the_last_box_with_its_braces(solution: str, answer: str | None) -> None:
+    assert last_boxed(solution) == answer
+
+
+def test_svamp_joins_body_and_question(tmp_path: Path) -> None:
+    rows = [{"Body": "Each pack costs 76.0 dollars.", "Question": "How much?", "Answer": 145.0, "Type": "Subtraction"}]
+    (tmp_path / "SVAMP.json").write_text(json.dumps(rows))
+    (row,), _ = found(preset("svamp", tmp_path / "SVAMP.json"))
+    assert (row.prompt, row.answer) == ("Each pack costs 76.0 dollars. How much?", "145")
+    assert (row.level, row.verifier) == ("Subtraction", "numeric")
+
+
+def test_verl_keeps_the_messages(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"prompt": [{"content": "1 + 1?", "role": "user"}], "reward_model": {"ground_truth": gold, "style": "rule"}}
+        for gold in ("2", "")
+    ]
+    extra = {"data_source": "deepscaler", "extra_info": {"index": 4}}
+    pl.DataFrame([{**row, **extra} for row in rows]).write_parquet(tmp_path / "a.parquet")
+    (row,), (bad,) = found(preset("verl", tmp_path / "a.parquet", level="extra_info.index"))
+    assert json.loads(row.messages or "") == [{"role": "user", "content": "1 + 1?"}]
+    assert (row.source, row.answer, row.verifier, row.level) == ("verl/deepscaler", "2", "math", "4")
+    assert (bad.line, bad.reason) == (2, "empty_answer")
+
+
+def test_openai_chat_takes_the_gold_from_a_field_or_from_the_last_message(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
+    path = lines(
+        tmp_path / "a.jsonl",
+        {"messages": messages},
+        {"messages": messages[:1]},
+        {"messages": None},
+        {"messages": messages[1:]},
+    )
+    common: dict[str, Any] = {"name": "mine", "level": None, "verifier": "numeric"}
+    (row,), rejected = found(preset("openai_chat", path, answer=None, **common))
+    assert (json.loads(row.messages or ""), row.answer) == (messages[:1], "2")
+    assert [one.reason for one in rejected] == ["missing_field", "missing_field", "empty_prompt"]
+    path = lines(tmp_path / "b.jsonl", {"messages": messages[:1], "reference_answer": "two"})
+    (row,), _ = found(preset("openai_chat", path, answer="reference_answer", **common))
+    assert row.answer == "two"
+
+
+def test_reasoning_gym_mixes_tasks_by_weight() -> None:
+    tasks = [
+        {**CHAIN_SUM, "weight": 3.0, "config": {"min_terms": 3, "max_terms": 3}},
+        {"name": "spell_backward", "weight": 1.0, "config": {}, "level": "word_len", "verifier": "exact"},
+    ]
+    kept, _ = found({"preset": "reasoning_gym", "settings": {"seed": 5, "num_prompts": 40, "tasks": tasks}})
+    sums, spelling = ([row for row in kept if row.source.endswith(name)] for name in ("chain_sum", "spell_backward"))
+    assert (len(sums), len(spelling)) == (30, 10)
+    assert {row.level for row in sums} == {"3"}
+    assert all(eval(row.prompt.partition(": ")[2].removesuffix(" =")) == int(row.answer) for row in sums)
+    assert all(len(row.answer) == int(row.level) for row in spelling)
+
+
+def test_every_preset_declares_its_settings_and_one_way_to_read() -> None:
+    from tasks.common.registry import names
+
+    for name in names(presets):
+        module = load(name)
+        assert hasattr(module, "candidate") == ("path" in module.Settings.__dataclass_fields__)
+        assert hasattr(module, "candidate") != hasattr(module, "read")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"preset": "gsm9k"},
+            "preset is 'gsm9k'; there is: gsm8k, mapping, math, openai_chat, reasoning_gym, svamp, verl",
+        ),
+        ({"settings": {"pth": "x"}}, "settings.pth is unknown; allowed: path, name, prompt"),
+        ({"prompt_template": "Question:"}, "must hold {prompt} once"),
+        ({"presets": "jsonl"}, r"ingest.sources\[0\].presets is unknown"),
+        ({"weight": 0.0}, "weight is 0.0; it must be above 0"),
+        ({"max_rows": 0}, "max_rows is 0; it must be at least 1"),
+        ({"split": "tset"}, "split is 'tset'; allowed: 'train', 'validation', 'test'"),
+    ],
+)
+def test_a_wrong_entry_is_named_with_what_is_allowed(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParamsError, match=message):
+        sources([{**entry(tmp_path / "a.jsonl"), **change}])
+
+
+def test_weights_are_for_all_or_none(tmp_path: Path) -> None:
+    one = entry(tmp_path / "a.jsonl")
+    with pytest.raises(ParamsError, match="give every source a weight, or none"):
+        sources([one, {**one, "weight": 1.0}])
+
+
+def test_an_entry_chooses_another_verifier(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", {"question": "1 + 1?", "answer": "#### 2"})
+    (row,), _ = found({**preset("gsm8k", path), "verifier": "exact"})
+    assert row.verifier == "exact"
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ({"name": "chain_sums"}, "no task 'chain_sums'; it has: .*chain_sum"),
+        ({"config": {"terms": 2}}, "allowed: min_terms"),
+    ],
+)
+def test_what_reasoning_gym_does_not_know_is_named(task: dict[str, Any], message: str) -> None:
+    settings = {"seed": 0, "num_prompts": 2, "tasks": [{**CHAIN_SUM, **task}]}
+    with pytest.raises(ParamsError, match=message):
+        found({"preset": "reasoning_gym", "settings": settings})

@@ -1,0 +1,103 @@
+"""Splits: by content and seed, by weight and cap, by what sources name; and what is said when rows are lacking."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from tasks.common.params import ParamsError
+from tasks.common.stage import StageError
+from tasks.ingest.candidates import Rejection, Row
+from tasks.ingest.duplicates import resolve
+from tasks.ingest.splits import Share, Sizes, check, split
+from tests.ingest.helpers import row, spool
+
+ANY = Share(None, None, None)
+
+
+def nothing(train: pl.DataFrame, evaluation: pl.DataFrame) -> pl.DataFrame:
+    return train.head(0).select("row", other="row", reason=pl.lit("contaminated"))
+
+
+def parts(
+    folder: Path, rows: Any, sizes: Sizes, *shares: Share, seed: int = 0, dropped: Any = nothing
+) -> dict[str, set[str]]:
+    """The questions of every split."""
+    folder.mkdir(exist_ok=True)
+    kept = spool(folder, *rows, seed=seed)
+    index = split(resolve(kept.index, [share.split for share in shares or (ANY,)]), sizes, shares or (ANY,), dropped)
+    asked = index.with_columns(asked=kept.take(index["row"], "asked")["asked"])
+    return {name: set(asked.filter(pl.col("split") == name)["asked"]) for name in ("train", "validation", "test")}
+
+
+def problems(count: int, name: str = "problem") -> list[Row]:
+    return [row(f"{name} {number}") for number in range(count)]
+
+
+def test_splits_depend_on_content_and_seed_not_on_order(tmp_path: Path) -> None:
+    rows, sizes = problems(60), Sizes(30, 10, 15)
+    one = parts(tmp_path, rows, sizes)
+    assert {name: len(part) for name, part in one.items()} == {"train": 30, "validation": 10, "test": 15}
+    assert not one["train"] & one["test"]
+    assert not one["validation"] & (one["train"] | one["test"])
+    assert parts(tmp_path / "b", rows[::-1], sizes) == one
+    assert parts(tmp_path / "c", rows, sizes, seed=1)["test"] != one["test"]
+    everything = parts(tmp_path / "d", rows, Sizes(None, 10, 15))
+    assert len(everything["train"]) == 35
+    assert everything["test"] == one["test"]
+
+
+def test_weights_share_every_split(tmp_path: Path) -> None:
+    rows = [(0, one) for one in problems(100, "a")] + [(1, one) for one in problems(30, "b")]
+    weights = (Share(None, 3.0, None), Share(None, 1.0, None))
+    found = parts(tmp_path, rows, Sizes(40, 8, 12), *weights)
+    shares = {name: Counter(asked[0] for asked in part) for name, part in found.items()}
+    assert shares == {"train": {"a": 30, "b": 10}, "validation": {"a": 6, "b": 2}, "test": {"a": 9, "b": 3}}
+    rest = parts(tmp_path / "b", rows, Sizes(None, 8, 12), *weights)["train"]
+    assert Counter(asked[0] for asked in rest) == {"a": 75, "b": 25}
+
+
+def test_a_cap_takes_the_same_rows_in_any_order(tmp_path: Path) -> None:
+    shares = (Share(None, None, 5), ANY)
+    rows = [(0, one) for one in problems(50, "a")] + [(1, one) for one in problems(50, "b")]
+    found = parts(tmp_path, rows, Sizes(None, 1, 1), *shares)
+    union = set.union(*found.values())
+    assert Counter(asked[0] for asked in union) == {"a": 5, "b": 50}
+    assert parts(tmp_path / "b", rows[::-1], Sizes(None, 1, 1), *shares) == found
+
+
+def test_a_split_that_a_source_names_takes_only_such_rows(tmp_path: Path) -> None:
+    shares = (ANY, Share("test", None, None))
+    rows = [(0, one) for one in problems(20, "a")] + [(1, one) for one in problems(6, "b")]
+    found = parts(tmp_path, rows, Sizes(None, 5, 4), *shares)
+    assert {asked[0] for asked in found["test"]} == {"b"}
+    assert {asked[0] for asked in found["train"] | found["validation"]} == {"a"}
+    assert (len(found["train"]), len(found["test"])) == (15, 4)
+
+
+def test_what_must_not_be_trained_on_is_replaced_by_other_rows(tmp_path: Path) -> None:
+    rows, sizes = problems(30), Sizes(10, 5, 5)
+    before = parts(tmp_path, rows, sizes)
+
+    def dropped(train: pl.DataFrame, evaluation: pl.DataFrame) -> pl.DataFrame:
+        assert (train.height, evaluation.height) == (20, 10)
+        return train.head(3).select("row", other=pl.lit(evaluation["row"][0]), reason=pl.lit("contaminated"))
+
+    after = parts(tmp_path / "b", rows, sizes, dropped=dropped)
+    assert after["test"] == before["test"]
+    assert (len(after["train"]), len(after["train"] & before["train"])) == (10, 7)
+
+
+def test_too_few_rows_say_the_numbers(tmp_path: Path) -> None:
+    rows = [*problems(3), row("problem 1", line=7), Rejection("mine", 8, "empty_answer", "", "")]
+    with pytest.raises(StageError, match=r"split validation .*1 duplicate.* needs 2 prompts and 1 are left"):
+        parts(tmp_path, rows, Sizes(3, 2, 2))
+    with pytest.raises(StageError, match=r"split train .*1 empty_answer.* needs 1 prompts and 0 are left"):
+        parts(tmp_path / "b", rows, Sizes(None, 1, 2))
+    weighted = [(0, one) for one in problems(20, "a")] + [(1, one) for one in problems(2, "b")]
+    with pytest.raises(StageError, match=r"ingest.sources\[1\], by its weight, needs 4 prompts and 2 are left"):
+        parts(tmp_path / "c", weighted, Sizes(4, 1, 8), Share(None, 1.0, None), Share(None, 1.0, None))
+    with pytest.raises(ParamsError, match="test is 0"):
+        check(Sizes(1, 1, 0))
