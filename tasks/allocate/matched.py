@@ -9,6 +9,7 @@ import polars as pl
 
 from tasks.allocate.plan import phase, shuffled
 from tasks.allocate.strategies import sgpo
+from tasks.common.params import at_least
 
 PROFILED_PER_TRAINED = 4.0
 
@@ -39,6 +40,7 @@ def uniform_until(
     prompt_ids: pl.Series, group_size: int, budget: float, profile: pl.DataFrame, rng: np.random.Generator
 ) -> list[pl.DataFrame]:
     """Passes over `prompt_ids` in random orders, each with `group_size`, the last one cut where `budget` is spent."""
+    at_least(1, allocate__group_size=group_size)  # groups of none would never spend it
     tokens = dict(tokens_per_rollout(profile).iter_rows())
     passes: list[pl.DataFrame] = []
     while budget > 0 and len(prompt_ids):

@@ -169,6 +169,12 @@ def test_a_matched_plan_costs_what_sgpos_does(name: str) -> None:
     assert (plan.group_by("pass").len().sort("pass")["len"].to_list())[0] == plan["prompt_id"].n_unique()
 
 
+@pytest.mark.parametrize("name", ["grpo_matched", "random_subset"])
+def test_a_matched_plan_of_empty_groups_is_refused_and_not_planned_forever(name: str) -> None:
+    with pytest.raises(ParamsError, match=r"allocate\.group_size is 0; it must be at least 1"):
+        run({**SPECS[name], "group_size": 0}, profile_of([(4, 8)] * 10))
+
+
 def test_an_ungraded_prompt_is_left_out_and_said_so() -> None:
     profile = profile_of([(4, 8), (0, 8)])
     broken = profile.with_columns(
