@@ -140,8 +140,11 @@ def check_shared_gpu(name: str, settings: EngineSettings, model: PreTrainedModel
 
 
 def check_lengths(prompts: Sequence[Sequence[int]], max_tokens: int, max_length: int) -> None:
-    """Raise ArtifactError naming the first prompt that does not fit the policy's context with its completion."""
+    """Raise ArtifactError naming the first prompt that is empty, or does not fit the policy's context with its
+    completion."""
     for index, prompt in enumerate(prompts):
+        if not prompt:
+            raise ArtifactError(f"prompt {index} has no tokens, and a completion must begin after one: drop the prompt")
         if len(prompt) + max_tokens > max_length:
             raise ArtifactError(
                 f"prompt {index} has {len(prompt)} tokens, and with sampling.max_tokens {max_tokens} that is over the "

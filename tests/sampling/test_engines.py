@@ -196,6 +196,11 @@ def test_too_long_a_prompt_is_named(engine: Engine, policy: Policy, prompts: lis
     assert samples.finish_reasons[1] == "stop" or len(samples.token_ids[1]) == SAMPLING.max_tokens
 
 
+def test_a_prompt_without_tokens_is_named(engine: Engine, prompts: list[list[int]]) -> None:
+    with pytest.raises(ArtifactError, match="prompt 1 has no tokens"):
+        engine.generate([prompts[0], [], prompts[1]], [1, 1, 1], SAMPLING, [0, 1, 2])
+
+
 def test_weights_replaced_in_place_are_in_effect(
     engine: Engine, engine_name: str, policy: Policy, prompts: list[list[int]]
 ) -> None:
@@ -237,6 +242,11 @@ def test_samples_follow_the_distribution(engine: Engine, logits: Reference, prom
 def test_an_unknown_engine_is_named(policy: Policy) -> None:
     with pytest.raises(ParamsError, match=f"engine.name is 'trt'; there is: {', '.join(registry.names(engines))}"):
         load_engine(dataclasses.replace(SETTINGS, name="trt"), policy)
+
+
+def test_an_engine_without_a_slot_is_refused_and_does_not_wait_forever(policy: Policy) -> None:
+    with pytest.raises(ParamsError, match=r"engine\.max_rows is 0; it must be at least 1"):
+        load_engine(dataclasses.replace(SETTINGS, name="hf", max_rows=0), policy)
 
 
 @pytest.mark.parametrize("name", ["hf", "vllm", "fake"])

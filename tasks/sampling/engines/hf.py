@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from tasks.common.params import at_least
 from tasks.sampling.decoding import Reading, Slots
 from tasks.sampling.engine import EngineSettings, Samples, Sampling, check_lengths
 from tasks.sampling.models import Policy, load_model, load_tokenizer, stop_token_ids, torch_device, torch_dtype
@@ -147,6 +148,7 @@ def longest_first(prompts: Sequence[Sequence[int]], owners: Ints) -> Ints:
 
 def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None) -> HfEngine:
     """The engine for `policy`, sampling from `model` when the trainer hands over its own in the engine's dtype."""
+    at_least(1, engine__max_rows=settings.max_rows)
     if model is None or model.dtype != torch_dtype(settings.dtype):
         model = load_model(
             policy.folder,
