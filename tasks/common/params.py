@@ -97,6 +97,13 @@ def at_least(least: int, **values: int) -> None:
             raise ParamsError(f"{name.replace('__', '.')} is {value}; it must be at least {least}")
 
 
+def share(**values: float) -> None:
+    """Raise ParamsError naming the value that is below 0 or above 1; `__` in a name stands for a dot."""
+    for name, value in values.items():
+        if not 0 <= value <= 1:
+            raise ParamsError(f"{name.replace('__', '.')} is {value}; it must be from 0 to 1")
+
+
 def convert(value: Any, hint: Any, where: str) -> Any:
     """`value` checked against a type hint. Whole numbers are accepted for floats, nothing else is converted."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)

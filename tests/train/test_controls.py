@@ -59,6 +59,10 @@ def test_dapo_fills_its_batch_with_mixed_groups_and_stops_at_the_limit() -> None
     assert full is not None
     assert full.prompt_rows.tolist() == [7, 8, 9, 10]
     assert dapo.next(state, [answered(full, [1, 0] * 4)], rng) is None
+    state = dapo.start(passes(20, 4, 1), BatchSettings("rollouts", 4), max_refills=2)
+    request = dapo.next(state, [], rng)
+    assert request is not None
+    assert dapo.next(state, [answered(request, [1, 0, 0, 0], errors=1)], rng) is not None  # three rollouts are no batch
 
 
 def test_dapo_ends_with_its_plan_and_keeps_to_a_phase() -> None:
@@ -86,9 +90,10 @@ def test_greso_never_skips_in_the_first_pass_and_then_by_streak() -> None:
     state["streak"] = np.array([3, -3, 0, 9])
     assert greso.skip_probability(state, np.arange(4)).tolist() == [0] * 4  # pass 0
     np.testing.assert_allclose(greso.skip_probability(state, np.arange(4, 8)), [0.875, 0.875, 0, 0.99])
-    skipped = sum(greso.next({**state, "position": np.array(4)}, [], np.random.default_rng(s)).counts.size == 0  # type: ignore[union-attr]
-                  for s in range(50))  # fmt: skip
-    assert skipped == 0  # prompt 2 is always taken
+    for seed in range(50):
+        request = greso.next({**state, "position": np.array(4)}, [], np.random.default_rng(seed))
+        assert request is not None
+        assert 2 in request.prompt_rows  # its last group was mixed
 
 
 def test_greso_streaks_and_probabilities_move_as_published() -> None:
@@ -101,8 +106,14 @@ def test_greso_streaks_and_probabilities_move_as_published() -> None:
     greso.observe(state, answered(request, [1, 1, 1, 1, 1, 0, 1, 0]))
     assert state["streak"].tolist() == [2, 1, 0, 0]  # the other kind begins anew, a mixed group resets
     np.testing.assert_allclose(state["p"], [0.48, 0.50])
-    greso.observe(state, answered(request, [1, 0, 1, 0, 1, 0, 0, 0], errors=2))
-    assert state["streak"].tolist() == [0, 0, 0, 0]  # nothing graded: nothing learned, no streak
+    greso.observe(state, answered(request, [1, 0, 0, 0, 1, 0, 0, 0], errors=2))
+    assert state["streak"].tolist() == [0, -1, 0, 0]
+    state["streak"][3] = -5
+    greso.observe(state, answered(request, [1, 0, 0, 0, 1, 0, 0, 0], errors=2))
+    assert state["streak"].tolist() == [0, -2, 0, -5]  # nothing graded: nothing learned, nothing forgotten
+    p = state["p"].tolist()
+    greso.observe(state, answered(request, [0.0] * 8, errors=8))
+    assert state["p"].tolist() == p
 
 
 def test_greso_skips_at_the_rate_it_says() -> None:
@@ -209,3 +220,19 @@ def test_sagc_never_exceeds_the_plan() -> None:
     assert request.counts.tolist() == [2, 16, 8]
     with pytest.raises(ParamsError, match="distinct sizes of at least 2"):
         sagc.start(arrays([(0, 2)]), BatchSettings("rollouts", 8), **(SAGC | {"group_sizes": [1, 4]}))
+    with pytest.raises(ParamsError, match="distinct sizes of at least 2"):
+        sagc.start(arrays([(0, 2)]), BatchSettings("rollouts", 8), **(SAGC | {"group_sizes": []}))
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        (greso, GRESO | {"p_max": 1.5}),
+        (greso, GRESO | {"floor": -0.1}),
+        (sagc, SAGC | {"memory": 1.01}),
+        (knapsack, {"smallest": 2, "largest": 8, "discount": -1.0}),
+    ],
+)
+def test_shares_are_checked(method: Any, settings: dict[str, Any]) -> None:
+    with pytest.raises(ParamsError, match=r"train\.control\.\w+ is .*; it must be from 0 to 1"):
+        method.start(passes(4, 2, 1), BatchSettings("rollouts", 8), **settings)

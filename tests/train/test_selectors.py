@@ -54,6 +54,11 @@ def test_advantages_on_the_kept_set_and_on_the_pool() -> None:
     np.testing.assert_allclose(grpo_sample.advantage(lone, group, epsilon=1e-4)[[0, 1]], [7.87, -0.125], atol=6e-3)
 
 
+def test_dead_groups_have_no_advantage_without_an_epsilon_either() -> None:
+    advantages = grpo_sample.advantage(np.array([1.0, 1.0, 1.0, 0.0]), np.array([0, 0, 1, 1]), epsilon=0.0)
+    np.testing.assert_allclose(advantages, [0, 0, 0.5**0.5, -(0.5**0.5)])
+
+
 def test_as_many_kept_as_drawn_is_plain_grpo() -> None:
     rewards_B, group_B = np.array([1.0, 0, 0, 1, 1, 0]), np.array([0, 0, 0, 2, 2, 2])
     kept = pods.select(rewards_B, group_B, RNG, keep=3)

@@ -14,4 +14,5 @@ def advantage(rewards_B: Floats, group_B: Ints, *, epsilon: float) -> Floats:
     centred_B = dr_grpo.advantage(rewards_B, group_B)
     variance_Q, size_Q = group_means(centred_B**2, group_B)
     deviation_Q = np.sqrt(variance_Q * size_Q / np.maximum(size_Q - 1, 1))
-    return np.asarray(centred_B / (deviation_Q[group_B] + epsilon)) if len(group_B) else centred_B
+    deviation_B = deviation_Q[group_B] + epsilon
+    return np.asarray(np.divide(centred_B, deviation_B, out=np.zeros_like(centred_B), where=centred_B != 0.0))

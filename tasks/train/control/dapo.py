@@ -44,11 +44,11 @@ def next(state: State, so_far: Sequence[Rollouts], rng: np.random.Generator) -> 
 
 
 def mixed_size(state: State, rollouts: Rollouts) -> int:
-    """Rollouts of mixed groups, or their prompts, in the batch's unit. What could not be graded does not mix."""
+    """Rollouts of mixed groups, or their prompts, in the batch's unit. What could not be graded does not count."""
     graded = ~rollouts.is_error_B()
     num_groups = len(rollouts.prompt_rows_Q)
     mixed_Q = mixed_groups(rollouts.rewards_B[graded], rollouts.group_B[graded], num_groups)
-    return int(mixed_Q[rollouts.group_B].sum() if state["counts_rollouts"] else mixed_Q.sum())
+    return int(mixed_Q[rollouts.group_B[graded]].sum() if state["counts_rollouts"] else mixed_Q.sum())
 
 
 def observe(state: State, rollouts: Rollouts) -> None:

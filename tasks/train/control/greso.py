@@ -1,7 +1,8 @@
 """`greso`: skip prompts whose last groups taught nothing, before they are sampled (GRESO, arXiv 2506.02177).
 
 From the second pass on a prompt whose last z groups were all correct is skipped with probability 1 - max(p_easy^z,
-floor), one whose last z were all wrong with 1 - max(p_hard^z, floor); a mixed group resets z. The two p move by
+floor), one whose last z were all wrong with 1 - max(p_hard^z, floor); a mixed group resets z, and one of
+which nothing could be graded leaves it. The two p move by
 `step` a training step within [p_min, p_max]: down while the share of all-correct (all-wrong) groups among those
 sampled is at its target or above. The target is `dead_rate`, a third of it for all-correct groups. Left out: the
 paper's growing batches.
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tasks.common.params import share
 from tasks.train.batch import Ints, Request, Rollouts, State, mixed_groups
 from tasks.train.control import plan
 from tasks.train.control.plan import progress
@@ -33,6 +35,8 @@ def start(
     p_max: float,
 ) -> State:
     """The plan's state, each prompt's streak (positive: all correct, negative: all wrong), and the two p."""
+    share(train__control__dead_rate=dead_rate, train__control__floor=floor, train__control__p_start=p_start)
+    share(train__control__p_min=p_min, train__control__p_max=p_max)
     return {
         **plan.start(columns, batch),
         "streak": np.zeros(int(columns["prompt_row"].max()) + 1, dtype=np.int64),
@@ -77,12 +81,16 @@ def observe(state: State, rollouts: Rollouts) -> None:
     dead_Q = ~mixed_groups(rewards_B, group_B, num_groups) & (size_Q > 0)
     easy_Q = dead_Q & (np.bincount(group_B, rewards_B, num_groups) > 0)
     streak = state["streak"].copy()
-    for row, is_dead, is_easy in zip(rollouts.prompt_rows_Q, dead_Q, easy_Q, strict=True):
+    for row, is_dead, is_easy, size in zip(rollouts.prompt_rows_Q, dead_Q, easy_Q, size_Q, strict=True):
+        if size == 0:
+            continue  # nothing of the group was graded, and nothing is known
         sign = 1 if is_easy else -1
         streak[row] = sign * (max(sign * streak[row], 0) + 1) if is_dead else 0
     state["streak"] = streak
+    if not graded.any():
+        return
     step, _, lowest, highest = state["settings"]
-    shares = np.array([easy_Q.sum(), (dead_Q & ~easy_Q).sum()]) / max(int((size_Q > 0).sum()), 1)
+    shares = np.array([easy_Q.sum(), (dead_Q & ~easy_Q).sum()]) / int((size_Q > 0).sum())
     moved = state["p"] + np.where(shares >= state["targets"], -step, step)
     state["p"] = np.clip(moved, lowest, highest)
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tasks.common.params import at_least
+from tasks.common.params import at_least, share
 from tasks.train.batch import Floats, Ints, Request, Rollouts, State
 from tasks.train.control import plan
 from tasks.train.control.plan import progress
@@ -24,6 +24,7 @@ def start(columns: dict[str, Ints], batch: BatchSettings, *, smallest: int, larg
     """The plan's state, and each prompt's discounted successes and trials."""
     at_least(1, train__control__smallest=smallest)
     at_least(smallest, train__control__largest=largest)
+    share(train__control__discount=discount)
     seen = np.zeros((2, int(columns["prompt_row"].max()) + 1))
     bounds = np.array([smallest, largest])
     return {**plan.start(columns, batch), "seen": seen, "bounds": bounds, "discount": np.array(discount)}

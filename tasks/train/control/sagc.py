@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tasks.common.params import ParamsError
+from tasks.common.params import ParamsError, share
 from tasks.train.batch import Floats, Ints, Request, Rollouts, State
 from tasks.train.control import plan
 from tasks.train.control.plan import progress
@@ -39,8 +39,9 @@ def start(
 ) -> State:
     """The plan's state, the posteriors, the multiplier and the lengths of the latest rollouts."""
     sizes = np.array(sorted(set(group_sizes)), dtype=np.int64)
-    if len(sizes) < len(group_sizes) or sizes.min() < 2:
+    if not group_sizes or len(sizes) < len(group_sizes) or sizes[0] < 2:
         raise ParamsError(f"train.control.group_sizes is {group_sizes}: it must be distinct sizes of at least 2")
+    share(train__control__budget=budget, train__control__memory=memory)
     return {
         **plan.start(columns, batch),
         "candidates": sizes,
