@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 STAGES = ("ingest", "policy", "profile", "baseline", "allocate", "train", "evaluate", "report")
 COPIED = ("dvc.yaml", "params.yaml", ".dvcignore", ".gitignore", ".dvc/config", ".dvc/.gitignore", "data/.gitignore")
@@ -23,11 +25,13 @@ def build(root: Path) -> Path:
     for name in ("flows", "tasks/common"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(Path(__file__).with_name("fake_tracking.py"), root / "tasks/common/tracking.py")
-    (root / "tasks/sampling").mkdir()
-    (root / "tasks/sampling/__init__.py").touch()
     for stage in STAGES:
         (root / "tasks" / stage).mkdir()
         shutil.copy(Path(__file__).with_name("fake_stage.py"), root / "tasks" / stage / "__main__.py")
+    for path in sorted(code_dependencies()):
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        if not (root / path).exists():
+            (root / path if path.suffix else make_folder(root / path) / "__init__.py").touch()
     for command in (
         ("init", "--quiet"),
         ("config", "user.name", "t"),
@@ -37,6 +41,18 @@ def build(root: Path) -> Path:
     ):
         subprocess.run(["git", *command], cwd=root, check=True)
     return root
+
+
+def code_dependencies() -> set[Path]:
+    """The code that dvc.yaml's stages name, as far as it has a place of its own there."""
+    stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"].values()
+    return {Path(name) for stage in stages for name in stage.get("deps", []) if str(name).startswith("tasks/")}
+
+
+def make_folder(path: Path) -> Path:
+    """The folder `path`, made if need be."""
+    path.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def shell(root: Path, environment: dict[str, str], *command: str) -> str:
