@@ -1,6 +1,7 @@
 """Rollouts for the trainer: drawn by the engine (or taken from a record), shared out over ranks, graded."""
 
 import itertools
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -8,12 +9,15 @@ import numpy as np
 import polars as pl
 from transformers import PreTrainedTokenizerBase
 
+from tasks.common.files import ArtifactError
 from tasks.sampling.engine import Engine, Samples, Sampling, sample_flops, sample_seed
 from tasks.sampling.grade import Answer, Grader
 from tasks.sampling.models import Policy
 from tasks.sampling.rollouts import decode
 from tasks.train.batch import Draw, Floats, Ints, Prompts, Request, Rollouts, State
 from tasks.train.ranks import Ranks
+
+logger = logging.getLogger(__name__)
 
 MIN_JUDGED = 1000  # answers of a run before too high a share of failures stops it
 
@@ -28,7 +32,8 @@ class Cost:
 
 
 class Collector:
-    """The engine and the grader of a run. `recorded` holds rollouts that are taken instead of drawing them again."""
+    """The engine and the grader of a run. `recorded` holds rollouts that are taken instead of drawing them, `in_flight`
+    those that a kill left of a step."""
 
     def __init__(
         self,
@@ -44,6 +49,7 @@ class Collector:
         self.policy, self.engine, self.tokenizer, self.grader = policy, engine, tokenizer, grader
         self.sampling, self.generate, self.generation, self.ranks = sampling, generate, generation, ranks
         self.recorded: pl.DataFrame | None = None
+        self.in_flight: pl.DataFrame | None = None
 
     def collect(
         self, prompts: Prompts, request: Request, rng: np.random.Generator, step: int, first_group: int
@@ -53,7 +59,7 @@ class Collector:
         seeds = rng.integers(0, 2**63 - 1, size=sum(counts)).tolist()
         rows = request.prompt_rows.tolist()
         draw = Draw([prompts.token_ids[row] for row in rows], counts, seeds, self.sampling, rows)
-        samples = self.find_recorded(step, first_group, counts) or self.draw(draw)
+        samples = self.find_recorded(prompts, request, step, first_group) or self.draw(draw)
         group_B = np.repeat(np.arange(len(counts)), counts)
         texts, outcomes = self.verdicts(prompts, request.prompt_rows[group_B], samples)
         rewards_B = np.array([float(outcome == "correct") for outcome in outcomes])
@@ -80,17 +86,25 @@ class Collector:
         every = [row for group in self.ranks.gather(drawn, len(draw.counts)) for row in group]
         return Samples([row[0] for row in every], [row[1] for row in every], [row[2] for row in every])
 
-    def find_recorded(self, step: int, first_group: int, counts: list[int]) -> Samples | None:
-        """The samples of these groups of `step` from the record, if it has them."""
-        if self.recorded is None:
+    def find_recorded(self, prompts: Prompts, request: Request, step: int, first_group: int) -> Samples | None:
+        """The samples of these groups of `step` from the record, if it has them. What was in flight is drawn again when
+        control, whose choices may hang on what cannot be repeated to the last bit, now asks for other groups;
+        ArtifactError where `recorded` has others."""
+        record = self.in_flight if self.recorded is None else self.recorded
+        if record is None:
             return None
-        groups = range(first_group, first_group + len(counts))
-        rows = self.recorded.filter((pl.col("step") == step) & pl.col("group").is_in(groups))
+        groups = range(first_group, first_group + len(request.counts))
+        rows = record.filter((pl.col("step") == step) & pl.col("group").is_in(groups))
         if rows.is_empty():
             return None
-        found = rows.group_by("group", maintain_order=True).len()["len"].to_list()
-        if found != counts:
-            raise ValueError(f"the record has groups of {found} at step {step}, and control asks for {counts}")
+        found = rows.group_by("group", maintain_order=True).agg(pl.first("prompt_id"), pl.len()).drop("group").rows()
+        asked = [(prompts.ids[row], int(count)) for row, count in zip(request.prompt_rows, request.counts, strict=True)]
+        if found != asked:
+            message = f"step {step}: the record has (prompt, rollouts) {found}, and control asks for {asked}"
+            if self.recorded is not None:
+                raise ArtifactError(f"{message}: it is the record of another run")
+            logger.warning("%s: these rollouts are drawn again", message)
+            return None
         return Samples(rows["token_ids"].to_list(), rows["sampler_logprobs"].to_list(), rows["finish_reason"].to_list())
 
     def verdicts(self, prompts: Prompts, rows_B: Ints, samples: Samples) -> tuple[list[str], list[str]]:

@@ -168,8 +168,7 @@ def slot_states(trainer: Trainer) -> dict[str, State]:
 def resume(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> list[str]:
     """Put the trainer where the checkpoint was, if there is one; returns the parts of the rollouts it names."""
     loaded = checkpoints.load(chosen)
-    if trainer.collector.recorded is None:
-        trainer.collector.recorded = checkpoints.in_flight()
+    trainer.collector.in_flight = checkpoints.in_flight()
     if loaded is None:
         return []
     tensors, state, tables = loaded
