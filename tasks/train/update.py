@@ -91,6 +91,8 @@ def accumulate_gradients(
         body, head = batch_flops(architecture, batch, objective.share_prompts)
         again = computed_again(model, batch, objective)
         stats.flops += (3.0 + again[0]) * body + (3.0 + again[1]) * head
+        if objective.share_prompts:
+            batch.shared[0].biases.clear()  # [R, T, S] each: those of all micro-batches may not fit
     return stats
 
 

@@ -19,7 +19,7 @@ import torch
 import yaml
 
 from tasks.common import params
-from tasks.common.artifacts import PLAN, Layout
+from tasks.common.artifacts import PLAN, TRAIN_ROLLOUTS, Layout
 from tasks.common.files import ArtifactError, read_json
 from tasks.sampling.engine import Sampling
 from tasks.sampling.engines.hf import HfEngine
@@ -114,6 +114,15 @@ def test_prompts_read_once_give_the_same_gradient(step: tuple[Any, Rollouts], ma
     np.testing.assert_allclose(gradient(model, rollouts, np.arange(12), max_tokens, shared), whole, atol=1e-6)
 
 
+def test_a_micro_batch_leaves_no_mask_behind(step: tuple[Any, Rollouts]) -> None:
+    model, rollouts = step
+    batches = micro_batches(rollouts, np.arange(12), 40, torch.device("cpu"), by_group=True)
+    shared = dataclasses.replace(OBJECTIVE, share_prompts=True)
+    accumulate_gradients(model, batches, ADVANTAGES, shared, StepTotals(99, 12, 10), architecture_of(model))
+    assert len(batches) > 1
+    assert [batch.shared[0].biases for batch in batches] == [{}] * len(batches)
+
+
 @pytest.mark.parametrize("share_prompts", [True, False])
 def test_chunked_logprobs_give_the_same_gradient(step: tuple[Any, Rollouts], share_prompts: bool) -> None:
     model, rollouts = step
@@ -131,6 +140,21 @@ def test_activation_checkpointing_gives_the_same_gradient(step: tuple[Any, Rollo
     thrifty.train()
     objective = dataclasses.replace(OBJECTIVE, share_prompts=share_prompts)
     np.testing.assert_allclose(gradient(thrifty, rollouts, np.arange(12), 60, objective), whole, atol=1e-6)
+
+
+@pytest.mark.parametrize("share_prompts", [True, False])
+def test_a_bfloat16_gradient_points_where_the_float32_one_does(step: tuple[Any, Rollouts], share_prompts: bool) -> None:
+    """Under autocast queries and keys are float32 (rotated in it), values bfloat16, and layers are computed again."""
+    model, rollouts = step
+    whole = gradient(model, rollouts, np.arange(12), 60)
+    coarse = copy.deepcopy(model)
+    enable_activation_checkpointing(coarse)
+    coarse.train()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = gradient(
+            coarse, rollouts, np.arange(12), 60, dataclasses.replace(OBJECTIVE, share_prompts=share_prompts)
+        )
+    assert 0.99 < torch.nn.functional.cosine_similarity(found, whole, dim=0) < 1 - 1e-7
 
 
 def test_kl_is_zero_at_the_reference_and_pulls_back_to_it(step: tuple[Any, Rollouts]) -> None:
@@ -403,6 +427,30 @@ def test_damaged_files_beside_the_checkpoints_cost_work_and_nothing_else(
     assert process.returncode == 0, log
     assert "is not what was written" in log
     assert outputs(layout) == outputs(finished)
+
+
+def test_recorded_rollouts_are_never_taken_for_those_of_other_prompts(
+    finished: Layout, guesser: Path, tmp_path: Path
+) -> None:
+    layout = make_world(tmp_path, guesser, SIZES * 8)
+    process = train(layout, wait=False)
+    while not list(layout.checkpoints.glob("*/step-*")):
+        time.sleep(0.005)
+    process.kill()
+    process.communicate()
+    (folder,) = layout.checkpoints.iterdir()
+    step = int(max(folder.glob("step-*")).name.split("-")[1])
+    stored = TRAIN_ROLLOUTS.read(finished.train("r", 0) / "rollouts.parquet")
+    others = stored.with_columns(prompt_id=pl.lit("p5"))  # as many rollouts, but of another prompt
+    TRAIN_ROLLOUTS.write(folder / "in_flight.parquet", others.filter(pl.col("step") == step))
+    process = train(layout)
+    assert process.returncode == 0, process.stderr_text  # type: ignore[attr-defined]
+    assert f"step {step}: the record has (prompt, rollouts) [('p5'" in process.stderr_text  # type: ignore[attr-defined]
+    assert outputs(layout) == outputs(finished)
+    TRAIN_ROLLOUTS.write(tmp_path / "others.parquet", others)
+    process = train(layout, "--from-rollouts", str(tmp_path / "others.parquet"))
+    assert process.returncode == 1
+    assert "it is the record of another run" in process.stderr_text  # type: ignore[attr-defined]
 
 
 def test_method_settings_are_checked_by_value(guesser: Path, tmp_path: Path) -> None:
