@@ -15,132 +15,23 @@ bilinear between the measured points. Left out: prefill, the cost of refilling, 
 
 import argparse
 import csv
-import json
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy.interpolate import RegularGridInterpolator
 from scipy.stats import spearmanr
-from sklearn.linear_model import Ridge
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
-from tasks.train import scheduling as s
+from tasks.train.scheduling import Order, balance, in_slots, lower_bound, makespan, occupied, queue, refill, rounds
+from tests.bench.lengths import SO_FAR, Floats, Ints, Step, log_normal, math_steps, one_prompt, predict_online, service
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Milliseconds = Callable[[Floats, Floats], Floats]
+Milliseconds = Callable[[Ints, Floats], Floats]
 
-CHARACTERS_PER_TOKEN = 3
-SO_FAR = (0, 64, 256)  # tokens already decoded at which a length is predicted anew
 EPSILON = {2: 0.05, 3: 0.5}  # of the FPTAS, by slots: what takes well under a second
 MAX_BALANCED = 50  # steps that the FPTAS is shown on
-
-
-@dataclass(frozen=True)
-class Step:
-    """Rollouts that are asked for together: their lengths, their prompts' lengths, and the mean length of what their
-    prompt's earlier rollouts had (nan: none), in tokens."""
-
-    lengths_B: Ints
-    prompt_tokens_B: Ints
-    earlier_mean_B: Floats
-
-
-# --- the sets of steps
-
-
-def log_normal(num_steps: int, seed: int) -> list[Step]:
-    lengths = np.random.default_rng(seed).lognormal(5.5, 0.7, (num_steps, 32))
-    whole = np.clip(np.ceil(lengths), 1, 1024).astype(np.int64)
-    return [Step(row, np.full(32, 256), np.full(32, np.nan)) for row in whole]
-
-
-def service(data: Path, num_steps: int) -> list[Step]:
-    with (data / "traces" / "AzureLLMInferenceTrace_code.csv").open() as file:
-        rows = np.array([[int(r["GeneratedTokens"]), int(r["ContextTokens"])] for r in csv.DictReader(file)])
-    chunks = rows[: len(rows) // 32 * 32].reshape(-1, 32, 2)[:num_steps]
-    return [Step(chunk[:, 0], chunk[:, 1], np.full(32, np.nan)) for chunk in chunks]
-
-
-def read_math(data: Path) -> tuple[Ints, Ints]:
-    """[P, 8] and [P] tokens, estimated, of completions and of prompts."""
-    lines = (data / "rollouts" / "qwen25math_math100x8.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
-    characters = np.array([[len(text) for text in row["code"]] for row in rows])
-    prompts = np.array([len(row["question"]) for row in rows])
-    return -(-characters // CHARACTERS_PER_TOKEN), -(-prompts // CHARACTERS_PER_TOKEN)
-
-
-def math_steps(data: Path, num_steps: int, seed: int) -> list[Step]:
-    """Eight prompts a step until all had their turn, then again, with another half of each prompt's completions as its
-    profile. What a model learned from a completion it may meet again; four numbers cannot remember it."""
-    rng, (lengths, prompts) = np.random.default_rng(seed), read_math(data)
-    steps: list[Step] = []
-    while len(steps) < num_steps:
-        order, halves = rng.permutation(len(prompts)), rng.permuted(lengths, axis=1)
-        for rows in order[: len(order) // 8 * 8].reshape(-1, 8):
-            means = halves[rows, :4].mean(axis=1)
-            steps.append(Step(halves[rows, 4:].ravel(), np.repeat(prompts[rows], 4), np.repeat(means, 4)))
-    return steps[:num_steps]
-
-
-def one_prompt(data: Path) -> list[Step]:
-    lengths, prompts = read_math(data)
-    return [Step(row, np.full(8, n), np.full(8, np.nan)) for row, n in zip(lengths, prompts, strict=True)]
-
-
-# --- prediction
-
-
-class LengthModel:
-    """A ridge regression of log length on prompt length, the prompt's earlier mean (else that of all) and tokens so
-    far, fitted anew after every step on all steps before."""
-
-    def __init__(self) -> None:
-        self.rows: list[Floats] = []
-        self.targets: list[Floats] = []
-        self.lengths: list[Ints] = []
-        self.model: Any = None
-
-    def features(self, step: Step, so_far: int) -> Floats:
-        overall = np.concatenate(self.lengths).mean() if self.lengths else 1.0
-        means = np.where(np.isnan(step.earlier_mean_B), overall, step.earlier_mean_B)
-        return np.log1p(np.stack([step.prompt_tokens_B, means, np.full(len(means), so_far)], axis=1))
-
-    def predict(self, step: Step, so_far: int = 0) -> Floats:
-        """[B] predicted lengths; all alike before the first step."""
-        if self.model is None:
-            return np.ones(len(step.lengths_B))
-        return np.asarray(np.exp(self.model.predict(self.features(step, so_far))))
-
-    def learn(self, step: Step) -> None:
-        """From each rollout as it stood after so many tokens, if it got there."""
-        self.lengths.append(step.lengths_B)
-        for so_far in SO_FAR:
-            longer = step.lengths_B > so_far
-            self.rows.append(self.features(step, so_far)[longer])
-            self.targets.append(np.log(step.lengths_B[longer]))
-        self.model = make_pipeline(StandardScaler(), Ridge(alpha=1.0))
-        self.model.fit(np.concatenate(self.rows), np.concatenate(self.targets))
-
-
-def predict_online(steps: Iterable[Step]) -> list[dict[int, Floats]]:
-    """For each step its rollouts' lengths as predicted after so many tokens, from the steps before it."""
-    model, found = LengthModel(), []
-    for step in steps:
-        found.append({so_far: model.predict(step, so_far) for so_far in SO_FAR})
-        model.learn(step)
-    return found
-
-
-# --- cost
 
 
 def decode_milliseconds(data: Path) -> Milliseconds:
@@ -156,34 +47,31 @@ def decode_milliseconds(data: Path) -> Milliseconds:
 
 def context_sum(step: Step, starts_B: Ints) -> Ints:
     """[steps] tokens of prompt and completion that all decoding rollouts have behind them."""
-    steps = int(s.makespan(step.lengths_B, starts_B)) + 1
+    steps = int(makespan(step.lengths_B, starts_B)) + 1
     behind = (step.prompt_tokens_B - starts_B).astype(np.float64)
     entered = np.bincount(starts_B, behind, steps) - np.bincount(starts_B + step.lengths_B, behind, steps)
-    rows = s.occupied(step.lengths_B, starts_B)
+    rows = occupied(step.lengths_B, starts_B)
     return np.asarray(np.rint(np.cumsum(entered)[:-1]) + np.arange(steps - 1) * rows, dtype=np.int64)
 
 
 def seconds(step: Step, starts_B: Ints, milliseconds: Milliseconds) -> float:
     """Modelled seconds of decoding by this schedule."""
-    rows = s.occupied(step.lengths_B, starts_B)
+    rows = occupied(step.lengths_B, starts_B)
     return float(milliseconds(rows, context_sum(step, starts_B) / rows).sum()) / 1000
-
-
-# --- the comparison
 
 
 def schedules(step: Step, predicted_B: Floats, slots: int) -> dict[str, Ints]:
     """The starts by every policy."""
     lengths = step.lengths_B
-    came, longest, shortest = (s.queue(lengths, order) for order in ("fifo", "lpt", "sjf"))
+    came, longest, shortest = (queue(lengths, order) for order in ("fifo", "lpt", "sjf"))
     return {
-        "naive rounds": s.rounds(lengths, came, slots),
-        "sorted rounds, lengths known": s.rounds(lengths, longest, slots),
-        "FIFO refill: vLLM as it is": s.refill(lengths, came, slots),
-        "SJF refill, lengths known": s.refill(lengths, shortest, slots),
-        "SJF refill, predicted": s.refill(lengths, s.queue(predicted_B, "sjf"), slots),
-        "LPT refill, lengths known": s.refill(lengths, longest, slots),
-        "LPT refill, predicted": s.refill(lengths, s.queue(predicted_B, "lpt"), slots),
+        "naive rounds": rounds(lengths, came, slots),
+        "sorted rounds, lengths known": rounds(lengths, longest, slots),
+        "FIFO refill: vLLM as it is": refill(lengths, came, slots),
+        "SJF refill, lengths known": refill(lengths, shortest, slots),
+        "SJF refill, predicted": refill(lengths, queue(predicted_B, "sjf"), slots),
+        "LPT refill, lengths known": refill(lengths, longest, slots),
+        "LPT refill, predicted": refill(lengths, queue(predicted_B, "lpt"), slots),
         "all at once, memory for all": np.zeros_like(lengths),
     }
 
@@ -205,11 +93,11 @@ def compare(
     steps: list[Step], predictions: list[dict[int, Floats]], slots: int, milliseconds: Milliseconds
 ) -> dict[str, Result]:
     """Every policy on these steps."""
-    bound = np.array([s.lower_bound(step.lengths_B, slots) for step in steps])
+    bound = np.array([lower_bound(step.lengths_B, slots) for step in steps])
     found: dict[str, list[tuple[float, float]]] = {}
     for step, predicted in zip(steps, predictions, strict=True):
         for name, starts in schedules(step, predicted[0], slots).items():
-            row = (float(s.makespan(step.lengths_B, starts)), seconds(step, starts, milliseconds))
+            row = (float(makespan(step.lengths_B, starts)), seconds(step, starts, milliseconds))
             found.setdefault(name, []).append(row)
     results = {}
     for name, rows in found.items():
@@ -221,13 +109,14 @@ def compare(
 def balanced(steps: list[Step], slots: int) -> dict[str, float]:
     """Mean decode steps over the bound by FIFO, LPT and the FPTAS, lengths known."""
     total = dict.fromkeys(("FIFO", "LPT", "FPTAS", "bound"), 0)
+    orders: dict[str, Order] = {"FIFO": "fifo", "LPT": "lpt"}
     for step in steps:
         lengths = step.lengths_B
-        starts = {name: s.refill(lengths, s.queue(lengths, name.lower()), slots) for name in ("FIFO", "LPT")}
-        starts["FPTAS"] = s.in_slots(lengths, s.balance(lengths, slots, EPSILON[slots]))
+        starts = {name: refill(lengths, queue(lengths, order), slots) for name, order in orders.items()}
+        starts["FPTAS"] = in_slots(lengths, balance(lengths, slots, EPSILON[slots]))
         for name, begins in starts.items():
-            total[name] += int(s.makespan(lengths, begins))
-        total["bound"] += s.lower_bound(lengths, slots)
+            total[name] += int(makespan(lengths, begins))
+        total["bound"] += lower_bound(lengths, slots)
     return {name: total[name] / total["bound"] for name in ("FIFO", "LPT", "FPTAS")}
 
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from tasks.train.scheduling import queue, refill
-from tests.bench.schedule import Step, context_sum, log_normal, predict_online, seconds
+from tests.bench.lengths import Step, log_normal, predict_online
+from tests.bench.schedule import context_sum, seconds
 
 
 def step(lengths, prompts, means=None):
