@@ -1,8 +1,9 @@
-"""python -m tests.bench.simulate: what every recipe WOULD have sampled while a real policy learned. No model, a minute.
+"""python -m tests.bench.simulate: what every recipe WOULD have sampled while a real policy learned. No model.
 
 The world is the record of a GRPO run of Qwen2.5-Math-1.5B: pass rates of 605 prompts at 44 epochs. A pass of a recipe
 meets the pass rates of one epoch, and its rewards are drawn with them. Everything else is the project's own code: the
-profile, the strategies, the controllers and the selectors, with the settings that the recipes of `params.yaml` have.
+profile, the strategies, the controllers and the selectors, with the settings that the recipes of `params.yaml` have
+(but one size of a step for all). Generate, advantage and loss play no part.
 
 Columns: groups that were sampled, and the share of them with different rewards among what select kept (mixed; in
 brackets the lowest and the highest seed); by how much that is short of what one who knows the epoch's pass rates would
@@ -44,7 +45,7 @@ from tests.bench.world import PROJECT
 AMOUNTS = ("groups", "mixed", "regret", "rollouts", "M tokens")
 ONE_PARAMETER = Architecture(1, 0, 0, 0)
 FLOPS_PER_TRAINED_TOKEN = charged_flops(ONE_PARAMETER, generated=1, updated=1)
-LARGEST = 16  # group size that the oracle may give
+LARGEST = 32  # group size that the oracle may give
 
 
 @dataclass(frozen=True)
