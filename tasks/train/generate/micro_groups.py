@@ -10,7 +10,7 @@ is given. Left out: predicting again from the tokens so far, which in continuous
 started already.
 """
 
-from typing import Literal, cast
+from typing import cast
 
 import numpy as np
 from sklearn.linear_model import Ridge
@@ -19,14 +19,15 @@ from tasks.common.params import ParamsError
 from tasks.sampling.engine import Engine, Samples
 from tasks.sampling.engines.hf import HfEngine
 from tasks.train.batch import Draw, Floats, Ints, Rollouts, State
+from tasks.train.scheduling import Order, queue
 
 HISTORY = 2048  # rollouts that predictions are fitted to
 FEWEST = 64  # before that all are expected to be equally long
 TRUST = 4.0  # rollouts of its own after which a prompt's mean length counts as much as all prompts' together
-ORDERS = ("fifo", "lpt", "sjf")
+ORDERS: tuple[Order, ...] = ("fifo", "lpt", "sjf")
 
 
-def start(num_prompts: int, *, cache_megabytes: float, order: Literal["fifo", "lpt", "sjf"]) -> State:
+def start(num_prompts: int, *, cache_megabytes: float, order: Order) -> State:
     """The budget, the order, each prompt's rollouts and their tokens so far, and the latest rollouts' features."""
     return {
         "cache_bytes": np.array(cache_megabytes * 2**20),
@@ -57,10 +58,9 @@ def generate(state: State, engine: Engine, draw: Draw) -> Samples:
     return decoder.decode(draw.prompts, owners, draw.sampling, draw.seeds, order, num_slots, 0.0)
 
 
-def start_order(lengths_Q: Floats, owners_B: Ints, order: str) -> Ints:
+def start_order(lengths_Q: Floats, owners_B: Ints, order: Order) -> Ints:
     """The rows in the order they start; rows of a prompt, for which the same is predicted, stay together."""
-    sign = {"fifo": 0.0, "lpt": -1.0, "sjf": 1.0}[order]
-    return np.asarray(np.lexsort((np.arange(len(owners_B)), owners_B, sign * lengths_Q[owners_B])), dtype=np.int64)
+    return queue(lengths_Q[owners_B], order)
 
 
 def predict(state: State, draw: Draw) -> Floats:
