@@ -10,7 +10,6 @@ from tasks.sampling.grade import Answer, Grader
 from tasks.sampling.verdict import Verdict
 
 CHUNK_ROWS = 4096
-REASONS = {"wrong": "unequal_answer", "timeout": "slow_answer"}
 
 
 def check(found: Iterable[tuple[int, Row | Rejection]], grader: Grader) -> Iterator[tuple[int, Row | Rejection]]:
@@ -35,9 +34,8 @@ def check_chunk(chunk: list[tuple[int, Row | Rejection]], grader: Grader) -> Ite
 
 
 def failed(row: Row, verdict: Verdict) -> Rejection:
-    reason = REASONS.get(verdict.outcome, "unparsed_answer")
     detail = f"the verifier {row.verifier} grades the gold {row.answer[:200]!r} against itself as {verdict.outcome}"
-    return Rejection(row.source, row.line, reason, f"{detail}: {verdict.answer[:200]}", row.content)
+    return Rejection(row.source, row.line, "unusable_answer", f"{detail}: {verdict.answer[:200]}", row.content)
 
 
 def equal(pairs: Sequence[tuple[str, str, str]], grader: Grader) -> list[bool]:

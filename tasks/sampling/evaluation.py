@@ -66,7 +66,9 @@ def evaluate_policy(
 
 def measure(rollouts: pl.DataFrame, prompts: pl.DataFrame, settings: Evaluate) -> dict[str, Any]:
     """The metrics of a ROLLOUTS table. `error` leaves numerator and denominator; every other failure counts as 0."""
-    scores = score_prompts(rollouts).join(prompts.select("prompt_id", "level"), on="prompt_id", maintain_order="left")
+    scores = score_prompts(rollouts).join(
+        prompts.select("prompt_id", "source", "level"), on="prompt_id", maintain_order="left"
+    )
     graded = scores.filter(pl.col("trials") > 0)
     if graded.is_empty():
         raise ArtifactError("no sample of any test prompt could be graded: mend the verifier or the gold answers")
@@ -114,14 +116,23 @@ def pass_at(graded: pl.DataFrame, settings: Evaluate) -> Mapping[str, float | No
 
 
 def by_level(graded: pl.DataFrame) -> dict[str, dict[str, float]]:
-    """Accuracy of the prompts of each level."""
-    levels = (
-        graded.group_by("level")
+    """Accuracy of the prompts of each level; of several sources, of each source and of each of its levels (`math`,
+    `math 3`), for their levels have nothing in common."""
+    if graded["source"].n_unique() < 2:
+        return by(graded.with_columns(part="level"))
+    levels = graded.filter(pl.col("level") != "").with_columns(part=pl.format("{} {}", "source", "level"))
+    return by(pl.concat([graded.with_columns(part="source"), levels]))
+
+
+def by(graded: pl.DataFrame) -> dict[str, dict[str, float]]:
+    """Accuracy of the prompts of each `part`."""
+    parts = (
+        graded.group_by("part")
         .agg(
             pl.len().alias("num_prompts"),
             (pl.col("correct") / pl.col("trials")).mean().alias("pass_at_1"),
             pl.col("greedy").mean(),
         )
-        .sort("level")
+        .sort("part")
     )
-    return {row.pop("level"): row for row in levels.to_dicts()}
+    return {row.pop("part"): row for row in parts.to_dicts()}

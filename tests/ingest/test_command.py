@@ -70,7 +70,7 @@ def test_the_command_writes_the_tables_the_same_every_time(tmp_path: Path) -> No
         (4, "duplicate"),
         (5, "conflicting_answers"),
         (6, "conflicting_answers"),
-        (7, "unparsed_answer"),
+        (7, "unusable_answer"),
     ]
     assert rejected["content"].to_list()[1] == "{"
     assert rejected["detail"].to_list()[3] == "the same question has the answer '2' in mine line 6"
