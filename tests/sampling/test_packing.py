@@ -26,6 +26,7 @@ from transformers import (
 
 from tasks.common.files import ArtifactError
 from tasks.sampling.engine import Sampling
+from tasks.sampling.engines import hf
 from tasks.sampling.engines.hf import HfEngine
 from tasks.sampling.fused import FusedForward, fits
 from tasks.sampling.packing import ATTENTION, ModuleForward, check_forward, pack
@@ -122,6 +123,18 @@ def test_the_engine_decodes_as_a_plain_forward_does(name: str) -> None:
             logits = model(input_ids=torch.tensor([prompts[owner] + ids])).logits[0, len(prompts[owner]) - 1 : -1]
         expected = logits.log_softmax(-1)[torch.arange(len(ids)), torch.tensor(ids)]
         np.testing.assert_allclose(samples.logprobs[row], expected, atol=1e-4)
+
+
+def test_many_long_prompts_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = [[3 + i] * n for i, n in enumerate((60, 1, 30, 12, 25))]
+    drawn = []
+    for most, parts in ((10**6, [[0, 1, 2, 3, 4]]), (45, [[0], [1, 2, 3], [4]])):  # one prompt is read at least
+        monkeypatch.setattr(hf, "MOST_READ", most)
+        assert hf.Shelf(prompts, np.arange(5)).parts([0, 1, 2, 3, 4]) == parts
+        engine = HfEngine(make(FAMILY["qwen3"]), [1], 8, 128)
+        drawn.append(engine.generate(prompts, [2] * 5, Sampling(1.0, 1.0, 0, 9, 0), list(range(10))).token_ids)
+        assert engine.prefilled_tokens == 128
+    assert drawn[0] == drawn[1]
 
 
 def test_a_row_by_hand() -> None:

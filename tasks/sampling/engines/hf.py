@@ -19,6 +19,7 @@ from tasks.sampling.models import Policy, load_model, load_tokenizer, stop_token
 from tasks.sampling.packing import Ints, check_forward
 
 REFILL_RATE = 0.25  # of the slots must be free before a refill: reading prompts costs about one step of all rows
+MOST_READ = 16_384  # tokens of prompts in one forward (one prompt at least): what bounds its activations
 
 
 class HfEngine:
@@ -122,18 +123,31 @@ class Shelf:
         for prompt in set(owner.tolist()) - set(new):
             mine = [row for row in rows if self.owner[row] == prompt]
             slots.start(mine, [seeds[row] for row in mine], self.kept[prompt], np.zeros(len(mine), dtype=np.int64))
-        if new:
-            reading, place = slots.read([self.prompts[prompt] for prompt in new]), {p: i for i, p in enumerate(new)}
+        for part in self.parts(new):
+            reading, place = slots.read([self.prompts[prompt] for prompt in part]), {p: i for i, p in enumerate(part)}
             mine = [row for row in rows if self.owner[row] in place]
             at = np.array([place[prompt] for prompt in self.owner[mine].tolist()])
             slots.start(mine, [seeds[row] for row in mine], reading, at)
             self.peak_bytes = max(self.peak_bytes, reading.num_bytes() + self.num_bytes())
-            for prompt in new:
+            for prompt in part:
                 if self.waiting[prompt]:
                     self.kept[prompt] = reading.only(np.array([place[prompt]]))
         for prompt in [prompt for prompt in self.kept if not self.waiting[prompt]]:
             del self.kept[prompt]
         return sum(len(self.prompts[prompt]) for prompt in new)
+
+    def parts(self, new: list[int]) -> list[list[int]]:
+        """The prompts `new` in parts that are read in one forward each."""
+        parts: list[list[int]] = []
+        tokens = 0
+        for prompt in new:
+            tokens += len(self.prompts[prompt])
+            if parts and tokens <= MOST_READ:
+                parts[-1].append(prompt)
+            else:
+                parts.append([prompt])
+                tokens = len(self.prompts[prompt])
+        return parts
 
     def num_bytes(self) -> int:
         """Bytes of the kept prompts."""
