@@ -145,6 +145,8 @@ ROLLOUTS = Table(
         "greedy": pl.Boolean,
         "outcome": pl.String,
         "reward": pl.Float64,
+        "score": pl.Float64,
+        "parts": pl.List(pl.Struct({"verifier": pl.String, "score": pl.Float64})),
         "answer": pl.String,
         "text": pl.String,
         "finish_reason": pl.String,
@@ -157,6 +159,8 @@ ROLLOUTS = Table(
         "greedy": False,
         "outcome": "correct",
         "reward": 1.0,
+        "score": 1.0,
+        "parts": [],
         "answer": "7",
         "text": "7",
         "finish_reason": "stop",
@@ -164,6 +168,9 @@ ROLLOUTS = Table(
         "completion_tokens": 2,
     },
 )
+
+"""`score` is the verifier's own mark in [0, 1] where it gives one, else 1 for `correct` and 0 for the rest; `parts` are
+those of a composite's verifiers. `reward` is 1 for `correct` and 0 for the rest, of a composite the weighted sum."""
 
 PROFILE = Table(
     "profile",

@@ -24,7 +24,7 @@ def check(found: Iterable[tuple[int, Row | Rejection]], grader: Grader) -> Itera
 
 
 def check_chunk(chunk: list[tuple[int, Row | Rejection]], grader: Grader) -> Iterator[tuple[int, Row | Rejection]]:
-    verdicts = iter(grade([(row.verifier, row.answer, row.answer) for _, row in chunk if isinstance(row, Row)], grader))
+    verdicts = iter(grader.check_golds([(row.verifier, row.answer) for _, row in chunk if isinstance(row, Row)]))
     for entry, row in chunk:
         verdict = next(verdicts) if isinstance(row, Row) else None
         if isinstance(row, Row) and verdict is not None and verdict.outcome != "correct":

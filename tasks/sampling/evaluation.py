@@ -96,12 +96,12 @@ def measure(rollouts: pl.DataFrame, prompts: pl.DataFrame, settings: Evaluate) -
 
 
 def score_prompts(rollouts: pl.DataFrame) -> pl.DataFrame:
-    """One row a prompt: successes and trials of its samples (errors left out), and the greedy reward."""
+    """One row a prompt: successes and trials of its samples (errors left out), the greedy success."""
     valid, greedy = pl.col("outcome") != "error", pl.col("greedy")
     return rollouts.group_by("prompt_id", maintain_order=True).agg(
         (valid & ~greedy & (pl.col("outcome") == "correct")).sum().cast(pl.Int64).alias("correct"),
         (valid & ~greedy).sum().cast(pl.Int64).alias("trials"),
-        pl.col("reward").filter(greedy & valid).first().alias("greedy"),
+        (pl.col("outcome") == "correct").cast(pl.Float64).filter(greedy & valid).first().alias("greedy"),
     )
 
 

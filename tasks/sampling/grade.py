@@ -1,37 +1,38 @@
-"""Grading: completions and gold answers in, verdicts out, by verifiers in a process that can be killed.
+"""Grading: completions and gold answers in, verdicts out, by verifiers in processes that can be killed.
 
-An answer that takes longer than the limit is marked `timeout` and the worker replaced; no other answer is touched.
+An answer that takes longer than the limit is marked `timeout` and the process replaced; no other answer is touched.
 The verdict on a completion cut off at the token limit is `truncated`, whatever it says.
 """
 
-import json
 import logging
-import os
 import pkgutil
-import selectors
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tasks.common.files import ArtifactError
+from tasks.common.params import at_least
 from tasks.sampling import verifiers
+from tasks.sampling.pool import Died, Pool, TimedOut, python
 from tasks.sampling.verdict import Verdict
 
 logger = logging.getLogger(__name__)
 
-IN_FLIGHT = 32  # answers sent ahead of the verdicts: hides the pipe's latency, far below its buffer for usual lengths
-PIPE_BYTES = 60_000
-MAX_CHARACTERS = 100_000  # of a completion: what is beyond is no answer to these questions
+MAX_CHARACTERS = 1 << 20  # of a completion: its end is what is read of a longer one
 
 
 @dataclass(frozen=True)
 class Verify:
-    """The section `verify`: the limit of one answer, and the share of failures above which a stage stops."""
+    """The section `verify`. `processes` grade side by side; `seconds` (on the clock) is the limit of an answer,
+    `memory_gb` (2^30 bytes of address space) that of a process; above `max_failure_rate` of outcomes `timeout` and
+    `error` a stage stops. `verifiers` holds those with settings: name -> {method: file, setting: value}."""
 
+    processes: int
     seconds: float
+    memory_gb: float
     max_failure_rate: float
+    verifiers: dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,13 @@ class FailureRateError(ArtifactError):
 
 
 class Grader:
-    """One worker process, started when first needed. Use as a context manager, or call `close`."""
+    """A pool of verifier processes, started when first needed. Use as a context manager, or call `close`."""
 
     def __init__(self, settings: Verify) -> None:
+        at_least(1, verify__processes=settings.processes)
         self.settings = settings
-        self.worker: subprocess.Popen[bytes] | None = None
-        self.received = b""
+        self.pool: Pool | None = None
+        self.names: set[str] = set()
         self.num_graded, self.num_failed = 0, 0
 
     def __enter__(self) -> "Grader":
@@ -69,75 +71,55 @@ class Grader:
         """A verdict an answer, in order. Raises FailureRateError with examples when too many, of all answers that this
         grader has seen, could not be graded; not before it has seen `min_judged`: a step of training is a small
         sample, and one prompt that cannot be graded must not end a run."""
-        check_verifiers({answer.verifier for answer in answers})
-        verdicts = {i: Verdict("truncated", "") for i, answer in enumerate(answers) if answer.truncated}
-        waiting = [i for i in range(len(answers)) if i not in verdicts]
-        for start in range(0, len(waiting), IN_FLIGHT):
-            chunk = waiting[start : start + IN_FLIGHT]
-            while chunk:
-                done = self.grade_chunk([answers[i] for i in chunk])
-                verdicts.update(zip(chunk, done, strict=False))
-                chunk = chunk[len(done) :]
-                if on_graded:
-                    on_graded(len(done))
-        ordered = [verdicts[i] for i in range(len(answers))]
-        self.check_failures(answers, ordered, min_judged)
-        return ordered
-
-    def grade_chunk(self, answers: Sequence[Answer]) -> list[Verdict]:
-        """Verdicts for the first of `answers`: all of them, or up to and including one that the worker died on."""
-        worker = self.start()
-        lines = [json.dumps([a.verifier, a.completion[:MAX_CHARACTERS], a.gold]).encode() + b"\n" for a in answers]
-        if sum(map(len, lines)) > PIPE_BYTES:  # one at a time, or both sides would wait for the other to read
-            lines = lines[:1]
-        verdicts: list[Verdict] = []
-        try:
-            send(worker, b"".join(lines))
-            while len(verdicts) < len(lines) and self.worker is not None:
-                verdicts.append(self.receive(worker))
-        except BrokenPipeError:
-            verdicts.append(self.died())
+        waiting = [i for i, answer in enumerate(answers) if not answer.truncated]
+        requests = [(a.verifier, a.completion[-MAX_CHARACTERS:], a.gold) for a in (answers[i] for i in waiting)]
+        verdicts = [Verdict("truncated", "")] * len(answers)
+        for i, verdict in zip(waiting, self.judge(requests, on_graded), strict=True):
+            verdicts[i] = verdict
+        self.check_failures(answers, verdicts, min_judged)
         return verdicts
 
-    def receive(self, worker: "subprocess.Popen[bytes]") -> Verdict:
-        """The next verdict, or `timeout` or `error` with the worker gone."""
-        assert worker.stdout is not None
-        while b"\n" not in self.received:
-            with selectors.DefaultSelector() as selector:
-                selector.register(worker.stdout, selectors.EVENT_READ)
-                if not selector.select(self.settings.seconds):
-                    self.close()
-                    return Verdict("timeout", "")
-            piece = os.read(worker.stdout.fileno(), 1 << 16)
-            if not piece:
-                return self.died()
-            self.received += piece
-        line, self.received = self.received.split(b"\n", 1)
-        return Verdict(*json.loads(line))
+    def check_golds(
+        self, golds: Sequence[tuple[str, str]], on_checked: Callable[[int], object] | None = None
+    ) -> list[Verdict]:
+        """What every (verifier, gold answer) is worth: `correct`; or `error` where the verifier cannot read the gold,
+        `timeout`, or what the verifier says of a completion that states the gold."""
+        return self.judge([(name, None, gold) for name, gold in golds], on_checked)
 
-    def died(self) -> Verdict:
-        """The verdict on the answer that ended the worker."""
-        self.close()
-        return Verdict("error", "the verifier's process ended")
+    def versions(self, names: Iterable[str]) -> dict[str, str]:
+        """The version of each verifier: it changes with code, settings and libraries, whatever changes a verdict."""
+        wanted = set(names)
+        found: dict[str, str] = self.started(wanted).greet()["versions"]
+        return {name: found[name] for name in sorted(wanted)}
 
-    def start(self) -> "subprocess.Popen[bytes]":
-        """The worker, started if need be and known to be ready, so that its start counts against no answer."""
-        if self.worker is None:
-            command = [sys.executable, "-m", "tasks.sampling.worker"]
-            self.worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
-            self.received = b""
-            send(self.worker, json.dumps(["exact", "", ""]).encode() + b"\n")
-            assert self.worker.stdout is not None
-            if not self.worker.stdout.readline():
-                raise RuntimeError("the verifier process did not start")
-        return self.worker
+    def judge(
+        self, requests: Sequence[tuple[str, str | None, str]], on_done: Callable[[int], object] | None
+    ) -> list[Verdict]:
+        """The verdict on every [verifier, completion or None, gold]."""
+        if not requests:
+            return []
+        pool = self.started({name for name, _, _ in requests})
+        return [verdict_of(reply) for reply in pool.map(requests, on_done)]
+
+    def started(self, names: set[str]) -> Pool:
+        """A pool whose processes know these verifiers; one that lacks some is replaced."""
+        if self.pool is None or not names <= self.names:
+            check_verifiers(names, self.settings)
+            self.close()
+            self.names |= names
+            hello = {
+                "names": sorted(self.names),
+                "configured": self.settings.verifiers,
+                "memory": int(self.settings.memory_gb * 2**30),
+            }
+            self.pool = Pool(python("tasks.sampling.worker"), hello, self.settings.processes, self.settings.seconds)
+        return self.pool
 
     def close(self) -> None:
-        """End the worker."""
-        if self.worker is not None:
-            self.worker.kill()
-            self.worker.communicate()
-            self.worker = None
+        """End the processes."""
+        if self.pool is not None:
+            self.pool.close()
+            self.pool = None
 
     def check_failures(self, answers: Sequence[Answer], verdicts: Sequence[Verdict], min_judged: int) -> None:
         """Stop when the share of `timeout` and `error` is above the limit; warn of any below it."""
@@ -162,15 +144,23 @@ class Grader:
         logger.warning("%s", message)
 
 
-def send(worker: "subprocess.Popen[bytes]", data: bytes) -> None:
-    """Write all of `data`; an unbuffered pipe may take it in pieces."""
-    assert worker.stdin is not None
-    while data:
-        data = data[worker.stdin.write(data) :]
+def verdict_of(reply: Any) -> Verdict:
+    """What a worker said, or what became of it."""
+    if isinstance(reply, TimedOut):
+        return Verdict("timeout", str(reply))
+    if isinstance(reply, Died):
+        return Verdict("error", f"the verifier's process ended: {reply}")
+    outcome, answer, partial, parts = reply
+    return Verdict(outcome, answer, partial, tuple((name, score) for name, score in parts))
 
 
-def check_verifiers(names: set[str]) -> None:
-    """Raise ArtifactError for a name that is no file in `verifiers/`."""
-    known = {module.name for module in pkgutil.iter_modules(verifiers.__path__)}
+def parts_of(verdict: Verdict) -> list[dict[str, Any]]:
+    """A composite's marks as the column `parts` holds them."""
+    return [{"verifier": name, "score": score} for name, score in verdict.parts]
+
+
+def check_verifiers(names: set[str], settings: Verify) -> None:
+    """Raise ArtifactError for a name that is neither a file in `verifiers/` nor set up in params.yaml."""
+    known = {module.name for module in pkgutil.iter_modules(verifiers.__path__)} | set(settings.verifiers)
     if unknown := sorted(names - known):
         raise ArtifactError(f"verifier '{unknown[0]}' is unknown; verifiers: {', '.join(sorted(known))}")

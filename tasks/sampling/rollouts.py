@@ -24,7 +24,7 @@ from tasks.common.process import exclusive
 from tasks.common.progress import progress
 from tasks.sampling.chat import render
 from tasks.sampling.engine import Engine, EngineSettings, Sampling, load_engine, sample_flops, sample_seed
-from tasks.sampling.grade import Answer, Grader, Verify
+from tasks.sampling.grade import Answer, Grader, Verify, parts_of
 from tasks.sampling.models import Policy, load_tokenizer, torch_device
 from tasks.sampling.reuse import Usage, explain, read_note, write_note
 from tasks.sampling.store import compaction
@@ -250,7 +250,9 @@ def grade_rows(rows: pl.DataFrame, settings: Verify, *, greedy: bool) -> pl.Data
         greedy=pl.lit(greedy),
         outcome=pl.Series([verdict.outcome for verdict in verdicts], dtype=pl.String),
         answer=pl.Series([verdict.answer for verdict in verdicts], dtype=pl.String),
-        reward=pl.Series([float(verdict.outcome == "correct") for verdict in verdicts], dtype=pl.Float64),
+        reward=pl.Series([verdict.reward for verdict in verdicts], dtype=pl.Float64),
+        score=pl.Series([verdict.score for verdict in verdicts], dtype=pl.Float64),
+        parts=pl.Series([parts_of(verdict) for verdict in verdicts], dtype=ROLLOUTS.columns["parts"]),
     )
     return ROLLOUTS.check(graded.select(list(ROLLOUTS.columns)), "graded rollouts")
 

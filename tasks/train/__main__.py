@@ -40,6 +40,7 @@ def main(run: stage.Stage) -> None:
     settings = params.parse(chosen["train"], TrainSettings, "train")
     sampling, engine_settings = run.section("sampling", Sampling), run.section("engine", EngineSettings)
     checkpoint_settings, layout = run.section("checkpoint", CheckpointSettings), run.layout
+    verify = run.section("verify", Verify)
     check_settings(settings, sampling)
     torch.set_num_threads(engine_settings.threads)
     policy, plan_path = read_policy(layout), layout.recipe(recipe) / "plan.parquet"
@@ -53,7 +54,7 @@ def main(run: stage.Stage) -> None:
         "train": dataclasses.asdict(settings),
         "sampling": dataclasses.asdict(sampling),
         "engine": [engine_name(engine_settings), engine_settings.dtype],
-        "verify_seconds": run.section("verify", Verify).seconds,
+        "verify": [verify.seconds, verify.memory_gb, verify.verifiers],
     }
     run.tracker.params({"train": chosen["train"], "sampling": run.params["sampling"], "policy": policy.digest})
     for name, path in files.items():
@@ -68,7 +69,7 @@ def main(run: stage.Stage) -> None:
             device = torch_device(engine_settings.device).type
             stack.enter_context(process.exclusive(layout.locks / f"device-{device}", "the device"))
         ranks.everyone(None)  # the others wait here until this run owns its checkpoints
-        grader = stack.enter_context(Grader(run.section("verify", Verify)))
+        grader = stack.enter_context(Grader(verify))
         plan = PLAN.read(plan_path)
         trainer = build(run, policy, settings, sampling, engine_settings, grader, ranks, seed, plan)
         if replayed is not None:

@@ -61,8 +61,8 @@ class Collector:
         draw = Draw([prompts.token_ids[row] for row in rows], counts, seeds, self.sampling, rows)
         samples = self.find_recorded(prompts, request, step, first_group) or self.draw(draw)
         group_B = np.repeat(np.arange(len(counts)), counts)
-        texts, outcomes = self.verdicts(prompts, request.prompt_rows[group_B], samples)
-        rewards_B = np.array([float(outcome == "correct") for outcome in outcomes])
+        texts, outcomes, rewards = self.verdicts(prompts, request.prompt_rows[group_B], samples)
+        rewards_B = np.array(rewards)
         rollouts = Rollouts(request.prompt_rows, draw.prompts, group_B, samples, texts, outcomes, rewards_B)
         return rollouts, self.cost(draw, samples)
 
@@ -107,15 +107,16 @@ class Collector:
             return None
         return Samples(rows["token_ids"].to_list(), rows["sampler_logprobs"].to_list(), rows["finish_reason"].to_list())
 
-    def verdicts(self, prompts: Prompts, rows_B: Ints, samples: Samples) -> tuple[list[str], list[str]]:
-        """Texts and outcomes of completions of the prompts in `rows_B`."""
+    def verdicts(self, prompts: Prompts, rows_B: Ints, samples: Samples) -> tuple[list[str], list[str], list[float]]:
+        """Texts, outcomes and rewards of completions of the prompts in `rows_B`."""
         texts = decode(samples.token_ids, samples.finish_reasons, self.tokenizer)
         answers = [
             Answer(prompts.verifiers[row], text, prompts.answers[row], reason == "length")
             for row, text, reason in zip(rows_B, texts, samples.finish_reasons, strict=True)
         ]
-        graded = [verdict.outcome for verdict in self.grader.grade(self.ranks.share(answers), min_judged=MIN_JUDGED)]
-        return texts, self.ranks.gather(graded, len(answers))
+        verdicts = self.grader.grade(self.ranks.share(answers), min_judged=MIN_JUDGED)
+        graded = self.ranks.gather([(verdict.outcome, verdict.reward) for verdict in verdicts], len(answers))
+        return texts, [outcome for outcome, _ in graded], [reward for _, reward in graded]
 
     def pass_rates(self, prompts: Prompts, num_samples: int) -> tuple[Floats, Cost]:
         """Pass rate of every prompt, with the same seeds every time: differences are the policy's."""
@@ -124,7 +125,7 @@ class Collector:
         draw = Draw(prompts.token_ids, [num_samples] * num, seeds, self.sampling, None)
         samples = self.draw(draw)
         rows_B = np.repeat(np.arange(num), num_samples)
-        _, outcomes = self.verdicts(prompts, rows_B, samples)
+        _, outcomes, _ = self.verdicts(prompts, rows_B, samples)
         correct = np.bincount(rows_B, [outcome == "correct" for outcome in outcomes])
         graded = np.bincount(rows_B, [outcome != "error" for outcome in outcomes])
         return np.asarray(correct[graded > 0] / graded[graded > 0]), self.cost(draw, samples)

@@ -23,7 +23,7 @@ SETTINGS = SamplerSettings(
     Sampling(1.0, 1.0, 0, 8, 0),
     ENGINE,
     StoreSettings(None, 2048, False),
-    Verify(5.0, 0.5),
+    Verify(1, 5.0, 4.0, 0.5, {}),
 )
 
 

@@ -28,7 +28,7 @@ PARAMS: dict[str, Any] = {
         "timeout_seconds": 60.0,
     },
     "store": {"location": None, "batch_rollouts": 2048, "logprobs": False},
-    "verify": {"seconds": 5.0, "max_failure_rate": 0.5},
+    "verify": {"processes": 1, "seconds": 5.0, "memory_gb": 4.0, "max_failure_rate": 0.5, "verifiers": {}},
     "checkpoint": {"every_seconds": 0.0, "keep": 2},
     "tracking": {"uri": None, "experiment": "test", "log_weights": False},
     "evaluate": {"num_samples": 2, "pass_at": [1, 2], "num_bootstrap": 50},
