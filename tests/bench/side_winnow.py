@@ -66,7 +66,7 @@ def main() -> None:
     trainer.settings = dataclasses.replace(trainer.settings, max_steps=options.steps)
     trainer.validate_if_due()
     with closing(trainer.collector.grader):
-        trainer.collector.grader.start()
+        trainer.collector.grader.started(set(trainer.prompts.verifiers))
         clock = Clock()
 
         def record(values: Any, step: int, flops: float) -> None:
