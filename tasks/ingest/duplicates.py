@@ -13,7 +13,8 @@ ALIVE = pl.col("reason").is_null()
 
 def differing(index: pl.DataFrame) -> pl.DataFrame:
     """The rows whose question occurs with golds of different text."""
-    return index.filter(ALIVE).filter(pl.col("gold").n_unique().over("text") > 1)
+    repeated = index.filter(ALIVE).filter(pl.col("text").is_duplicated())
+    return repeated.filter(pl.col("gold").n_unique().over("text") > 1)
 
 
 def unify(
@@ -39,9 +40,9 @@ def resolve(index: pl.DataFrame, splits: Sequence[str | None]) -> pl.DataFrame:
     """The index with `reason` set for duplicates and conflicts, and `other`: the row that each of them repeats or
     contradicts. `splits` are those that the sources name, by entry; of equal rows the one on the side of evaluation is
     kept, and then the first."""
-    alive = index.filter(ALIVE).with_columns(
-        rank=pl.col("entry").cast(pl.Int64).replace_strict(dict(enumerate(map(EVAL_FIRST.get, splits)))),  # type: ignore[arg-type]
-    )
+    ranks = dict(enumerate(map(EVAL_FIRST.__getitem__, splits)))
+    repeated = index.filter(ALIVE).filter(pl.col("folded").is_duplicated())  # few: what follows is done to them alone
+    alive = repeated.with_columns(rank=pl.col("entry").cast(pl.Int64).replace_strict(ranks, return_dtype=pl.Int64))
     alive = alive.sort("rank", "row").with_columns(
         first=pl.col("row").first().over("text"),
         first_gold=pl.col("gold").first().over("text"),

@@ -53,18 +53,18 @@ def split(
     `contaminated(train, evaluation)` names the rows of `train` (a part of the index) that must not be trained on, as
     `reject` takes them. StageError with the numbers when there are too few rows.
     """
-    entries = pl.DataFrame({"named": [share.split for share in shares]}, schema={"named": pl.String})
-    entries = entries.with_row_index("entry").cast({"entry": pl.UInt16})
-    pool = capped(index.filter(ALIVE), shares).join(entries, on="entry", maintain_order="left").sort("place", "row")
+    pool = index.filter(ALIVE).select("row", "entry", "folded", "place")
+    pool = capped(pool, shares).sort("place", "row")
     chosen: list[pl.DataFrame] = []
     for name in ("test", "validation", "train"):
-        own = name if any(share.split == name for share in shares) else None
-        rows = pool.filter(pl.col("named").eq_missing(own))
+        named = name if any(share.split == name for share in shares) else None
+        own = [entry for entry, share in enumerate(shares) if share.split == named]
+        rows = pool.filter(pl.col("entry").is_in(own))
         if name == "train":
             bad = contaminated(rows, pl.concat(chosen))
             index = reject(index, bad)
             rows = rows.join(bad, on="row", how="anti", maintain_order="left")
-        weights = {n: share.weight for n, share in enumerate(shares) if share.split == own and share.weight is not None}
+        weights = {entry: weight for entry in own if (weight := shares[entry].weight) is not None}
         taken = take(rows, getattr(sizes, name), weights, f"{name}{rejections(index)}")
         pool = pool.join(taken, on="row", how="anti", maintain_order="left")
         chosen.append(taken.with_columns(split=pl.lit(name)))
@@ -73,6 +73,8 @@ def split(
 
 def capped(rows: pl.DataFrame, shares: Sequence[Share]) -> pl.DataFrame:
     """At most `max_rows` of each entry, the first in the order of the splits."""
+    if all(share.max_rows is None for share in shares):
+        return rows
     caps = pl.DataFrame({"cap": [share.max_rows for share in shares]}, schema={"cap": pl.Int64})
     caps = caps.with_row_index("entry").cast({"entry": pl.UInt16})
     rank = pl.struct("place", "row").rank("ordinal").over("entry")

@@ -14,7 +14,7 @@ from tasks.ingest.candidates import Rejection, Row
 from tasks.ingest.identity import keys, prompt_id
 
 CHUNK_ROWS = 20_000
-PASS_ROWS = 100_000  # brought together in another order at once
+PASS_ROWS = 50_000  # brought together in another order at once
 
 TEXTS = {
     "row": pl.UInt32,
