@@ -6,7 +6,7 @@ A gold that fails would mask or mark wrong every rollout of its prompt, at the p
 from collections.abc import Iterable, Iterator, Sequence
 
 from tasks.ingest.candidates import Rejection, Row
-from tasks.sampling.grade import Answer, Grader
+from tasks.sampling.grade import Grader
 from tasks.sampling.verdict import Verdict
 
 CHUNK_ROWS = 4096
@@ -40,9 +40,4 @@ def failed(row: Row, verdict: Verdict) -> Rejection:
 
 def equal(pairs: Sequence[tuple[str, str, str]], grader: Grader) -> list[bool]:
     """Whether two golds are one answer (1,200 and 1200), for each (verifier, gold, gold)."""
-    return [verdict.outcome == "correct" for verdict in grade(pairs, grader)]
-
-
-def grade(triples: Sequence[tuple[str, str, str]], grader: Grader) -> list[Verdict]:
-    """Verdicts on (verifier, completion, gold)."""
-    return grader.grade([Answer(verifier, given, gold, truncated=False) for verifier, given, gold in triples])
+    return [verdict.outcome == "correct" for verdict in grader.judge(pairs, None)]

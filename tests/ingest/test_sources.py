@@ -11,6 +11,7 @@ from tasks.common.params import ParamsError
 from tasks.ingest import sources as presets
 from tasks.ingest.reading import load, sources
 from tasks.ingest.sources.math import last_boxed
+from tasks.sampling.verifiers.reasoning_gym import verify
 from tests.ingest.helpers import CHAIN_SUM, entry, found, lines, preset
 
 
@@ -112,6 +113,15 @@ def test_reasoning_gym_mixes_tasks_by_weight() -> None:
     assert {row.level for row in sums} == {"3"}
     assert all(eval(row.prompt.partition(": ")[2].removesuffix(" =")) == int(row.answer) for row in sums)
     assert all(len(row.answer) == int(row.level) for row in spelling)
+
+
+def test_reasoning_gym_gives_its_own_scorer_the_whole_problem() -> None:
+    task = {**CHAIN_SUM, "verifier": "reasoning_gym"}
+    kept, _ = found({"preset": "reasoning_gym", "settings": {"seed": 5, "num_prompts": 3, "tasks": [task]}})
+    problems = [json.loads(row.answer) for row in kept]
+    assert [
+        verify(problem["entry"]["answer"], row.answer).outcome for problem, row in zip(problems, kept, strict=True)
+    ] == ["correct"] * 3
 
 
 def test_every_preset_declares_its_settings_and_one_way_to_read() -> None:

@@ -1,7 +1,8 @@
 """Problems from the library reasoning-gym (arXiv 2505.24760), several of its tasks mixed by weight.
 
 A task's `config` is the library's own and sets the difficulty (`min_terms`, `max_terms`, ...). Its `level` names the
-entry of the problem's metadata that becomes the column `level`. Tasks come one after the other; splitting mixes them.
+entry of the problem's metadata that becomes the column `level`. With the verifier `reasoning_gym`, the library's own
+scorer, the gold is the whole problem. Tasks come one after the other; splitting mixes them.
 """
 
 import json
@@ -15,6 +16,7 @@ from reasoning_gym.factory import DATASETS
 
 from tasks.common.params import ParamsError
 from tasks.ingest.candidates import Candidate, Rejection
+from tasks.sampling.verifiers.reasoning_gym import gold
 
 MAX_SEED = 2**31
 """The tiny policy's training examples are drawn with seeds from 2^40 on; these stay below."""
@@ -62,7 +64,8 @@ def problems(task: Task, seed: int, size: int) -> Iterator[Candidate]:
         level = problem["metadata"].get(task.level) if task.level else None
         content = json.dumps(problem, ensure_ascii=False, default=str)
         source = f"reasoning_gym/{task.name}"
-        yield Candidate(source, line, content, problem["question"], problem["answer"], task.verifier, level)
+        answer = gold(task.name, problem) if task.verifier == "reasoning_gym" else problem["answer"]
+        yield Candidate(source, line, content, problem["question"], answer, task.verifier, level)
 
 
 def dataset(task: Task, seed: int, size: int) -> Any:
