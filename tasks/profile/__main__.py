@@ -6,6 +6,7 @@ from tasks.common import params, stage
 from tasks.common.artifacts import PROFILE, PROMPTS, ROLLOUTS
 from tasks.common.files import digest_file, write_json
 from tasks.profile.profile import ProfileSettings, profile_prompts, summarize
+from tasks.sampling.grade import Grader
 from tasks.sampling.models import read_policy
 from tasks.sampling.rollouts import SamplerSettings, draw, sampling_cost
 
@@ -23,7 +24,8 @@ def main(run: stage.Stage) -> None:
 
     rollouts, rows, usage = draw(prompts, policy, settings.num_samples, sampler, layout, cell="profile", greedy=False)
     profile = profile_prompts(rollouts)
-    summary = summarize(profile)
+    with Grader(sampler.verify) as grader:
+        summary = summarize(profile) | {"verifiers": grader.versions(prompts["verifier"].unique())}
     logger.info(
         "%d prompts: mean pass rate %.3f, never solved %d, always solved %d; groups of 8 expected to be mixed: %.1f %%",
         len(profile),

@@ -158,7 +158,7 @@ class Pool:
 
     def staff(self, num_queued: int) -> None:
         """Start a process when there is none, and more where there is work for them."""
-        wanted = max(1, min(self.num_processes, int(num_queued * self.pace / WORTH_STARTING)))
+        wanted = min(self.num_processes, 1 + int(num_queued * self.pace / WORTH_STARTING))
         while len(self.processes) < wanted:
             process = Process(self.command, self.hello)
             self.processes.append(process)
