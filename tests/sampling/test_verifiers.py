@@ -109,6 +109,7 @@ def says(name: str, completion: str, gold: str) -> Verdict:
         ("math", r"\boxed{1} or no, \boxed{2}", "1", "wrong"),
         ("math", r"$\boxed{1}$ and $\boxed{2}$", r"\{1,2\}", "correct"),
         ("math", r"\boxed{28\%}", r"28\%", "correct"),
+        ("math", r"\boxed{\frac{1}{20000}}", r"\dfrac{1}{20,\!000}.", "correct"),
         ("math", "Evelyn", r"\text{Evelyn}", "correct"),
         ("math", "no mathematics", "7", "unparsed"),
         ("math", "7", "forty two", "error"),

@@ -90,4 +90,9 @@ def read_gold(answer: str, targets: tuple[str, ...]) -> list[Any]:
 
 def delimited(answer: str) -> str:
     """The gold between delimiters."""
-    return answer if DELIMITED.search(answer) else rf"\boxed{{{answer.strip().rstrip(chr(92))}}}"
+    return answer if DELIMITED.search(answer) else rf"\boxed{{{bare(answer)}}}"
+
+
+def bare(answer: str) -> str:
+    """The formula without what only sets it: the sentence's stop, commas between thousands (20,\\!000)."""
+    return re.sub(r"(?<=\d),\\!\s*(?=\d{3})", "", answer).strip().rstrip("\\.,; ")
