@@ -78,7 +78,7 @@ def accuracy(root: Path, folder: Path) -> float:
     policy = open_policy(folder, policy_digest(folder), read_json(layout.policy_card))
     prompts = PROMPTS.read(layout.prompts("validation"))
     settings, sampler = Evaluate(4, [1], 200), params.sections(values, SamplerSettings)
-    return float(evaluate_policy(prompts, policy, settings, sampler, layout)[0]["pass_at_1"])
+    return float(evaluate_policy(prompts, policy, settings, sampler, layout, folder.name)[0]["pass_at_1"])
 
 
 def curves(root: Path, reports: dict[str, list[Report]]) -> dict[str, list[Report]]:

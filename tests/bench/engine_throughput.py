@@ -27,7 +27,7 @@ from tasks.sampling import rollouts
 from tasks.sampling.engine import EngineSettings, Sampling, load_engine, sample_seed
 from tasks.sampling.engines.vllm import VllmEngine
 from tasks.sampling.models import load_tokenizer, read_policy
-from tasks.sampling.store import prompt_digest
+from tasks.sampling.store.folder import prompt_digest
 from tests.bench.world import PROJECT, make_world
 
 SIDES = ("bare", "same_requests", "profile")
@@ -65,7 +65,7 @@ def profile(layout: Layout, values: dict[str, Any]) -> dict[str, float]:
         ready.append(now())
         return engine
 
-    rollouts.load_engine = load  # type: ignore[assignment]
+    rollouts.load_engine = load  # type: ignore[attr-defined]
     sys.argv = ["profile", "--params", str(layout.root / "params.yaml"), "--data", str(layout.root)]
     with suppress(SystemExit):
         stage.run("profile", profile_stage.main)

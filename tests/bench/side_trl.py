@@ -24,7 +24,7 @@ import torch
 import yaml
 from datasets import Dataset, disable_progress_bars
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer  # type: ignore[attr-defined]
 
 from tasks.sampling.verifiers.numeric import verify
 from tests.bench.clock import Clock, children_megabytes, peak_megabytes, seconds_since_start
