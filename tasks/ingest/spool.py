@@ -97,10 +97,17 @@ class Spool:
         wanted = pl.DataFrame({"row": rows})
         if wanted.is_empty():
             return pl.DataFrame(schema={name: TEXTS[name] for name in ("row", *columns)})
-        found = [chunk.join(wanted, on="row", how="semi") for chunk in self.chunks(*columns)]
+        found = [compact(chunk.join(wanted, on="row", how="semi")) for chunk in self.chunks(*columns)]
         return wanted.join(pl.concat(found), on="row", how="left", maintain_order="left")
 
     def ordered(self, rows: pl.Series, *columns: str) -> Iterator[pl.DataFrame]:
         """The texts of `rows`, in that order, some at a time."""
         for start in range(0, len(rows), PASS_ROWS):
             yield self.take(rows[start : start + PASS_ROWS], *columns)
+
+
+def compact(frame: pl.DataFrame) -> pl.DataFrame:
+    """The same rows without the texts of those that were left out, which a filtered table goes on holding."""
+    copied = pl.from_arrow(frame.to_arrow(compat_level=pl.CompatLevel.oldest()))
+    assert isinstance(copied, pl.DataFrame)
+    return copied
