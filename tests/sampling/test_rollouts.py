@@ -13,7 +13,7 @@ import torch
 from tasks.common.artifacts import PROMPTS, Layout
 from tasks.common.files import ArtifactError
 from tasks.sampling.engine import Sampling
-from tasks.sampling.grade import Verify
+from tasks.sampling.grade import Answer, Grader, Verify
 from tasks.sampling.models import Policy, load_model, read_policy
 from tasks.sampling.rollouts import SamplerSettings, draw, sampling_cost
 from tasks.sampling.store.folder import StoreSettings
@@ -70,6 +70,32 @@ def test_an_edited_answer_is_graded_again_and_not_sampled(world: tuple[Policy, L
     assert usage.sampled_rollouts == 0
     assert edited["text"].equals(first["text"])
     assert (edited["reward"].sum(), first["reward"].sum()) == (answers.count(likely), edited_reward(first, "7"))
+
+
+def test_a_new_version_of_a_verifier_grades_again_and_samples_nothing(world: tuple[Policy, Layout]) -> None:
+    policy, layout = world
+    prompts = prompts_table(range(8)).with_columns(verifier=pl.lit("mine"))
+    versions, outcomes, texts = [], [], []
+    for tag in ("a", "b"):
+        verify = dataclasses.replace(SETTINGS.verify, verifiers={"mine": format_of(tag)})
+        settings = dataclasses.replace(SETTINGS, verify=verify)
+        graded, _, usage = draw(prompts, policy, 4, settings, layout, cell="profile", greedy=False)
+        with Grader(verify) as grader:
+            versions.append(grader.versions({"mine"})["mine"])
+            outcomes.append(
+                [v.outcome for v in grader.grade([Answer("mine", f"<{t}>x</{t}>", "7", False) for t in "ab"])]
+            )
+        texts.append(graded["text"])
+    assert usage.sampled_rollouts == 0
+    assert usage.reused_rollouts == 32
+    assert texts[0].equals(texts[1])
+    assert versions[0] != versions[1]
+    assert [row[0] == "correct" for row in outcomes] == [True, False]
+    assert [row[1] == "correct" for row in outcomes] == [False, True]
+
+
+def format_of(tag: str) -> dict[str, object]:
+    return {"method": "format", "tags": [tag], "text_after": False}
 
 
 def edited_reward(rollouts: pl.DataFrame, gold: str) -> float:
