@@ -25,7 +25,7 @@ from datasketch import MinHash, MinHashLSH
 
 from tasks.common.params import ParamsError, at_least
 from tasks.common.progress import progress
-from tasks.ingest.identity import normalised
+from tasks.ingest.identity import key, normalised
 from tasks.ingest.spool import Spool
 
 TOKEN = re.compile(r"[^\W\d_]+|\d+(?:\.\d+)?|[^\w\s]|_")
@@ -117,7 +117,8 @@ class Index:
     def distinct(self, asked: str) -> frozenset[int]:
         """The n-grams that say what this prompt asks, tagged with its numbers."""
         words = tokens(asked)
-        tag = zlib.crc32(" ".join(filter(NUMBERS.fullmatch, words)).encode()) if self.settings.same_numbers else 0
+        numbers = " ".join(filter(NUMBERS.fullmatch, words))
+        tag = key(numbers) % 2**32 if self.settings.same_numbers else 0  # no CRC: it would cancel that of a pure sum
         return frozenset(gram ^ tag for gram in ngrams(words, self.settings.ngram) - self.shared)
 
     def sketch(self, grams: frozenset[int]) -> MinHash:

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from tasks.common.params import ParamsError
-from tasks.ingest.contamination import Contamination, check, pairs
+from tasks.ingest.contamination import Contamination, Index, check, pairs
 from tests.ingest.helpers import row, spool
 
 SETTINGS = Contamination(overlap=0.7, ngram=3, same_numbers=True)
@@ -118,3 +118,9 @@ def test_no_pairs_is_an_empty_table(tmp_path: Path) -> None:
     found = pairs(kept, kept.index[:1], kept.index[1:], SETTINGS)
     assert found.schema == {"row": pl.UInt32, "other": pl.UInt32, "kind": pl.String, "overlap": pl.Float64}
     assert found.is_empty()
+
+
+def test_sums_without_words_are_told_apart() -> None:
+    sums = ["2+2", "3+3", "5 + 1", "7+1", "12 - 4", "3 * 9"]
+    index = Index(enumerate(sums), set(), Contamination(overlap=0.7, ngram=3, same_numbers=True))
+    assert [[row for row, _ in index.search(text)] for text in sums] == [[n] for n in range(len(sums))]
