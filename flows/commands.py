@@ -1,10 +1,10 @@
 """dvc as a subprocess: what it says (graph, status), and what it does (bring one stage up to date).
 
-dvc runs in its own process group, so that Ctrl-C reaches the flow alone and the flow ends the whole group: first with
-an interrupt, which dvc itself waits out while the stage saves what it has and leaves; then, after the grace time, by
-killing. (SIGTERM would end dvc at once, and the stage with it, before it could save.) A flow that is killed itself
-takes dvc along, and dvc the stage: each asked the kernel for that.
-"""
+dvc runs in its own process group, so that Ctrl-C reaches the flow alone and the flow ends the whole
+group: first with an interrupt, which dvc itself waits out while the stage saves what it has and
+leaves; then, after the grace time, by killing. (SIGTERM would end dvc at once, and the stage with
+it, before it could save.) A flow that is killed itself takes dvc along, and dvc the stage: each
+asked the kernel for that."""
 
 import json
 import os
@@ -28,7 +28,8 @@ class CommandError(RuntimeError):
 
 
 def environment() -> dict[str, str]:
-    """This environment, with the `python` of the stages' commands being the one that runs the flow."""
+    """This environment, with the `python` of the stages' commands being the one that runs the
+    flow."""
     folder = os.path.dirname(sys.executable)
     return {**os.environ, "PATH": os.pathsep.join([folder, os.environ.get("PATH", os.defpath)])}
 
@@ -38,7 +39,9 @@ def ask(*arguments: str) -> str:
     command = [sys.executable, "-m", "dvc", *arguments]
     done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
     if done.returncode:
-        raise CommandError(f"dvc {' '.join(arguments)} failed:\n{done.stderr.strip() or done.stdout.strip()}")
+        raise CommandError(
+            f"dvc {' '.join(arguments)} failed:\n{done.stderr.strip() or done.stdout.strip()}"
+        )
     return done.stdout
 
 
@@ -69,24 +72,33 @@ def launcher(*arguments: str, pipe: int = -1) -> list[str]:
 
 
 def repro(stage: str, force: bool = False) -> tuple[int, bool]:
-    """Bring one stage up to date, looking at nothing upstream: (exit status, whether its command was started)."""
+    """Bring one stage up to date, looking at nothing upstream: (exit status, whether its command
+    was started)."""
     options = ["--single-item", *(["--force"] if force else [])]
     read, write = os.pipe()
     with os.fdopen(read, "rb") as pipe:
         try:
-            code = run_group(launcher("dvc", "repro", *options, stage, pipe=write), pass_fds=(write,))
+            code = run_group(
+                launcher("dvc", "repro", *options, stage, pipe=write), pass_fds=(write,)
+            )
         finally:
             os.close(write)
         return code, bool(pipe.read())
 
 
 def run_group(command: list[str], pass_fds: tuple[int, ...] = ()) -> int:
-    """Run `command` in its own process group, on this terminal; whatever interrupts the wait ends the whole group.
+    """Run `command` in its own process group, on this terminal; whatever interrupts the wait ends
+    the whole group.
 
-    The wait looks up a few times a second: a library's signal handler may keep a blocked one from being interrupted.
-    """
+    The wait looks up a few times a second: a library's signal handler may keep a blocked one from
+    being interrupted."""
     child = subprocess.Popen(
-        command, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, pass_fds=pass_fds, process_group=0
+        command,
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        pass_fds=pass_fds,
+        process_group=0,
     )
     try:
         while child.poll() is None:
@@ -98,13 +110,18 @@ def run_group(command: list[str], pass_fds: tuple[int, ...] = ()) -> int:
 
 
 def end_group(child: "subprocess.Popen[Any]", grace: float = GRACE_SECONDS) -> None:
-    """Interrupt the group of `child`, wait for it up to `grace` seconds, and kill what is left of it."""
+    """Interrupt the group of `child`, wait for it up to `grace` seconds, and kill what is left of
+    it."""
     try:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGINT)
         child.wait(grace)
     except subprocess.TimeoutExpired:
-        print(f"still running {grace:.0f} s after the interrupt: killing it", file=sys.stderr, flush=True)
+        print(
+            f"still running {grace:.0f} s after the interrupt: killing it",
+            file=sys.stderr,
+            flush=True,
+        )
     finally:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)

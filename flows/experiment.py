@@ -1,4 +1,5 @@
-"""Which recipes the experiment compares: written into params.yaml, where DVC and everybody else reads it."""
+"""Which recipes the experiment compares: written into params.yaml, where DVC and everybody else
+reads it."""
 
 import logging
 import re
@@ -10,12 +11,15 @@ from tasks.common.params import ParamsError
 
 logger = logging.getLogger(__name__)
 
-LINE = re.compile(r"^(experiment:[^\n]*\n(?:[ ]+[^\n]*\n|\s*\n)*?[ ]+recipes:[ ]*)\[[^\]\n]*\]", re.MULTILINE)
+LINE = re.compile(
+    r"^(experiment:[^\n]*\n(?:[ ]+[^\n]*\n|\s*\n)*?[ ]+recipes:[ ]*)\[[^\]\n]*\]", re.MULTILINE
+)
 
 
 def set_recipes(path: Path, words: str) -> list[str]:
-    """Make `words` (names with spaces or commas between them, or `all`) the experiment's recipes; all else in the file
-    stays as it is. Raises ParamsError for a name that is no recipe, and for a file without such a line."""
+    """Make `words` (names with spaces or commas between them, or `all`) the experiment's recipes;
+    all else in the file stays as it is. Raises ParamsError for a name that is no recipe, and for a
+    file without such a line."""
     values = params.load(path)
     known = list(values.get("recipes", {}))
     chosen = known if words.strip() == "all" else re.split(r"[\s,]+", words.strip())
@@ -23,9 +27,14 @@ def set_recipes(path: Path, words: str) -> list[str]:
         params.recipe(values, name)
     if chosen == params.section(values, "experiment", params.Experiment).recipes:
         return chosen
-    text, count = LINE.subn(lambda match: f"{match[1]}[{', '.join(chosen)}]", path.read_text(), count=1)
+    text, count = LINE.subn(
+        lambda match: f"{match[1]}[{', '.join(chosen)}]", path.read_text(), count=1
+    )
     if not count:
-        raise ParamsError(f"{path} has no line `recipes: [...]` under `experiment`: name the recipes there by hand")
+        raise ParamsError(
+            f"{path} has no line `recipes: [...]` under `experiment`: name the recipes there by "
+            "hand"
+        )
     replace_file(path, lambda file: file.write(text.encode()))
     logger.warning("%s: experiment.recipes is now %s", path.name, ", ".join(chosen))
     return chosen

@@ -1,11 +1,12 @@
-"""A Python module as a child that ends with its parent; for dvc, one that says whether it started a stage's command.
+"""A Python module as a child that ends with its parent; for dvc, one that says whether it started a
+stage's command.
 
     python -m flows.launch PARENT_PID PIPE_FD dvc repro --single-item train@sgpo-0
 
-dvc writes straight to the terminal, progress bars included, so nothing can be read from what it prints. What it
-*does* can be seen: every command of a stage is started with DVC_STAGE in its environment. The first one puts a byte
-into the pipe; a pipe that stays empty means that dvc found the outputs in its run cache, or found nothing to do.
-"""
+dvc writes straight to the terminal, progress bars included, so nothing can be read from what it
+prints. What it *does* can be seen: every command of a stage is started with DVC_STAGE in its
+environment. The first one puts a byte into the pipe; a pipe that stays empty means that dvc found
+the outputs in its run cache, or found nothing to do."""
 
 import logging
 import os
@@ -36,7 +37,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if pipe >= 0:
         announce(pipe, arguments[-1])
-        logging.getLogger("dvc.repo.scm_context").addFilter(lambda record: record.levelno > logging.INFO)
+        logging.getLogger("dvc.repo.scm_context").addFilter(
+            lambda record: record.levelno > logging.INFO
+        )
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -1,11 +1,12 @@
 """The experiment as a Prefect flow: one task a stage, each brought up to date by DVC.
 
-    python -m flows.pipeline [--recipe sgpo ...] [--seed 0 ...] [--force ingest ...] [--retries 1] [--experiment all]
+    python -m flows.pipeline [--recipe sgpo ...] [--seed 0 ...] [--force ingest ...] [--retries 1]
+    [--experiment all]
 
-Every stage ends as `Cached` (nothing changed), `Restored` (its outputs were in DVC's run cache) or `Ran`, with the
-reason. The tasks pass names only and keep no cache of Prefect's: whether something must run is DVC's decision alone,
-so `dvc repro` after a flow does nothing, and a flow after `dvc repro` does nothing. A stage that failed keeps those
-that need it from running; the others go on.
+Every stage ends as `Cached` (nothing changed), `Restored` (its outputs were in DVC's run cache) or
+`Ran`, with the reason. The tasks pass names only and keep no cache of Prefect's: whether something
+must run is DVC's decision alone, so `dvc repro` after a flow does nothing, and a flow after `dvc
+repro` does nothing. A stage that failed keeps those that need it from running; the others go on.
 
 Without PREFECT_API_URL Prefect starts a server of its own for the time of the run.
 """
@@ -54,11 +55,14 @@ def as_task(stages: Stages, stage: str, retries: int) -> Task[[str], State]:
 
 
 def run_all(stages: Stages, retries: int) -> dict[str, State]:
-    """Every stage in order; one that needs a stage which did not complete does not run (Prefect's NotReady)."""
+    """Every stage in order; one that needs a stage which did not complete does not run (Prefect's
+    NotReady)."""
     states: dict[str, State] = {}
     for stage in stages.ordered:
         needed = {name: states[name] for name in sorted(stages.needs[stage]) if name in states}
-        states[stage] = as_task(stages, stage, retries)(stage, wait_for=list(needed.values()), return_state=True)
+        states[stage] = as_task(stages, stage, retries)(
+            stage, wait_for=list(needed.values()), return_state=True
+        )
         if states[stage].is_crashed():
             raise KeyboardInterrupt(stage)
         blocking = [name for name, state in needed.items() if not state.is_completed()]
@@ -87,9 +91,9 @@ def pipeline(
 ) -> dict[str, str]:
     """Bring the experiment up to date; returns the name of every stage's final state.
 
-    `recipes` and `seeds` restrict it to some cells. `force` names stages to run although nothing changed (`ingest`,
-    when a source has new rows under its old name). `retries` repeats a stage that failed.
-    """
+    `recipes` and `seeds` restrict it to some cells. `force` names stages to run although nothing
+    changed (`ingest`, when a source has new rows under its old name). `retries` repeats a stage
+    that failed."""
     with process.exclusive(LAYOUT.locks / "pipeline", "the pipeline"):
         stages = Stages.examine(recipes or [], [str(seed) for seed in seeds or []], force or [])
         if stages.left_out:
@@ -104,12 +108,24 @@ def pipeline(
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m flows.pipeline", description="Bring the experiment up to date.")
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.pipeline", description="Bring the experiment up to date."
+    )
     parser.add_argument("--recipe", action="append", help="only this recipe (may be repeated)")
-    parser.add_argument("--seed", action="append", type=int, help="only this seed (may be repeated)")
-    parser.add_argument("--force", action="append", metavar="STAGE", help="run this stage although nothing changed")
-    parser.add_argument("--experiment", metavar="RECIPES", help="first set experiment.recipes in params.yaml; or: all")
-    parser.add_argument("--retries", type=int, default=0, help="how often a failed stage is tried again")
+    parser.add_argument(
+        "--seed", action="append", type=int, help="only this seed (may be repeated)"
+    )
+    parser.add_argument(
+        "--force", action="append", metavar="STAGE", help="run this stage although nothing changed"
+    )
+    parser.add_argument(
+        "--experiment",
+        metavar="RECIPES",
+        help="first set experiment.recipes in params.yaml; or: all",
+    )
+    parser.add_argument(
+        "--retries", type=int, default=0, help="how often a failed stage is tried again"
+    )
     return parser.parse_args(arguments)
 
 

@@ -1,8 +1,8 @@
-"""Why a stage is out of date, in words: what dvc found changed, with the values before and after from dvc.lock.
+"""Why a stage is out of date, in words: what dvc found changed, with the values before and after
+from dvc.lock.
 
-dvc says which parameter section or file differs and stops there. The lock remembers the values a stage last ran
-with and the digests of what it read and wrote; the rest is comparing.
-"""
+dvc says which parameter section or file differs and stops there. The lock remembers the values a
+stage last ran with and the digests of what it read and wrote; the rest is comparing."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,11 +39,15 @@ def explain_deps(
 ) -> list[str]:
     """Parameters key by key, code by its path, data with the digests that the lock knows."""
     before = {dep["path"]: dep.get("md5", "") for dep in entry.get("deps", [])}
-    now = {out["path"]: out.get("md5", "") for other in lock.values() for out in other.get("outs", [])}
+    now = {
+        out["path"]: out.get("md5", "") for other in lock.values() for out in other.get("outs", [])
+    }
     phrases: list[str] = []
     for path, how in changed.items():
         if isinstance(how, dict):
-            phrases += explain_params(entry.get("params", {}).get(path, {}), params.load(root / path), list(how))
+            phrases += explain_params(
+                entry.get("params", {}).get(path, {}), params.load(root / path), list(how)
+            )
         elif path.startswith("tasks/"):
             phrases.append(f"code {path} changed")
         elif how == "deleted":
@@ -55,9 +59,15 @@ def explain_deps(
     return phrases
 
 
-def explain_params(before: Mapping[str, Any], values: Mapping[str, Any], names: list[str]) -> list[str]:
+def explain_params(
+    before: Mapping[str, Any], values: Mapping[str, Any], names: list[str]
+) -> list[str]:
     """The parameters under the dotted `names` that differ, as `key before -> after`."""
-    return [phrase for name in names for phrase in differences(name, before.get(name, MISSING), find(values, name))]
+    return [
+        phrase
+        for name in names
+        for phrase in differences(name, before.get(name, MISSING), find(values, name))
+    ]
 
 
 def find(values: Any, dotted: str) -> Any:
@@ -74,12 +84,16 @@ def explain_outs(changed: Mapping[str, str]) -> list[str]:
     gone = [path for path, how in changed.items() if how in GONE]
     phrases = [f"output changed since: {path}" for path, how in changed.items() if how not in GONE]
     if gone:
-        phrases.insert(0, f"output missing: {gone[0]}" + (f" and {len(gone) - 1} more" if len(gone) > 1 else ""))
+        phrases.insert(
+            0,
+            f"output missing: {gone[0]}" + (f" and {len(gone) - 1} more" if len(gone) > 1 else ""),
+        )
     return phrases
 
 
 def drawn(path: Path, since: float) -> str:
-    """What the stage that writes `path` has said since then about rollouts reused and sampled; or nothing."""
+    """What the stage that writes `path` has said since then about rollouts reused and sampled; or
+    nothing."""
     try:
         if path.stat().st_mtime >= since:
             return "; ".join(kind["said"] for kind in read_json(path).values())

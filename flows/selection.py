@@ -35,7 +35,8 @@ def upstream(needs: Needs, stages: Iterable[str]) -> set[str]:
 
 
 def coordinates(stage: str) -> tuple[str, str | None, int | None]:
-    """(name, recipe, seed) of a stage as DVC names it: `train@sgpo-0`, `allocate@sgpo`, `profile`."""
+    """(name, recipe, seed) of a stage as DVC names it: `train@sgpo-0`, `allocate@sgpo`,
+    `profile`."""
     name, _, cell = stage.partition("@")
     recipe, _, seed = cell.rpartition("-")
     if recipe and seed.isdigit():
@@ -46,16 +47,23 @@ def coordinates(stage: str) -> tuple[str, str | None, int | None]:
 def cells(needs: Needs) -> dict[str, tuple[str, str]]:
     """The last stage of every cell with its recipe and seed: `evaluate@sgpo-0` is ("sgpo", "0")."""
     places = {stage: coordinates(stage) for stage in needs}
-    return {stage: (str(recipe), str(seed)) for stage, (name, recipe, seed) in places.items() if name == "evaluate"}
+    return {
+        stage: (str(recipe), str(seed))
+        for stage, (name, recipe, seed) in places.items()
+        if name == "evaluate"
+    }
 
 
 def choose(allowed: Iterable[str], wanted: Iterable[str] | None, what: str) -> set[str]:
-    """`wanted`, all of `allowed` when it is empty. Raises SelectionError for one that is not allowed."""
+    """`wanted`, all of `allowed` when it is empty. Raises SelectionError for one that is not
+    allowed."""
     known = list(dict.fromkeys(allowed))
     chosen = set(wanted or known)
     unknown = sorted(chosen - set(known))
     if unknown:
-        raise SelectionError(f"{what} {unknown[0]} is not in the experiment: it has {', '.join(known)} (params.yaml)")
+        raise SelectionError(
+            f"{what} {unknown[0]} is not in the experiment: it has {', '.join(known)} (params.yaml)"
+        )
     return chosen
 
 
@@ -64,15 +72,20 @@ def select(
 ) -> tuple[list[str], list[str]]:
     """(stages in order, stages left out) for these recipes and seeds.
 
-    A restriction keeps the chosen cells and what they need. Stages that need all cells (the report) stay when the
-    cells that were not chosen are up to date.
-    """
+    A restriction keeps the chosen cells and what they need. Stages that need all cells (the report)
+    stay when the cells that were not chosen are up to date."""
     all_cells = cells(needs)
     chosen_recipes = choose((recipe for recipe, _ in all_cells.values()), recipes, "recipe")
     chosen_seeds = choose((seed for _, seed in all_cells.values()), seeds, "seed")
-    chosen = {stage for stage, (recipe, seed) in all_cells.items() if recipe in chosen_recipes and seed in chosen_seeds}
+    chosen = {
+        stage
+        for stage, (recipe, seed) in all_cells.items()
+        if recipe in chosen_recipes and seed in chosen_seeds
+    }
     if chosen == set(all_cells):
         return order(needs), []
     other = upstream(needs, set(all_cells) - chosen) - upstream(needs, chosen)
     keep = upstream(needs, chosen) if other & set(changed) else set(needs) - other
-    return [stage for stage in order(needs) if stage in keep], [stage for stage in needs if stage not in keep]
+    return [stage for stage in order(needs) if stage in keep], [
+        stage for stage in needs if stage not in keep
+    ]

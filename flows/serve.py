@@ -1,11 +1,12 @@
 """The pipeline on a schedule, for as long as this process runs.
 
-    python -m flows.serve [--cron "0 3 * * *"] [--every SECONDS] [--force ingest] [--recipe ...] [--seed ...]
+    python -m flows.serve [--cron "0 3 * * *"] [--every SECONDS] [--force ingest] [--recipe ...]
+    [--seed ...]
 
-Needs a Prefect server that lasts: `prefect server start`, and its address in PREFECT_API_URL (or in the profile, by
-`prefect config set`). Runs do not overlap: one that falls due while another runs waits for it. `--force ingest` reads
-the sources anew every time; where they hold nothing new, everything after ingest is cached.
-"""
+Needs a Prefect server that lasts: `prefect server start`, and its address in PREFECT_API_URL (or in
+the profile, by `prefect config set`). Runs do not overlap: one that falls due while another runs
+waits for it. `--force ingest` reads the sources anew every time; where they hold nothing new,
+everything after ingest is cached."""
 
 import argparse
 import os
@@ -22,14 +23,24 @@ NO_SERVER = """a schedule needs a Prefect server that outlives a run:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m flows.serve", description="Run the pipeline on a schedule.")
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.serve", description="Run the pipeline on a schedule."
+    )
     when = parser.add_mutually_exclusive_group()
-    when.add_argument("--cron", default="0 3 * * *", help="when, as cron has it (default: %(default)s)")
+    when.add_argument(
+        "--cron", default="0 3 * * *", help="when, as cron has it (default: %(default)s)"
+    )
     when.add_argument("--every", type=float, metavar="SECONDS", help="an interval instead")
     parser.add_argument("--recipe", action="append", help="only this recipe (may be repeated)")
-    parser.add_argument("--seed", action="append", type=int, help="only this seed (may be repeated)")
-    parser.add_argument("--force", action="append", metavar="STAGE", help="run this stage although nothing changed")
-    parser.add_argument("--retries", type=int, default=0, help="how often a failed stage is tried again")
+    parser.add_argument(
+        "--seed", action="append", type=int, help="only this seed (may be repeated)"
+    )
+    parser.add_argument(
+        "--force", action="append", metavar="STAGE", help="run this stage although nothing changed"
+    )
+    parser.add_argument(
+        "--retries", type=int, default=0, help="how often a failed stage is tried again"
+    )
     return parser.parse_args(arguments)
 
 

@@ -1,9 +1,9 @@
 """A Prefect server for the time of one flow run, where no PREFECT_API_URL names a lasting one.
 
-Prefect would start one itself, in the flow's process group: Ctrl-C would then end the server before the flow could
-record that it was interrupted, and a killed flow would leave it behind. This one stands in a group of its own and
-ends with the flow. It writes to the same database under PREFECT_HOME that `prefect server start` reads.
-"""
+Prefect would start one itself, in the flow's process group: Ctrl-C would then end the server before
+the flow could record that it was interrupted, and a killed flow would leave it behind. This one
+stands in a group of its own and ends with the flow. It writes to the same database under
+PREFECT_HOME that `prefect server start` reads."""
 
 import atexit
 import socket
@@ -18,9 +18,21 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from flows import commands
 
 START_SECONDS = 60.0
-APP = ("uvicorn", "--factory", "prefect.server.api.server:create_app", "--log-level", "critical", "--host", "127.0.0.1")
+APP = (
+    "uvicorn",
+    "--factory",
+    "prefect.server.api.server:create_app",
+    "--log-level",
+    "critical",
+    "--host",
+    "127.0.0.1",
+)
 _settings = ExitStack()  # never closed: the settings stand until the process ends
-SETTINGS = {"PREFECT_UI_ENABLED": "false", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
+SETTINGS = {
+    "PREFECT_UI_ENABLED": "false",
+    "PREFECT__SERVER_EPHEMERAL": "1",
+    "PREFECT__SERVER_FINAL": "1",
+}
 
 
 class ServerError(RuntimeError):
@@ -28,7 +40,8 @@ class ServerError(RuntimeError):
 
 
 def provide() -> None:
-    """Have a server for the rest of this process: the one that PREFECT_API_URL names, else one of our own.
+    """Have a server for the rest of this process: the one that PREFECT_API_URL names, else one of
+    our own.
 
     Ours ends when the process does, after Prefect's own threads have sent what they still hold.
     """
@@ -64,4 +77,6 @@ def wait_until_healthy(child: "subprocess.Popen[bytes]", url: str) -> None:
             return
         except (urllib.error.URLError, OSError):
             time.sleep(0.05)
-    raise ServerError(f"Prefect's server did not start (exit status {child.poll()}): see `prefect server start`")
+    raise ServerError(
+        f"Prefect's server did not start (exit status {child.poll()}): see `prefect server start`"
+    )

@@ -43,7 +43,8 @@ class Stages:
         return not (set(self.changed) | self.forced) & set(self.ordered)
 
     def bring_up_to_date(self, stage: str) -> tuple[str, str]:
-        """(Cached, Ran or Restored; the reason). Raises StageFailed when the stage did not succeed."""
+        """(Cached, Ran or Restored; the reason). Raises StageFailed when the stage did not
+        succeed."""
         self.outcomes[stage] = "Failed"
         changes = self.look_again(stage)
         if changes or stage in self.forced:
@@ -67,7 +68,8 @@ class Stages:
         return "Ran" if started else "Restored"
 
     def look_again(self, stage: str) -> list[Any]:
-        """What changed for `stage`, asking DVC anew when something upstream was touched: it may have come out equal."""
+        """What changed for `stage`, asking DVC anew when something upstream was touched: it may
+        have come out equal."""
         touched = {name for name, outcome in self.outcomes.items() if outcome != "Cached"}
         if selection.upstream(self.needs, self.needs[stage]) & touched:
             return commands.status(stage).get(stage, [])
@@ -93,4 +95,6 @@ def code_version(stage: str, root: Path = commands.ROOT) -> str:
     """A digest of the code that `stage` depends on, as dvc.yaml lists it."""
     entry = params.load(root / "dvc.yaml")["stages"][stage.partition("@")[0]]
     code = [root / dep for dep in entry["deps"] if dep.startswith("tasks/")]
-    return digest([digest_folder(path, ("**/*.py",)) if path.is_dir() else digest_file(path) for path in code])
+    return digest(
+        [digest_folder(path, ("**/*.py",)) if path.is_dir() else digest_file(path) for path in code]
+    )

@@ -1,4 +1,5 @@
-"""What a flow run leaves behind for people: its run in MLflow, and the last lines on the terminal."""
+"""What a flow run leaves behind for people: its run in MLflow, and the last lines on the
+terminal."""
 
 import os
 import sys
@@ -28,8 +29,12 @@ def recorded(layout: Layout, stages: Stages) -> Iterator[None]:
         raise
     finally:
         del os.environ[tracking.PIPELINE_VARIABLE]
-        settings = params.section(params.load(commands.ROOT / "params.yaml"), "tracking", tracking.Tracking)
-        cached = [coordinates(stage) for stage, outcome in stages.outcomes.items() if outcome == "Cached"]
+        settings = params.section(
+            params.load(commands.ROOT / "params.yaml"), "tracking", tracking.Tracking
+        )
+        cached = [
+            coordinates(stage) for stage, outcome in stages.outcomes.items() if outcome == "Cached"
+        ]
         tracking.end_pipeline(settings, layout, identity, status, cached)
 
 
@@ -37,23 +42,33 @@ def conclusion(stages: Stages) -> str:
     """What happened, in one sentence."""
     if stages.idle:
         return f"nothing to do: all {len(stages.ordered)} stages are up to date"
-    counts = [(name, list(stages.outcomes.values()).count(name)) for name in ("Ran", "Restored", "Cached", "Failed")]
+    counts = [
+        (name, list(stages.outcomes.values()).count(name))
+        for name in ("Ran", "Restored", "Cached", "Failed")
+    ]
     not_run = len(stages.ordered) - len(stages.outcomes)
-    words = [f"{number} {name.lower()}" for name, number in [*counts, ("not run", not_run)] if number]
+    words = [
+        f"{number} {name.lower()}" for name, number in [*counts, ("not run", not_run)] if number
+    ]
     return f"{len(stages.ordered)} stages: {', '.join(words)}"
 
 
 def left_out(stages: Stages) -> str:
     """What a restriction to some cells did not look at, and why the report is among it."""
     names = ", ".join(stages.left_out)
-    return f"left out: {names}" + (" (the report waits for all cells)" if "report" in stages.left_out else "")
+    return f"left out: {names}" + (
+        " (the report waits for all cells)" if "report" in stages.left_out else ""
+    )
 
 
 def places(layout: Layout) -> str:
     """The result, and where more is to be seen."""
     table = layout.report / "leaderboard.txt"
     database = os.path.relpath(layout.tracking / "mlflow.db")
-    uri = params.load(commands.ROOT / "params.yaml").get("tracking", {}).get("uri") or f"sqlite:///{database}"
+    uri = (
+        params.load(commands.ROOT / "params.yaml").get("tracking", {}).get("uri")
+        or f"sqlite:///{database}"
+    )
     return "\n".join(
         [
             table.read_text().rstrip() + "\n" if table.exists() else "",
@@ -64,16 +79,23 @@ def places(layout: Layout) -> str:
 
 
 def mlflow_command(uri: str) -> str:
-    return f"{tool('mlflow')} ui --backend-store-uri {uri} --host 127.0.0.1    then http://127.0.0.1:5000"
+    return (
+        f"{tool('mlflow')} ui --backend-store-uri {uri} --host 127.0.0.1    then "
+        "http://127.0.0.1:5000"
+    )
 
 
 def prefect_place() -> str:
-    """Where records of runs are: on the server that is named, else in the database under PREFECT_HOME."""
+    """Where records of runs are: on the server that is named, else in the database under
+    PREFECT_HOME."""
     if PREFECT_API_URL.value():
         return str(PREFECT_UI_URL.value())
     home = PREFECT_HOME.value()
     moved = f"PREFECT_HOME={home} " if "PREFECT_HOME" in os.environ else ""
-    return f"{moved}{tool('prefect')} server start    then http://127.0.0.1:4200 (it reads {home}/prefect.db)"
+    return (
+        f"{moved}{tool('prefect')} server start    then http://127.0.0.1:4200 (it reads "
+        f"{home}/prefect.db)"
+    )
 
 
 def tool(name: str) -> str:

@@ -26,9 +26,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip, saying why, what needs a component this machine lacks; in CI a component it installs may not be lacking."""
+    """Skip, saying why, what needs a component this machine lacks; in CI a component it installs
+    may not be lacking."""
     lacking = {
-        "vllm": None if importlib.util.find_spec("vllm") else "vLLM is not installed (make test VLLM=cpu)",
+        "vllm": None
+        if importlib.util.find_spec("vllm")
+        else "vLLM is not installed (make test VLLM=cpu)",
         "gpu": None if torch.cuda.is_available() else "no NVIDIA GPU",
         "s3": s3_server.lacking(),
         "real_data": None if os.environ.get("WINNOW_REAL_DATA") else "WINNOW_REAL_DATA is not set",
@@ -36,7 +39,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for name in ("vllm", "s3"):
         if os.environ.get("CI") and lacking[name]:
             raise pytest.UsageError(
-                f"CI installs what the tests marked {name} need, and may not skip them: {lacking[name]}"
+                f"CI installs what the tests marked {name} need, and may not skip them: "
+                f"{lacking[name]}"
             )
     for item in items:
         for name, reason in lacking.items():
@@ -52,7 +56,8 @@ def real_data() -> Path:
 
 @pytest.fixture(scope="session")
 def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small Qwen3 (tied embeddings, character tokenizer) with random weights that are far from uniform."""
+    """A small Qwen3 (tied embeddings, character tokenizer) with random weights that are far from
+    uniform."""
     return make_policy(tmp_path_factory.mktemp("qwen"), "qwen3")
 
 
@@ -70,7 +75,8 @@ def guesser(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3_server.S3Server]:
-    """A real S3 server, for tests marked `s3`. Ask for `bucket` instead, unless the test cuts the server off."""
+    """A real S3 server, for tests marked `s3`. Ask for `bucket` instead, unless the test cuts the
+    server off."""
     server = s3_server.S3Server(tmp_path_factory.mktemp("s3"))
     yield server
     server.stop()
@@ -78,7 +84,8 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3_server.S3Server]
 
 @pytest.fixture
 def bucket(s3: s3_server.S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A new bucket, `s3://...`, with the environment that reaches it, also in the commands that the test starts."""
+    """A new bucket, `s3://...`, with the environment that reaches it, also in the commands that the
+    test starts."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     for name, value in s3.environment().items():

@@ -5,12 +5,18 @@ from pathlib import Path
 import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors, trainers
 from tokenizers.decoders import ByteLevel, Fuse
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from tasks.common.artifacts import Layout
 from tasks.common.files import write_json
-from tasks.sampling.engine import EngineSettings
-from tasks.sampling.models import describe, policy_digest
+from tasks.engines.engine import EngineSettings
+from tasks.models.policy import describe, policy_digest
 
 ENGINE = EngineSettings(
     name="hf",
@@ -36,11 +42,15 @@ CORPUS = [
 
 def character_tokenizer() -> PreTrainedTokenizerFast:
     """One token a printable character, no start token."""
-    vocabulary = {"<pad>": 0, "<eos>": 1, "<unk>": 2} | {chr(code): code - 29 for code in range(32, 127)}
+    vocabulary = {"<pad>": 0, "<eos>": 1, "<unk>": 2} | {
+        chr(code): code - 29 for code in range(32, 127)
+    }
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>", unk_token="<unk>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>", unk_token="<unk>"
+    )
 
 
 def bpe_tokenizer(corpus: list[str]) -> PreTrainedTokenizerFast:
@@ -49,25 +59,53 @@ def bpe_tokenizer(corpus: list[str]) -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=["<s>", "</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+        vocab_size=400,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     tokenizer.train_from_iterator(corpus, trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="</s>")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 0)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="</s>"
+    )
 
 
-def make_policy(folder: Path, architecture: str, corpus: list[str] | None = None, max_length: int = 512) -> Path:
-    """A policy with random weights in `folder`. Weights are scaled up so that its distribution is not flat."""
+def make_policy(
+    folder: Path, architecture: str, corpus: list[str] | None = None, max_length: int = 512
+) -> Path:
+    """A policy with random weights in `folder`. Weights are scaled up so that its distribution is
+    not flat."""
     torch.manual_seed(0)
-    shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 32, "max_position_embeddings": max_length}
+    shape = {
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "head_dim": 32,
+        "max_position_embeddings": max_length,
+    }
     if architecture == "qwen3":
         tokenizer = character_tokenizer()
-        sizes = {"hidden_size": 64, "intermediate_size": 128, "num_key_value_heads": 4, "tie_word_embeddings": True}
-        model = Qwen3ForCausalLM(Qwen3Config(vocab_size=98, eos_token_id=1, pad_token_id=0, **sizes, **shape))
+        sizes = {
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_key_value_heads": 4,
+            "tie_word_embeddings": True,
+        }
+        model = Qwen3ForCausalLM(
+            Qwen3Config(vocab_size=98, eos_token_id=1, pad_token_id=0, **sizes, **shape)
+        )
     else:
         tokenizer = bpe_tokenizer(corpus or CORPUS)
-        sizes = {"hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 2, "tie_word_embeddings": False}
-        config = LlamaConfig(vocab_size=len(tokenizer), eos_token_id=1, bos_token_id=0, **sizes, **shape)
+        sizes = {
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_key_value_heads": 2,
+            "tie_word_embeddings": False,
+        }
+        config = LlamaConfig(
+            vocab_size=len(tokenizer), eos_token_id=1, bos_token_id=0, **sizes, **shape
+        )
         model = LlamaForCausalLM(config)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -80,24 +118,33 @@ def make_policy(folder: Path, architecture: str, corpus: list[str] | None = None
 
 
 def place_policy(folder: Path, layout: Layout, model: torch.nn.Module) -> None:
-    """Write `policy.json` under a data root for the policy in `folder`, as the stage `policy` does."""
+    """Write `policy.json` under a data root for the policy in `folder`, as the stage `policy`
+    does."""
     card = {"source": str(folder), "location": str(folder), "trust_remote_code": False}
     write_json(layout.policy_card, {**card, "digest": policy_digest(folder), **describe(model)})
 
 
 def make_guesser(folder: Path) -> Path:
-    """The small Qwen3, taught to answer any sum with one of the digits 6, 7, 8 at random: groups come out mixed."""
+    """The small Qwen3, taught to answer any sum with one of the digits 6, 7, 8 at random: groups
+    come out mixed."""
     make_policy(folder, "qwen3")
     model, tokenizer = Qwen3ForCausalLM.from_pretrained(folder), character_tokenizer()
-    optimizer, generator = torch.optim.AdamW(model.parameters(), lr=3e-3), torch.Generator().manual_seed(0)
+    optimizer, generator = (
+        torch.optim.AdamW(model.parameters(), lr=3e-3),
+        torch.Generator().manual_seed(0),
+    )
     prompts = [tokenizer(f"{n}{'+1' * n} =").input_ids for n in range(6)]
     for _ in range(60):
         loss = torch.zeros(())
         for prompt in prompts:
             digits = torch.randint(6, 9, (8, 1), generator=generator) + ord("0") - 29
-            ids = torch.cat([torch.tensor(prompt).expand(8, -1), digits, torch.ones_like(digits)], 1)
+            ids = torch.cat(
+                [torch.tensor(prompt).expand(8, -1), digits, torch.ones_like(digits)], 1
+            )
             logits = model(input_ids=ids).logits[:, len(prompt) - 1 : -1]
-            loss = loss + torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, len(prompt) :].flatten())
+            loss = loss + torch.nn.functional.cross_entropy(
+                logits.flatten(0, 1), ids[:, len(prompt) :].flatten()
+            )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

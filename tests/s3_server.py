@@ -1,8 +1,9 @@
-"""A real S3 server on loopback: the Ceph RADOS Gateway of Debian's packages, one node, objects in memory.
+"""A real S3 server on loopback: the Ceph RADOS Gateway of Debian's packages, one node, objects in
+memory.
 
-`apt-get install ceph-mon ceph-osd radosgw ceph-common` brings what it needs. The three daemons (monitor, object store,
-gateway) run as children of the test, die with it, and keep everything in one folder.
-"""
+`apt-get install ceph-mon ceph-osd radosgw ceph-common` brings what it needs. The three daemons
+(monitor, object store, gateway) run as children of the test, die with it, and keep everything in
+one folder."""
 
 import shutil
 import signal
@@ -16,7 +17,15 @@ from pathlib import Path
 
 from tasks.common.process import die_with_parent
 
-PROGRAMS = ("ceph", "ceph-authtool", "ceph-mon", "ceph-osd", "monmaptool", "radosgw", "radosgw-admin")
+PROGRAMS = (
+    "ceph",
+    "ceph-authtool",
+    "ceph-mon",
+    "ceph-osd",
+    "monmaptool",
+    "radosgw",
+    "radosgw-admin",
+)
 ACCESS_KEY, SECRET_KEY = "winnow-access-key", "winnow-secret-key-known-to-nobody-else"
 SECONDS = 90
 
@@ -87,7 +96,16 @@ class S3Server:
             self.start_monitor(f"[v2:127.0.0.1:{v2},v1:127.0.0.1:{v1}]", str(values["fsid"]))
             self.start_object_store()
             keys = ["--access-key", ACCESS_KEY, "--secret-key", SECRET_KEY]
-            self.run("radosgw-admin", "user", "create", "--uid", "winnow", "--display-name", "winnow", *keys)
+            self.run(
+                "radosgw-admin",
+                "user",
+                "create",
+                "--uid",
+                "winnow",
+                "--display-name",
+                "winnow",
+                *keys,
+            )
             self.start_gateway()
         except BaseException:
             self.stop()
@@ -95,17 +113,28 @@ class S3Server:
 
     def run(self, program: str, *arguments: str) -> str:
         """One of Ceph's programs, to its end; its output."""
-        line = [program, *arguments, "-c", str(self.folder / "ceph.conf"), "--keyring", str(self.folder / "keyring")]
+        line = [
+            program,
+            *arguments,
+            "-c",
+            str(self.folder / "ceph.conf"),
+            "--keyring",
+            str(self.folder / "keyring"),
+        ]
         done = subprocess.run(line, capture_output=True, text=True, timeout=SECONDS, check=False)
         if done.returncode != 0:
-            raise RuntimeError(f"{' '.join(line)} ended with {done.returncode}: {done.stderr[-2000:]}")
+            raise RuntimeError(
+                f"{' '.join(line)} ended with {done.returncode}: {done.stderr[-2000:]}"
+            )
         return done.stdout.strip()
 
     def spawn(self, program: str, *arguments: str) -> None:
         """One of Ceph's daemons, in the foreground of its own process."""
         with (self.folder / f"{program}.out").open("ab") as out:
             line = [program, "-f", "-c", str(self.folder / "ceph.conf"), *arguments]
-            self.daemons[program] = subprocess.Popen(line, stdout=out, stderr=out, preexec_fn=die_with_parent)
+            self.daemons[program] = subprocess.Popen(
+                line, stdout=out, stderr=out, preexec_fn=die_with_parent
+            )
 
     def start_monitor(self, address: str, fsid: str) -> None:
         keyring, monitors = str(self.folder / "keyring"), str(self.folder / "monmap")
@@ -124,8 +153,27 @@ class S3Server:
         name = str(uuid.uuid4())
         self.run("ceph", "osd", "new", name)
         allowed = ["mon", "allow profile osd", "osd", "allow *"]
-        self.run("ceph", "auth", "get-or-create", "osd.0", *allowed, "-o", str(self.folder / "osd" / "keyring"))
-        command(["ceph-osd", "-c", str(self.folder / "ceph.conf"), "-i", "0", "--mkfs", "--osd-uuid", name])
+        self.run(
+            "ceph",
+            "auth",
+            "get-or-create",
+            "osd.0",
+            *allowed,
+            "-o",
+            str(self.folder / "osd" / "keyring"),
+        )
+        command(
+            [
+                "ceph-osd",
+                "-c",
+                str(self.folder / "ceph.conf"),
+                "-i",
+                "0",
+                "--mkfs",
+                "--osd-uuid",
+                name,
+            ]
+        )
         self.spawn("ceph-osd", "-i", "0")
         self.run("ceph", "osd", "crush", "add", "osd.0", "1.0", "root=default", "host=localhost")
 
@@ -135,7 +183,9 @@ class S3Server:
         gateway, until = self.daemons["radosgw"], time.monotonic() + SECONDS
         while not answers(self.url):
             if gateway.poll() is not None or time.monotonic() > until:
-                raise RuntimeError(f"radosgw did not start: see {self.folder}/radosgw.out and client.rgw.log")
+                raise RuntimeError(
+                    f"radosgw did not start: see {self.folder}/radosgw.out and client.rgw.log"
+                )
             time.sleep(0.1)
 
     def environment(self) -> dict[str, str]:

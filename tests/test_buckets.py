@@ -1,4 +1,5 @@
-"""Buckets through the commands a user runs: sources, policy, store and MLflow's artifacts on a real S3 server."""
+"""Buckets through the commands a user runs: sources, policy, store and MLflow's artifacts on a real
+S3 server."""
 
 import re
 import shutil
@@ -21,8 +22,11 @@ from tests.s3_server import ACCESS_KEY, SECRET_KEY, S3Server
 from tests.test_chain import settings
 from tests.train.worlds import make_world
 
-# A stage as `python -m tasks.STAGE` runs it, in a process that logs all that any library has to say.
-LOQUACIOUS = "import logging, runpy, sys; logging.basicConfig(level=logging.DEBUG); module = sys.argv.pop(1)"
+# A stage as `python -m tasks.STAGE` runs it, in a process that logs all that any library has to
+# say.
+LOQUACIOUS = (
+    "import logging, runpy, sys; logging.basicConfig(level=logging.DEBUG); module = sys.argv.pop(1)"
+)
 RUN = f"{LOQUACIOUS}; runpy.run_module(module, run_name='__main__', alter_sys=True)"
 
 
@@ -52,9 +56,12 @@ def write_params(folder: Path, **changes: Any) -> None:
 
 
 def put_sources(bucket: str) -> list[dict[str, Any]]:
-    """Eight prompts in a JSONL object, eight in a Parquet one; the entries of `ingest.sources` for them."""
+    """Eight prompts in a JSONL object, eight in a Parquet one; the entries of `ingest.sources` for
+    them."""
     files, path = open_location(bucket)
-    rows = pl.DataFrame({"q": [f"{n} + {n} =" for n in range(16)], "a": [str(2 * n) for n in range(16)]})
+    rows = pl.DataFrame(
+        {"q": [f"{n} + {n} =" for n in range(16)], "a": [str(2 * n) for n in range(16)]}
+    )
     files.pipe_file(f"{path}/prompts/a.jsonl", rows[:8].write_ndjson().encode())
     with files.open(f"{path}/prompts/b.parquet", "wb") as file:
         rows[8:].write_parquet(file)
@@ -72,12 +79,17 @@ def objects(location: str) -> list[str]:
 
 @pytest.mark.s3
 @pytest.mark.slow
-def test_everything_in_one_bucket_and_no_credential_in_any_file(bucket: str, guesser: Path, tmp_path: Path) -> None:
+def test_everything_in_one_bucket_and_no_credential_in_any_file(
+    bucket: str, guesser: Path, tmp_path: Path
+) -> None:
     files, path = open_location(bucket)
     files.put(str(guesser), f"{path}/models/guesser", recursive=True)
     write_params(
         tmp_path,
-        ingest={"splits": {"train": 12, "validation": 2, "test": 2}, "sources": put_sources(bucket)},
+        ingest={
+            "splits": {"train": 12, "validation": 2, "test": 2},
+            "sources": put_sources(bucket),
+        },
         policy={"source": f"{bucket}/models/guesser"},
         sampling={"max_tokens": 8},
         profile={"num_samples": 4},
@@ -88,7 +100,9 @@ def test_everything_in_one_bucket_and_no_credential_in_any_file(bucket: str, gue
     mine.tracking.mkdir(parents=True)
     record = mlflow.MlflowClient(f"sqlite:///{mine.tracking}/mlflow.db")
     record.create_experiment("winnow", f"{bucket}/mlflow")
-    log = command(mine.root, "ingest") + command(mine.root, "policy") + command(mine.root, "profile")
+    log = (
+        command(mine.root, "ingest") + command(mine.root, "policy") + command(mine.root, "profile")
+    )
     assert len(PROMPTS.read(mine.prompts("train"))) == 12
     assert drawn(log) == (0, 48)
     assert any(name.endswith("model.safetensors") for name in objects(f"{bucket}/mlflow"))
@@ -100,7 +114,12 @@ def test_everything_in_one_bucket_and_no_credential_in_any_file(bucket: str, gue
     written = {str(file): file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
     written |= {name: files.cat_file(name) for name in objects(bucket)}
     assert any(bucket.encode() in content for content in written.values())
-    assert [(name, key) for key in (ACCESS_KEY, SECRET_KEY) for name in written if key.encode() in written[name]] == []
+    assert [
+        (name, key)
+        for key in (ACCESS_KEY, SECRET_KEY)
+        for name in written
+        if key.encode() in written[name]
+    ] == []
 
 
 @pytest.mark.s3
@@ -109,7 +128,12 @@ def test_a_profile_whose_store_is_cut_off_says_so_and_goes_on(
     bucket: str, s3: S3Server, guesser: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout = make_world(tmp_path / "data", guesser, [4, 4])
-    write_params(tmp_path, sampling={"max_tokens": 8}, profile={"num_samples": 300}, store={"location": bucket})
+    write_params(
+        tmp_path,
+        sampling={"max_tokens": 8},
+        profile={"num_samples": 300},
+        store={"location": bucket},
+    )
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
     log = tmp_path / "cut.log"
     stage = start(layout.root, "profile", log)
@@ -119,7 +143,10 @@ def test_a_profile_whose_store_is_cut_off_says_so_and_goes_on(
     s3.kill_gateway()
     try:
         assert stage.wait(300) == 1
-        assert re.search(rf"{bucket}\S*: the server does not answer .* run the same command again", log.read_text())
+        assert re.search(
+            rf"{bucket}\S*: the server does not answer .* run the same command again",
+            log.read_text(),
+        )
         assert "Traceback" not in log.read_text()
     finally:
         s3.start_gateway()

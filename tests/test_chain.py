@@ -1,4 +1,5 @@
-"""The whole chain through the same commands a user runs: real prompts, a model with a real BPE tokenizer, vLLM."""
+"""The whole chain through the same commands a user runs: real prompts, a model with a real BPE
+tokenizer, vLLM."""
 
 import json
 import os
@@ -19,8 +20,18 @@ from tests.train.worlds import make_world
 
 def command(root: Path, stage: str, *coordinates: str, ok: bool = True) -> str:
     """Run one stage as a user would; its log."""
-    line = [sys.executable, "-m", f"tasks.{stage}", "--params", str(root / "params.yaml"), "--data", str(root / "data")]
-    process = subprocess.run([*line, *coordinates], capture_output=True, text=True, env={**os.environ}, check=False)
+    line = [
+        sys.executable,
+        "-m",
+        f"tasks.{stage}",
+        "--params",
+        str(root / "params.yaml"),
+        "--data",
+        str(root / "data"),
+    ]
+    process = subprocess.run(
+        [*line, *coordinates], capture_output=True, text=True, env={**os.environ}, check=False
+    )
     assert (process.returncode == 0) == ok, process.stderr
     return process.stderr + process.stdout
 
@@ -42,7 +53,9 @@ def test_gsm8k_on_a_small_hugging_face_model(real_data: Path, tmp_path: Path) ->
     values = settings(
         ingest={
             "splits": {"train": 200, "validation": 16, "test": 24},
-            "sources": [{"preset": "gsm8k", "settings": {"path": str(real_data / "gsm8k" / "train.jsonl")}}],
+            "sources": [
+                {"preset": "gsm8k", "settings": {"path": str(real_data / "gsm8k" / "train.jsonl")}}
+            ],
         },
         policy={"source": str(tmp_path / "llama")},
         sampling={"max_tokens": 24},
@@ -66,13 +79,18 @@ def test_gsm8k_on_a_small_hugging_face_model(real_data: Path, tmp_path: Path) ->
     command(tmp_path, "baseline")
     for recipe in ("grpo", "sgpo"):
         log = command(tmp_path, "allocate", "--recipe", recipe)
-        assert "OF 200 PROMPTS WERE SOLVED SOMETIMES BUT NOT ALWAYS" in log  # said loudly: random weights solve nothing
+        assert (
+            "OF 200 PROMPTS WERE SOLVED SOMETIMES BUT NOT ALWAYS" in log
+        )  # said loudly: random weights solve nothing
         decisions = DECISIONS.read(layout.recipe(recipe) / "decisions.parquet")
         assert len(decisions) == 200
         command(tmp_path, "train", "--recipe", recipe, "--seed", "0")
         command(tmp_path, "evaluate", "--recipe", recipe, "--seed", "0")
         out = layout.train(recipe, 0)
-        steps, rollouts = STEPS.read(out / "steps.parquet"), TRAIN_ROLLOUTS.read(out / "rollouts.parquet")
+        steps, rollouts = (
+            STEPS.read(out / "steps.parquet"),
+            TRAIN_ROLLOUTS.read(out / "rollouts.parquet"),
+        )
         assert len(steps) == 5
         assert len(rollouts) == steps["num_rollouts"].sum()
         assert CURVE.read(out / "curve.parquet")["step"].to_list()[-1] == 5
@@ -88,10 +106,12 @@ def test_gsm8k_on_a_small_hugging_face_model(real_data: Path, tmp_path: Path) ->
 @pytest.mark.vllm
 @pytest.mark.parametrize("engine", ["vllm", "server"])
 def test_the_stages_with_vllm(engine: str, guesser: Path, tmp_path: Path) -> None:
-    """Profile and training with vLLM, in the stage or in a server that it starts; a second profile finds everything in
-    the store, with either engine."""
+    """Profile and training with vLLM, in the stage or in a server that it starts; a second profile
+    finds everything in the store, with either engine."""
     layout = make_world(tmp_path / "data", guesser, [4, 3, 2, 4] * 3)
-    values = yaml.safe_load((tmp_path / "data" / "params.yaml").read_text()) | {"profile": {"num_samples": 6}}
+    values = yaml.safe_load((tmp_path / "data" / "params.yaml").read_text()) | {
+        "profile": {"num_samples": 6}
+    }
     values["engine"]["name"] = engine
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
     assert "36 sampled" in command(tmp_path, "profile")
@@ -122,4 +142,6 @@ def test_an_unknown_key_stops_a_stage_with_its_name(guesser: Path, tmp_path: Pat
     make_world(tmp_path / "data", guesser, [4, 4])
     values = yaml.safe_load((tmp_path / "data" / "params.yaml").read_text())
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(values | {"profile": {"num_sample": 6}}))
-    assert "profile.num_sample is unknown; allowed: num_samples" in command(tmp_path, "profile", ok=False)
+    assert "profile.num_sample is unknown; allowed: num_samples" in command(
+        tmp_path, "profile", ok=False
+    )

@@ -10,7 +10,8 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parent.parent
 FILES = ("requirements.txt", "requirements-cpu.txt")
 
-# torchvision breaks transformers beside the CPU build of torch; the others come with it and nothing here uses them.
+# torchvision breaks transformers beside the CPU build of torch; the others come with it and nothing
+# here uses them.
 UNWANTED = {"torchvision", "torchaudio", "torchcodec", "triton"}
 
 
@@ -30,13 +31,17 @@ EXTRAS = PROJECT["optional-dependencies"]
 @pytest.mark.parametrize("line", PROJECT["dependencies"] + EXTRAS["test"])
 def test_the_base_pins_satisfy_the_project(line: str) -> None:
     requirement = Requirement(line)
-    assert requirement.specifier.contains(PINS["requirements.txt"][canonicalize_name(requirement.name)])
+    assert requirement.specifier.contains(
+        PINS["requirements.txt"][canonicalize_name(requirement.name)]
+    )
 
 
 @pytest.mark.parametrize("line", EXTRAS["cpu"])
 def test_the_cpu_pins_satisfy_the_extra(line: str) -> None:
     requirement = Requirement(line)
-    assert requirement.specifier.contains(PINS["requirements-cpu.txt"][canonicalize_name(requirement.name)])
+    assert requirement.specifier.contains(
+        PINS["requirements-cpu.txt"][canonicalize_name(requirement.name)]
+    )
 
 
 @pytest.mark.parametrize(("package", "limit"), [("fastapi", "<=0.150"), ("sqlalchemy", "<2.1")])

@@ -1,11 +1,18 @@
-"""python -m tasks.allocate --recipe R: from the profile to the recipe's plan, with every decision's reason."""
+"""python -m tasks.allocate --recipe R: from the profile to the recipe's plan, with every decision's
+reason."""
 
 import logging
 
 import numpy as np
 import polars as pl
 
-from tasks.allocate.plan import AllocateSettings, check_decisions, forecast, load_strategy, make_plan
+from tasks.allocate.plan import (
+    AllocateSettings,
+    check_decisions,
+    forecast,
+    load_strategy,
+    make_plan,
+)
 from tasks.common import params, stage
 from tasks.common.artifacts import DECISIONS, PLAN, PROFILE
 from tasks.common.files import digest_file, read_json, write_json
@@ -25,19 +32,31 @@ def main(run: stage.Stage) -> None:
     architecture = Architecture(**{name: card[name] for name in Architecture.__dataclass_fields__})
     run.tracker.params({"allocate": {**run.params["allocate"], **spec}})
     run.tracker.dataset(
-        "profile", layout.profile / "profile.parquet", digest_file(layout.profile / "profile.parquet"), "allocate"
+        "profile",
+        layout.profile / "profile.parquet",
+        digest_file(layout.profile / "profile.parquet"),
+        "allocate",
     )
 
     allocation = allocate(profile, settings.passes, np.random.default_rng(settings.seed))
     plan = make_plan(allocation.phases, profile)
     decisions = check_decisions(allocation.decisions, profile)
     expected = forecast(
-        plan, profile, architecture, reads_profile=strategy.reads_profile, strategy=str(spec["strategy"])
+        plan,
+        profile,
+        architecture,
+        reads_profile=strategy.reads_profile,
+        strategy=str(spec["strategy"]),
     )
-    for decision, count in decisions.group_by("decision").len().sort("len", descending=True).iter_rows():
+    for decision, count in (
+        decisions.group_by("decision").len().sort("len", descending=True).iter_rows()
+    ):
         logger.info("%s: %d of %d prompts", decision, count, len(decisions))
     warn_if_hopeless(profile, expected["plan"]["mixed_rate"])
-    logger.info("%(visits)d visits, %(rollouts)d rollouts, %(mixed_groups).0f mixed groups expected", expected["plan"])
+    logger.info(
+        "%(visits)d visits, %(rollouts)d rollouts, %(mixed_groups).0f mixed groups expected",
+        expected["plan"],
+    )
 
     out = layout.recipe(run.recipe)
     PLAN.write(out / "plan.parquet", plan)
@@ -50,12 +69,16 @@ def main(run: stage.Stage) -> None:
 
 def warn_if_hopeless(profile: pl.DataFrame, mixed_rate: float) -> None:
     """Say loudly when no prompt, or next to none, can teach this policy anything."""
-    solved = profile.filter((pl.col("correct") > 0) & (pl.col("correct") < pl.col("num_samples") - pl.col("error")))
+    solved = profile.filter(
+        (pl.col("correct") > 0) & (pl.col("correct") < pl.col("num_samples") - pl.col("error"))
+    )
     if len(solved) >= 0.05 * len(profile):
         return
     logger.warning(
-        "ONLY %d OF %d PROMPTS WERE SOLVED SOMETIMES BUT NOT ALWAYS: %.1f %% of the groups are expected to carry a "
-        "gradient. Training will spend nearly all its compute on groups that teach nothing. Take easier prompts, a "
+        "ONLY %d OF %d PROMPTS WERE SOLVED SOMETIMES BUT NOT ALWAYS: %.1f %% of the groups are "
+        "expected to carry a "
+        "gradient. Training will spend nearly all its compute on groups that teach nothing. Take "
+        "easier prompts, a "
         "stronger policy, or a larger sampling.max_tokens if completions are cut off",
         len(solved),
         len(profile),

@@ -1,8 +1,9 @@
-"""Plans of the cost of another: what sGPO's plan, its profile included, is expected to charge, spent uniformly.
+"""Plans of the cost of another: what sGPO's plan, its profile included, is expected to charge,
+spent uniformly.
 
-A comparison at equal cost needs a baseline of that cost. It is counted in tokens of training: a profiled token is a
-forward (2 P), a trained one is generated and updated (8 P, no reference policy), so four profiled ones make one.
-"""
+A comparison at equal cost needs a baseline of that cost. It is counted in tokens of training: a
+profiled token is a forward (2 P), a trained one is generated and updated (8 P, no reference
+policy), so four profiled ones make one."""
 
 import numpy as np
 import polars as pl
@@ -29,17 +30,25 @@ def expected_tokens(visits: pl.DataFrame, profile: pl.DataFrame) -> float:
 def sgpo_plan(
     profile: pl.DataFrame, passes: int, rng: np.random.Generator, settings: dict[str, object]
 ) -> tuple[pl.DataFrame, float]:
-    """sGPO's visits under its `settings`, and what they and the profile charge, in tokens of training."""
+    """sGPO's visits under its `settings`, and what they and the profile charge, in tokens of
+    training."""
     visits = pl.concat(sgpo.allocate(profile, passes, rng, **settings).phases)  # type: ignore[arg-type]
-    profiled = profile.select((pl.col("num_samples").cast(pl.Int64) * pl.col("prompt_tokens")).sum()).item()
+    profiled = profile.select(
+        (pl.col("num_samples").cast(pl.Int64) * pl.col("prompt_tokens")).sum()
+    ).item()
     profiled += profile["completion_tokens"].sum()
     return visits, expected_tokens(visits, profile) + profiled / PROFILED_PER_TRAINED
 
 
 def uniform_until(
-    prompt_ids: pl.Series, group_size: int, budget: float, profile: pl.DataFrame, rng: np.random.Generator
+    prompt_ids: pl.Series,
+    group_size: int,
+    budget: float,
+    profile: pl.DataFrame,
+    rng: np.random.Generator,
 ) -> list[pl.DataFrame]:
-    """Passes over `prompt_ids` in random orders, each with `group_size`, the last one cut where `budget` is spent."""
+    """Passes over `prompt_ids` in random orders, each with `group_size`, the last one cut where
+    `budget` is spent."""
     at_least(1, allocate__group_size=group_size)  # groups of none would never spend it
     tokens = dict(tokens_per_rollout(profile).iter_rows())
     passes: list[pl.DataFrame] = []

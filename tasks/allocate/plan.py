@@ -1,8 +1,8 @@
 """From a profile to a plan: which prompt is visited when, with how many rollouts, and why.
 
-A strategy (one file in `strategies/`) says what a pass looks like. Here its phases become the PLAN table, and the
-forecast says what the plan is expected to cost and yield before anything is trained. Training never reads the forecast.
-"""
+A strategy (one file in `strategies/`) says what a pass looks like. Here its phases become the PLAN
+table, and the forecast says what the plan is expected to cost and yield before anything is trained.
+Training never reads the forecast."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,7 +22,8 @@ from tasks.common.statistics import fit_beta, mixed_probability
 
 @dataclass(frozen=True)
 class AllocateSettings:
-    """The section `allocate`, common to all recipes: passes over the curriculum, and the seed of its randomness."""
+    """The section `allocate`, common to all recipes: passes over the curriculum, and the seed of
+    its randomness."""
 
     passes: int
     seed: int
@@ -30,7 +31,8 @@ class AllocateSettings:
 
 @dataclass(frozen=True)
 class Allocation:
-    """What a strategy returns: its phases in order (prompt_id, group_size, pass), and a DECISIONS table."""
+    """What a strategy returns: its phases in order (prompt_id, group_size, pass), and a DECISIONS
+    table."""
 
     phases: list[pl.DataFrame]
     decisions: pl.DataFrame
@@ -52,7 +54,9 @@ def shuffled(prompt_ids: pl.Series, rng: np.random.Generator) -> pl.Series:
     return prompt_ids.gather(rng.permutation(len(prompt_ids)))
 
 
-def decide(profile: pl.DataFrame, prompt_ids: pl.Series, decision: str, group_size: int, reason: str) -> pl.DataFrame:
+def decide(
+    profile: pl.DataFrame, prompt_ids: pl.Series, decision: str, group_size: int, reason: str
+) -> pl.DataFrame:
     """The rows of DECISIONS for `prompt_ids`, with what was observed in words before the reason."""
     rows = profile.filter(pl.col("prompt_id").is_in(prompt_ids.implode()))
     graded = pl.col("num_samples") - pl.col("error")
@@ -74,24 +78,29 @@ def solved_words(size: int, sizes: list[int]) -> str:
 
 
 def load_strategy(spec: Mapping[str, Any]) -> tuple[ModuleType, Callable[..., Allocation]]:
-    """The strategy a recipe names, and its `allocate` with the recipe's settings bound; both are checked by name."""
+    """The strategy a recipe names, and its `allocate` with the recipe's settings bound; both are
+    checked by name."""
     module = registry.load(strategies, spec.get("strategy"), "allocate.strategy")
     settings = {key: value for key, value in spec.items() if key != "strategy"}
     return module, registry.bind(module.allocate, settings, f"allocate ({spec['strategy']})")
 
 
 def make_plan(phases: list[pl.DataFrame], profile: pl.DataFrame) -> pl.DataFrame:
-    """The PLAN table of the phases. EmptyPlanError, with the histogram, when there is nothing to visit."""
+    """The PLAN table of the phases. EmptyPlanError, with the histogram, when there is nothing to
+    visit."""
     numbered = [
         frame.with_columns(
-            pl.lit(number, pl.Int32).alias("phase"), pl.int_range(pl.len(), dtype=pl.Int64).alias("order")
+            pl.lit(number, pl.Int32).alias("phase"),
+            pl.int_range(pl.len(), dtype=pl.Int64).alias("order"),
         )
         for number, frame in enumerate(frame for frame in phases if len(frame))
     ]
     if not numbered:
         raise EmptyPlanError(
-            f"the plan has no visit: every prompt was filtered out. Prompts by pass rate: {histogram_words(profile)}. "
-            "Raise trivial_above or unsolved_rate, add prompts of another difficulty, or take another policy"
+            "the plan has no visit: every prompt was filtered out. Prompts by pass rate: "
+            f"{histogram_words(profile)}. "
+            "Raise trivial_above or unsolved_rate, add prompts of another difficulty, or take "
+            "another policy"
         )
     if (smallest := min(int(frame["group_size"].min()) for frame in numbered)) < 1:  # type: ignore[arg-type]
         raise ParamsError(f"the plan has groups of {smallest}: a group size must be at least 1")
@@ -102,25 +111,40 @@ def make_plan(phases: list[pl.DataFrame], profile: pl.DataFrame) -> pl.DataFrame
 def histogram_words(profile: pl.DataFrame) -> str:
     """`0.000: 12, 0.125: 3, ...`: how many prompts have each pass rate."""
     counts = profile.group_by("pass_rate").len().sort("pass_rate", nulls_last=True)
-    return ", ".join(f"{'ungraded' if r is None else format(r, '.3f')}: {n}" for r, n in counts.iter_rows())
+    return ", ".join(
+        f"{'ungraded' if r is None else format(r, '.3f')}: {n}" for r, n in counts.iter_rows()
+    )
 
 
 def check_decisions(decisions: pl.DataFrame, profile: pl.DataFrame) -> pl.DataFrame:
     """DECISIONS in the profile's order; every prompt must have been decided exactly once."""
-    ordered = profile.select("prompt_id").join(decisions, on="prompt_id", how="left", maintain_order="left")
+    ordered = profile.select("prompt_id").join(
+        decisions, on="prompt_id", how="left", maintain_order="left"
+    )
     if len(ordered) != len(profile) or ordered["decision"].null_count():
         raise AssertionError("a strategy must decide every prompt exactly once")
     return DECISIONS.check(ordered, "the decisions")
 
 
 def forecast(
-    plan: pl.DataFrame, profile: pl.DataFrame, architecture: Architecture, *, reads_profile: bool, strategy: str
+    plan: pl.DataFrame,
+    profile: pl.DataFrame,
+    architecture: Architecture,
+    *,
+    reads_profile: bool,
+    strategy: str,
 ) -> dict[str, Any]:
-    """What the plan is expected to cost and yield, beside a uniform plan with its largest group size."""
+    """What the plan is expected to cost and yield, beside a uniform plan with its largest group
+    size."""
     passes, largest = int(plan["pass"].max()) + 1, int(plan["group_size"].max())  # type: ignore[arg-type]
-    uniform = make_plan([phase(number, profile["prompt_id"], largest) for number in range(passes)], profile)
+    uniform = make_plan(
+        [phase(number, profile["prompt_id"], largest) for number in range(passes)], profile
+    )
     profiled = profile.select(
-        (pl.col("num_samples").cast(pl.Int64) * pl.col("prompt_tokens") + pl.col("completion_tokens")).sum()
+        (
+            pl.col("num_samples").cast(pl.Int64) * pl.col("prompt_tokens")
+            + pl.col("completion_tokens")
+        ).sum()
     ).item()
     return {
         "strategy": strategy,
@@ -133,17 +157,26 @@ def forecast(
 def expect(
     plan: pl.DataFrame, profile: pl.DataFrame, architecture: Architecture, profiled_tokens: int
 ) -> dict[str, Any]:
-    """Expected rollouts, mixed groups, tokens and FLOPs of a plan while the policy is as it was profiled.
+    """Expected rollouts, mixed groups, tokens and FLOPs of a plan while the policy is as it was
+    profiled.
 
-    Mixed groups by each prompt's posterior pass rate, tokens by its mean length; both drift as the policy learns.
-    """
+    Mixed groups by each prompt's posterior pass rate, tokens by its mean length; both drift as the
+    policy learns."""
     visits = plan.join(profile, on="prompt_id", how="left", maintain_order="left")
-    correct, trials = profile["correct"].to_numpy(), (profile["num_samples"] - profile["error"]).to_numpy()
+    correct, trials = (
+        profile["correct"].to_numpy(),
+        (profile["num_samples"] - profile["error"]).to_numpy(),
+    )
     prior = fit_beta(correct, trials)
     trials = (visits["num_samples"] - visits["error"]).to_numpy()
-    mixed = mixed_probability(visits["correct"].to_numpy(), trials, visits["group_size"].to_numpy(), prior)
+    mixed = mixed_probability(
+        visits["correct"].to_numpy(), trials, visits["group_size"].to_numpy(), prior
+    )
     tokens = visits.select(
-        (pl.col("group_size") * (pl.col("prompt_tokens") + pl.col("completion_tokens") / pl.col("num_samples"))).sum()
+        (
+            pl.col("group_size")
+            * (pl.col("prompt_tokens") + pl.col("completion_tokens") / pl.col("num_samples"))
+        ).sum()
     ).item()
     profiling = charged_flops(architecture, generated=profiled_tokens)
     return {
@@ -155,5 +188,6 @@ def expect(
         "mixed_rate": float(mixed.mean()),
         "tokens": float(tokens),
         "flops_charged": profiling + charged_flops(architecture, generated=tokens, updated=tokens),
-        "flops_charged_paper": profiling + paper_training_flops(architecture, tokens, has_reference=False),
+        "flops_charged_paper": profiling
+        + paper_training_flops(architecture, tokens, has_reference=False),
     }

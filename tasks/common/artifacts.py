@@ -1,8 +1,8 @@
-"""Every table and path of the pipeline, once: columns, an example row, how it is read and how it is written.
+"""Every table and path of the pipeline, once: columns, an example row, how it is read and how it is
+written.
 
-Stages meet only in these files. A table is checked when it is written and again when it is read, so a wrong column
-fails at the border and names the file.
-"""
+Stages meet only in these files. A table is checked when it is written and again when it is read, so
+a wrong column fails at the border and names the file."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -31,7 +31,8 @@ class Table:
         return pl.DataFrame(list(rows), schema=dict(self.columns), orient="row")
 
     def check(self, frame: pl.DataFrame, where: str) -> pl.DataFrame:
-        """Return `frame` with the columns in order; raise ArtifactError naming `where` and each difference."""
+        """Return `frame` with the columns in order; raise ArtifactError naming `where` and each
+        difference."""
         missing = [name for name in self.columns if name not in frame.columns]
         unknown = [name for name in frame.columns if name not in self.columns]
         wrong = [
@@ -40,7 +41,11 @@ class Table:
             if name in frame.columns and frame.schema[name] != dtype
         ]
         if missing or unknown or wrong:
-            problems = [f"missing: {missing}"] * bool(missing) + [f"unknown: {unknown}"] * bool(unknown) + wrong
+            problems = (
+                [f"missing: {missing}"] * bool(missing)
+                + [f"unknown: {unknown}"] * bool(unknown)
+                + wrong
+            )
             raise ArtifactError(f"{where} is not a {self.name} table: {'; '.join(problems)}")
         return frame.select(list(self.columns))
 
@@ -56,14 +61,19 @@ class Table:
         def write_all(file: BinaryIO) -> None:
             with ParquetWriter(file, schema, compression="zstd") as writer:
                 for part in parts:
-                    writer.write_table(self.check(part, str(path)).to_arrow(compat_level=pl.CompatLevel.oldest()))
+                    writer.write_table(
+                        self.check(part, str(path)).to_arrow(compat_level=pl.CompatLevel.oldest())
+                    )
 
         replace_file(path, write_all)
 
     def read(self, path: Path) -> pl.DataFrame:
-        """Read and check. Raises ArtifactError when the file is missing, damaged or of another shape."""
+        """Read and check. Raises ArtifactError when the file is missing, damaged or of another
+        shape."""
         if not path.exists():
-            raise ArtifactError(f"{path} does not exist: run the stage that makes the {self.name} table first")
+            raise ArtifactError(
+                f"{path} does not exist: run the stage that makes the {self.name} table first"
+            )
         try:
             frame = pl.read_parquet(path)
         except (pl.exceptions.PolarsError, OSError) as error:
@@ -92,12 +102,19 @@ PROMPTS = Table(
         "level": "2",
     },
 )
-"""`messages` is null for a plain prompt, which is sampled as it stands. Else it is JSON, a list of messages with role
-and content, which the policy's chat template renders; `prompt` is then only what is asked, to be read by people."""
+"""`messages` is null for a plain prompt, which is sampled as it stands. Else it is JSON, a list of
+messages with role and content, which the policy's chat template renders; `prompt` is then only what
+is asked, to be read by people."""
 
 REJECTED = Table(
     "rejected",
-    {"source": pl.String, "line": pl.Int64, "reason": pl.String, "detail": pl.String, "content": pl.String},
+    {
+        "source": pl.String,
+        "line": pl.Int64,
+        "reason": pl.String,
+        "detail": pl.String,
+        "content": pl.String,
+    },
     {
         "source": "math.json",
         "line": 887,
@@ -134,8 +151,9 @@ CONTAMINATION = Table(
         "eval_prompt": "Find the sum of all primes below 10.",
     },
 )
-"""One row for a prompt dropped from training and a prompt of an evaluation split that asks the same. `kind` is exact
-(equal but for case and white space) or near; `overlap` is the share of n-grams."""
+"""One row for a prompt dropped from training and a prompt of an evaluation split that asks the
+same. `kind` is exact (equal but for case and white space) or near; `overlap` is the share of
+n-grams."""
 
 ROLLOUTS = Table(
     "rollouts",
@@ -169,8 +187,9 @@ ROLLOUTS = Table(
     },
 )
 
-"""`score` is the verifier's own mark in [0, 1] where it gives one, else 1 for `correct` and 0 for the rest; `parts` are
-those of a composite's verifiers. `reward` is 1 for `correct` and 0 for the rest, of a composite the weighted sum."""
+"""`score` is the verifier's own mark in [0, 1] where it gives one, else 1 for `correct` and 0 for
+the rest; `parts` are those of a composite's verifiers. `reward` is 1 for `correct` and 0 for the
+rest, of a composite the weighted sum."""
 
 PROFILE = Table(
     "profile",
@@ -204,8 +223,9 @@ PROFILE = Table(
         "truncated_rate": 0.125,
     },
 )
-"""`num_samples` counts all samples, `error` among them; pass_rate = correct / (num_samples - error), null when every
-sample was an error; the interval is Wilson's, 95 %; `completion_tokens` is the sum over the samples."""
+"""`num_samples` counts all samples, `error` among them; pass_rate = correct / (num_samples -
+error), null when every sample was an error; the interval is Wilson's, 95 %; `completion_tokens` is
+the sum over the samples."""
 
 PLAN = Table(
     "plan",
@@ -217,10 +237,17 @@ PLAN = Table(
         "prompt_id": pl.String,
         "group_size": pl.Int32,
     },
-    {"visit": 0, "pass": 0, "phase": 0, "order": 0, "prompt_id": "5d41402abc4b2a76", "group_size": 4},
+    {
+        "visit": 0,
+        "pass": 0,
+        "phase": 0,
+        "order": 0,
+        "prompt_id": "5d41402abc4b2a76",
+        "group_size": 4,
+    },
 )
-"""One row a visit, in the order of training. `phase` counts up over the whole plan (a step never straddles two);
-`order` is the place within the phase."""
+"""One row a visit, in the order of training. `phase` counts up over the whole plan (a step never
+straddles two); `order` is the place within the phase."""
 
 DECISIONS = Table(
     "decisions",
@@ -309,9 +336,10 @@ STEPS = Table(
         "flops_executed": 2.2e9,
     },
 )
-"""The three `flops_` columns are running totals of training, this step included, without profiling and validation.
-`log_ratio_mean` and `log_ratio_max` are of absolute values; the quantiles are signed, trainer minus sampler, before any
-clip. `updated` is false where no group was mixed (without KL), and where the gradient was not finite."""
+"""The three `flops_` columns are running totals of training, this step included, without profiling
+and validation. `log_ratio_mean` and `log_ratio_max` are of absolute values; the quantiles are
+signed, trainer minus sampler, before any clip. `updated` is false where no group was mixed (without
+KL), and where the gradient was not finite."""
 
 CURVE = Table(
     "curve",
@@ -334,7 +362,9 @@ CURVE = Table(
         "accuracy_high": 0.56,
     },
 )
-"""Validation accuracy after `step` steps (step 0: before training); the flops columns are training's running totals."""
+"""Validation accuracy after `step` steps (step 0: before training); the flops columns are
+training's running totals.
+"""
 
 TRAIN_ROLLOUTS = Table(
     "train rollouts",
@@ -401,10 +431,22 @@ STORE = Table(
         "engine_version": "5.19.0",
     },
 )
-"""One shard of the store. Policy digest, sampling parameters and base seed are its folder. `logprobs`, of the
-distribution that was drawn from, are null where `store.logprobs` was off."""
+"""One shard of the store. Policy digest, sampling parameters and base seed are its folder.
+`logprobs`, of the distribution that was drawn from, are null where `store.logprobs` was off."""
 
-TABLES = (PROMPTS, REJECTED, CONTAMINATION, ROLLOUTS, PROFILE, PLAN, DECISIONS, STEPS, CURVE, TRAIN_ROLLOUTS, STORE)
+TABLES = (
+    PROMPTS,
+    REJECTED,
+    CONTAMINATION,
+    ROLLOUTS,
+    PROFILE,
+    PLAN,
+    DECISIONS,
+    STEPS,
+    CURVE,
+    TRAIN_ROLLOUTS,
+    STORE,
+)
 
 
 @dataclass(frozen=True)
@@ -453,7 +495,8 @@ class Layout:
         return self.root / "store"
 
     def draw(self, cell: str) -> Path:
-        """What a stage last asked of the store, and what it sampled and why: words for people, no output of a stage."""
+        """What a stage last asked of the store, and what it sampled and why: words for people, no
+        output of a stage."""
         return self.root / "draws" / f"{cell}.json"
 
     @property

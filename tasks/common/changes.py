@@ -12,7 +12,9 @@ def differences(name: str, before: Any, after: Any) -> Iterator[str]:
     """`name before -> after` for every leaf that differs between two values."""
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for key in dict.fromkeys([*before, *after]):
-            yield from differences(f"{name}.{key}", before.get(key, MISSING), after.get(key, MISSING))
+            yield from differences(
+                f"{name}.{key}", before.get(key, MISSING), after.get(key, MISSING)
+            )
     elif before != after:
         yield f"{name} {show(before)} -> {show(after)}"
 

@@ -1,8 +1,7 @@
 """Files that appear whole or not at all, and digests of what is in them.
 
-Writes go to a temporary name, are flushed to the disk and then renamed: a reader sees the old file or the new one,
-never half of one.
-"""
+Writes go to a temporary name, are flushed to the disk and then renamed: a reader sees the old file
+or the new one, never half of one."""
 
 import hashlib
 import json
@@ -19,28 +18,33 @@ class ArtifactError(ValueError):
 
 
 def replace_file(path: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """Call `write` on a temporary file beside `path`, flush it to the disk, and rename it to `path`."""
+    """Call `write` on a temporary file beside `path`, flush it to the disk, and rename it to
+    `path`."""
     with temporary_file(path, write) as temporary:
         os.replace(temporary, path)
     sync_folder(path.parent)
 
 
 def create_file(path: Path, write: Callable[[BinaryIO], Any]) -> bool:
-    """As `replace_file`, but only where there is no `path` yet; False where there is. Of several at once one wins."""
+    """As `replace_file`, but only where there is no `path` yet; False where there is. Of several at
+    once one wins."""
     with temporary_file(path, write) as temporary:
         try:
             os.link(temporary, path)
         except FileExistsError:
             return False
         except OSError as error:
-            raise ArtifactError(f"{path.parent}: this file system has no hard links ({error}); use another") from error
+            raise ArtifactError(
+                f"{path.parent}: this file system has no hard links ({error}); use another"
+            ) from error
     sync_folder(path.parent)
     return True
 
 
 @contextmanager
 def temporary_file(path: Path, write: Callable[[BinaryIO], Any]) -> Iterator[Path]:
-    """A flushed file beside `path` with what `write` wrote; gone afterwards, unless it was renamed."""
+    """A flushed file beside `path` with what `write` wrote; gone afterwards, unless it was
+    renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -81,7 +85,9 @@ def read_json(path: Path) -> Any:
 
 def digest(value: Any) -> str:
     """16 hex digits that name a JSON-like value: equal values, equal digests."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()[:16]
+    return hashlib.sha256(
+        json.dumps(value, sort_keys=True, ensure_ascii=False).encode()
+    ).hexdigest()[:16]
 
 
 def digest_file(path: Path) -> str:
@@ -94,6 +100,9 @@ def digest_file(path: Path) -> str:
 
 
 def digest_folder(folder: Path, patterns: Iterable[str] = ("**/*",)) -> str:
-    """16 hex digits of the names and contents of the files in `folder` that match one of `patterns`."""
-    files = sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
+    """16 hex digits of the names and contents of the files in `folder` that match one of
+    `patterns`."""
+    files = sorted(
+        {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    )
     return digest([[path.relative_to(folder).as_posix(), digest_file(path)] for path in files])

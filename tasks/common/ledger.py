@@ -1,14 +1,14 @@
 """What everything cost: tokens and FLOPs by phase, in three accounts side by side.
 
-*charged* is what a method asks for, whatever the implementation saves: 2 P T for every generated token, 6 P T for
-every token that enters the loss, 2 P T for every token scored by a reference, where T counts prompt and completion of
-every rollout. *charged_paper* is sGPO's flat rate (arXiv 2606.08854): 2 P T for profiling, 12 P T for training with a
-reference model and 8 P T without. *executed* is what really ran: shared prompts once, dead groups skipped, padding
-of the update and attention included. Every account is in plain FLOPs and Float64: a 7B run overflows Int64.
+*charged* is what a method asks for, whatever the implementation saves: 2 P T for every generated
+token, 6 P T for every token that enters the loss, 2 P T for every token scored by a reference,
+where T counts prompt and completion of every rollout. *charged_paper* is sGPO's flat rate (arXiv
+2606.08854): 2 P T for profiling, 12 P T for training with a reference model and 8 P T without.
+*executed* is what really ran: shared prompts once, dead groups skipped, padding of the update and
+attention included. Every account is in plain FLOPs and Float64: a 7B run overflows Int64.
 
-P counts what multiplies a token: the weights of the linear layers, the output head among them (tied or not), of a
-mixture of experts the active share; not the embedding look-up, not the norms.
-"""
+P counts what multiplies a token: the weights of the linear layers, the output head among them (tied
+or not), of a mixture of experts the active share; not the embedding look-up, not the norms."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,12 +31,19 @@ class Architecture:
     attention_width: int
 
 
-def forward_flops(architecture: Architecture, num_tokens: float, num_head_tokens: float, num_pairs: float) -> float:
-    """One forward: `num_tokens` through the body, `num_head_tokens` of them through the output head, and attention
-    over `num_pairs` (query, key) pairs in every layer, 4 d each (d = heads x head size; scores and weighted sum)."""
+def forward_flops(
+    architecture: Architecture, num_tokens: float, num_head_tokens: float, num_pairs: float
+) -> float:
+    """One forward: `num_tokens` through the body, `num_head_tokens` of them through the output
+    head, and attention over `num_pairs` (query, key) pairs in every layer, 4 d each (d = heads x
+    head size; scores and weighted sum)."""
     body = architecture.num_matmul_parameters - architecture.num_head_parameters
     attention = 4.0 * architecture.num_layers * architecture.attention_width * num_pairs
-    return 2.0 * body * num_tokens + 2.0 * architecture.num_head_parameters * num_head_tokens + attention
+    return (
+        2.0 * body * num_tokens
+        + 2.0 * architecture.num_head_parameters * num_head_tokens
+        + attention
+    )
 
 
 def prefill_flops(architecture: Architecture, num_tokens: float) -> float:
@@ -44,20 +51,29 @@ def prefill_flops(architecture: Architecture, num_tokens: float) -> float:
     return forward_flops(architecture, num_tokens, 1.0, num_tokens * num_tokens)
 
 
-def decode_flops(architecture: Architecture, prompt_tokens: float, completion_tokens: float) -> float:
-    """Tokens of a completion fed back one at a time (the first comes from the prefill, the last is not fed)."""
+def decode_flops(
+    architecture: Architecture, prompt_tokens: float, completion_tokens: float
+) -> float:
+    """Tokens of a completion fed back one at a time (the first comes from the prefill, the last is
+    not fed)."""
     fed = max(completion_tokens - 1.0, 0.0)
     return forward_flops(architecture, fed, fed, fed * prompt_tokens + fed * (fed + 1.0) / 2.0)
 
 
 def charged_flops(
-    architecture: Architecture, *, generated: float = 0.0, updated: float = 0.0, reference: float = 0.0
+    architecture: Architecture,
+    *,
+    generated: float = 0.0,
+    updated: float = 0.0,
+    reference: float = 0.0,
 ) -> float:
     """2 P T_generated + 6 P T_updated + 2 P T_reference, T in tokens of prompt and completion."""
     return 2.0 * architecture.num_matmul_parameters * (generated + 3.0 * updated + reference)
 
 
-def paper_training_flops(architecture: Architecture, num_tokens: float, *, has_reference: bool) -> float:
+def paper_training_flops(
+    architecture: Architecture, num_tokens: float, *, has_reference: bool
+) -> float:
     """The sGPO paper's flat charge for training: 12 P T with a reference model, 8 P T without."""
     return (12.0 if has_reference else 8.0) * architecture.num_matmul_parameters * num_tokens
 
@@ -77,7 +93,8 @@ class Ledger:
     rollouts: dict[str, float] = field(default_factory=_zeros)
 
     def add(self, phase: str, **amounts: float) -> None:
-        """Add `executed=`, `charged=`, `charged_paper=` (FLOPs), `tokens=`, `rollouts=` to `phase`."""
+        """Add `executed=`, `charged=`, `charged_paper=` (FLOPs), `tokens=`, `rollouts=` to
+        `phase`."""
         if phase not in PHASES:
             raise KeyError(f"unknown phase {phase!r}; phases: {', '.join(PHASES)}")
         for account, amount in amounts.items():
@@ -89,9 +106,17 @@ class Ledger:
 
     def as_dict(self) -> dict[str, Any]:
         """For `flops.json` and checkpoints: each account by phase, with its total."""
-        return {name: {**getattr(self, name), "total": self.total(name)} for name in (*ACCOUNTS, "tokens", "rollouts")}
+        return {
+            name: {**getattr(self, name), "total": self.total(name)}
+            for name in (*ACCOUNTS, "tokens", "rollouts")
+        }
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Mapping[str, float]]) -> "Ledger":
         """The inverse of `as_dict`."""
-        return cls(**{name: {p: float(value[name][p]) for p in PHASES} for name in (*ACCOUNTS, "tokens", "rollouts")})
+        return cls(
+            **{
+                name: {p: float(value[name][p]) for p in PHASES}
+                for name in (*ACCOUNTS, "tokens", "rollouts")
+            }
+        )

@@ -1,12 +1,13 @@
-"""Places where files lie: a folder of this machine, or `s3://bucket/prefix` (AWS, MinIO, R2, Ceph, ...) through s3fs.
+"""Places where files lie: a folder of this machine, or `s3://bucket/prefix` (AWS, MinIO, R2, Ceph,
+...) through s3fs.
 
-Credentials, region and endpoint come from the usual AWS environment and profiles (`AWS_ACCESS_KEY_ID`, `AWS_PROFILE`,
-`AWS_ENDPOINT_URL`, ...) and from nowhere else: no parameter takes them. A location with a user name or a key in it is
-refused before it can reach a log. The libraries that sign requests log them when they debug, session token included;
-here they never do.
+Credentials, region and endpoint come from the usual AWS environment and profiles
+(`AWS_ACCESS_KEY_ID`, `AWS_PROFILE`, `AWS_ENDPOINT_URL`, ...) and from nowhere else: no parameter
+takes them. A location with a user name or a key in it is refused before it can reach a log. The
+libraries that sign requests log them when they debug, session token included; here they never do.
 
-An object appears whole or not at all, and overwriting replaces it whole. Left out: locking (S3 has none), other stores.
-"""
+An object appears whole or not at all, and overwriting replaces it whole. Left out: locking (S3 has
+none), other stores."""
 
 import logging
 import os
@@ -22,10 +23,10 @@ from botocore import exceptions as boto
 
 from tasks.common.files import ArtifactError
 
-# Requests that are refused, time out, or are answered with 5xx or "slow down" are sent again after a random wait of up
-# to 1, 2, 4, 8, 16 seconds: a server may be away for a quarter of a minute (on average; half of one at most), and one
-# that accepts and is silent costs at most 80 seconds. AWS_MAX_ATTEMPTS sets another number of tries. By itself s3fs
-# would repeat all of it five times.
+# Requests that are refused, time out, or are answered with 5xx or "slow down" are sent again after
+# a random wait of up to 1, 2, 4, 8, 16 seconds: a server may be away for a quarter of a minute (on
+# average; half of one at most), and one that accepts and is silent costs at most 80 seconds.
+# AWS_MAX_ATTEMPTS sets another number of tries. By itself s3fs would repeat all of it five times.
 ATTEMPTS = 6
 CONNECT_SECONDS = 5
 READ_SECONDS = 8
@@ -47,7 +48,10 @@ def is_remote(location: str) -> bool:
     if not separator:
         return False
     if "@" in rest.partition("/")[0]:
-        raise ArtifactError(f"a location ({scheme}://) must not hold credentials: set AWS_ACCESS_KEY_ID and its secret")
+        raise ArtifactError(
+            f"a location ({scheme}://) must not hold credentials: set AWS_ACCESS_KEY_ID and its "
+            "secret"
+        )
     if scheme != "s3":
         raise ArtifactError(f"{location!r} is not a location: give a folder or s3://bucket/prefix")
     if not rest.strip("/"):
@@ -56,7 +60,8 @@ def is_remote(location: str) -> bool:
 
 
 def open_location(location: str) -> tuple[Any, str]:
-    """The file system (fsspec) that holds `location`, and the path in it, without a slash at its end.
+    """The file system (fsspec) that holds `location`, and the path in it, without a slash at its
+    end.
 
     Nothing is asked of the server yet. Use it under `reaching(location)`.
     """
@@ -65,7 +70,9 @@ def open_location(location: str) -> tuple[Any, str]:
     hush()
     url = urlsplit(named_endpoint() or "https://aws")
     if url.scheme not in ("http", "https") or "@" in url.netloc:
-        raise ArtifactError(f"{location}: AWS_ENDPOINT_URL must be http://host:port or https://host, and no more")
+        raise ArtifactError(
+            f"{location}: AWS_ENDPOINT_URL must be http://host:port or https://host, and no more"
+        )
     attempts = int(os.environ.get("AWS_MAX_ATTEMPTS", ATTEMPTS))
     config = {
         "connect_timeout": CONNECT_SECONDS,
@@ -78,7 +85,8 @@ def open_location(location: str) -> tuple[Any, str]:
 
 
 def hush() -> None:
-    """Keep the libraries that sign requests from logging them, whatever level the program logs at."""
+    """Keep the libraries that sign requests from logging them, whatever level the program logs
+    at."""
     for name in SIGNERS:
         logger = logging.getLogger(name)
         logger.setLevel(max(logger.level, logging.WARNING))
@@ -86,11 +94,11 @@ def hush() -> None:
 
 @contextmanager
 def reaching(location: str) -> Iterator[None]:
-    """Turn what goes wrong while `location` is read or written into an ArtifactError that says what to do.
+    """Turn what goes wrong while `location` is read or written into an ArtifactError that says what
+    to do.
 
-    Damage to what is there is not meant: a caller that may set a damaged file aside reads its bytes in here, and looks
-    at them outside.
-    """
+    Damage to what is there is not meant: a caller that may set a damaged file aside reads its bytes
+    in here, and looks at them outside."""
     try:
         yield
     except (OSError, boto.BotoCoreError, boto.ClientError, HttpError) as error:
@@ -100,29 +108,43 @@ def reaching(location: str) -> Iterator[None]:
 
 @contextmanager
 def open_file(location: str) -> Iterator[BinaryIO]:
-    """The file at `location`, to be read in pieces. Errors, also while it is read, as of `reaching`."""
+    """The file at `location`, to be read in pieces. Errors, also while it is read, as of
+    `reaching`."""
     files, path = open_location(location)
     with reaching(location), files.open(path, "rb") as file:
         yield file
 
 
 def explain(error: Exception) -> str:
-    """What went wrong and what to do, without anything that a server or a library may quote from a credential."""
+    """What went wrong and what to do, without anything that a server or a library may quote from a
+    credential."""
     if isinstance(error, LACKING):
         return "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
-    if isinstance(error, OSError) and error.filename:  # of this machine: a disk may be full, a folder not ours
+    if (
+        isinstance(error, OSError) and error.filename
+    ):  # of this machine: a disk may be full, a folder not ours
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, PermissionError):
-        return f"access denied{code(error)}: check the credentials, and that they may list, read and write here"
+        return (
+            f"access denied{code(error)}: check the credentials, and that they may list, read and "
+            "write here"
+        )
     if isinstance(error, FileNotFoundError):
-        return f"there is no such bucket or file{code(error)}: check its name and the endpoint ({endpoint()})"
+        return (
+            f"there is no such bucket or file{code(error)}: check its name and the endpoint "
+            f"({endpoint()})"
+        )
     if isinstance(error, SILENT):
         return (
-            f"the server does not answer ({type(error).__name__}; endpoint: {endpoint()}). What was written before is "
+            f"the server does not answer ({type(error).__name__}; endpoint: {endpoint()}). What "
+            "was written before is "
             "whole: run the same command again when it is back"
         )
     word = code(error) or f" ({getattr(error, 'strerror', None) or 'no reason given'})"
-    return f"{type(error).__name__}{word}; endpoint: {endpoint()}. Run the same command again when that is mended"
+    return (
+        f"{type(error).__name__}{word}; endpoint: {endpoint()}. Run the same command again when "
+        "that is mended"
+    )
 
 
 def code(error: Exception) -> str:

@@ -1,9 +1,9 @@
 """params.yaml: read once, checked strictly, handed on as frozen dataclasses.
 
-Values live in params.yaml only. A section is read into a dataclass without defaults, so a missing key, an unknown key
-or a value of the wrong type fails here, with the key's full name and the keys that are allowed. A recipe has exactly
-two keys, `allocate` and `train`; whatever a recipe names under `train` replaces that key of the base section whole.
-"""
+Values live in params.yaml only. A section is read into a dataclass without defaults, so a missing
+key, an unknown key or a value of the wrong type fails here, with the key's full name and the keys
+that are allowed. A recipe has exactly two keys, `allocate` and `train`; whatever a recipe names
+under `train` replaces that key of the base section whole."""
 
 import dataclasses
 import types
@@ -35,7 +35,9 @@ def load(path: Path) -> dict[str, Any]:
     try:
         params = yaml.safe_load(path.read_text())
     except FileNotFoundError as error:
-        raise ParamsError(f"{path} does not exist: name the parameters with --params FILE") from error
+        raise ParamsError(
+            f"{path} does not exist: name the parameters with --params FILE"
+        ) from error
     except yaml.YAMLError as error:
         raise ParamsError(f"{path} is not YAML: {error}") from error
     if not isinstance(params, dict):
@@ -46,31 +48,44 @@ def load(path: Path) -> dict[str, Any]:
 def section(params: Mapping[str, Any], name: str, cls: type[T]) -> T:
     """The section `name` as the dataclass `cls`."""
     if name not in params:
-        raise ParamsError(f"section '{name}' is missing; sections here: {', '.join(sorted(params))}")
+        raise ParamsError(
+            f"section '{name}' is missing; sections here: {', '.join(sorted(params))}"
+        )
     return parse(params[name], cls, name)
 
 
 def sections(params: Mapping[str, Any], cls: type[T]) -> T:
-    """Several sections at once: a dataclass whose fields are named as sections and typed as their dataclasses."""
+    """Several sections at once: a dataclass whose fields are named as sections and typed as their
+    dataclasses."""
     hints = typing.get_type_hints(cls)
     return cls(**{name: section(params, name, hint) for name, hint in hints.items()})
 
 
 def recipe(params: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The recipe `name`: `allocate` (its strategy) and `train` (the base section with the recipe's keys replaced)."""
+    """The recipe `name`: `allocate` (its strategy) and `train` (the base section with the recipe's
+    keys replaced)."""
     recipes = params.get("recipes", {})
     if name not in recipes:
-        raise ParamsError(f"recipe '{name}' is unknown; recipes in params.yaml: {', '.join(sorted(recipes))}")
+        raise ParamsError(
+            f"recipe '{name}' is unknown; recipes in params.yaml: {', '.join(sorted(recipes))}"
+        )
     chosen = recipes[name]
     if not isinstance(chosen, dict) or set(chosen) != set(RECIPE_KEYS):
         keys = sorted(chosen) if isinstance(chosen, dict) else chosen
-        raise ParamsError(f"recipes.{name} must have exactly the keys {', '.join(RECIPE_KEYS)}; it has {keys}")
+        raise ParamsError(
+            f"recipes.{name} must have exactly the keys {', '.join(RECIPE_KEYS)}; it has {keys}"
+        )
     if not isinstance(chosen["train"], dict) or not isinstance(chosen["allocate"], dict):
-        raise ParamsError(f"recipes.{name}: allocate and train must be mappings; write `train: {{}}` to change nothing")
+        raise ParamsError(
+            f"recipes.{name}: allocate and train must be mappings; write `train: {{}}` to change "
+            "nothing"
+        )
     base = params.get("train", {})
     unknown = sorted(set(chosen["train"]) - set(base))
     if unknown:
-        raise ParamsError(f"recipes.{name}.train.{unknown[0]} is unknown; allowed: {', '.join(sorted(base))}")
+        raise ParamsError(
+            f"recipes.{name}.train.{unknown[0]} is unknown; allowed: {', '.join(sorted(base))}"
+        )
     return {"allocate": chosen["allocate"], "train": {**base, **chosen["train"]}}
 
 
@@ -98,14 +113,16 @@ def at_least(least: int, **values: int) -> None:
 
 
 def share(**values: float) -> None:
-    """Raise ParamsError naming the value that is below 0 or above 1; `__` in a name stands for a dot."""
+    """Raise ParamsError naming the value that is below 0 or above 1; `__` in a name stands for a
+    dot."""
     for name, value in values.items():
         if not 0 <= value <= 1:
             raise ParamsError(f"{name.replace('__', '.')} is {value}; it must be from 0 to 1")
 
 
 def convert(value: Any, hint: Any, where: str) -> Any:
-    """`value` checked against a type hint. Whole numbers are accepted for floats, nothing else is converted."""
+    """`value` checked against a type hint. Whole numbers are accepted for floats, nothing else is
+    converted."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value
@@ -116,7 +133,9 @@ def convert(value: Any, hint: Any, where: str) -> Any:
             return None
         return convert(value, next(a for a in arguments if a is not type(None)), where)
     if origin is list and isinstance(value, list):
-        return [convert(item, arguments[0], f"{where}[{index}]") for index, item in enumerate(value)]
+        return [
+            convert(item, arguments[0], f"{where}[{index}]") for index, item in enumerate(value)
+        ]
     if origin is dict and isinstance(value, dict):
         return {key: convert(item, arguments[1], f"{where}.{key}") for key, item in value.items()}
     if origin is typing.Literal:
@@ -125,8 +144,16 @@ def convert(value: Any, hint: Any, where: str) -> Any:
         raise ParamsError(f"{where} is {value!r}; allowed: {', '.join(map(repr, arguments))}")
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if isinstance(hint, type) and isinstance(value, hint) and not (hint in (int, float) and isinstance(value, bool)):
+    if (
+        isinstance(hint, type)
+        and isinstance(value, hint)
+        and not (hint in (int, float) and isinstance(value, bool))
+    ):
         return value
     hint_name = getattr(hint, "__name__", str(hint))
-    more = " (write exponents with a point and a sign: 1.0e+9)" if hint is float and isinstance(value, str) else ""
+    more = (
+        " (write exponents with a point and a sign: 1.0e+9)"
+        if hint is float and isinstance(value, str)
+        else ""
+    )
     raise ParamsError(f"{where} is {value!r}, which is not {hint_name}{more}")

@@ -1,9 +1,8 @@
-"""Which pipeline a stage belongs to: the one that WINNOW_PIPELINE names (a flow sets it), else the one in
-`tracking/pipeline.json` if the same launcher opened it, else a new one.
+"""Which pipeline a stage belongs to: the one that WINNOW_PIPELINE names (a flow sets it), else the
+one in `tracking/pipeline.json` if the same launcher opened it, else a new one.
 
-The launcher is the nearest `dvc` above the stage, else the leader of its process group: all stages of one `dvc repro`,
-or of one script, share a pipeline; two stages typed at a prompt do not.
-"""
+The launcher is the nearest `dvc` above the stage, else the leader of its process group: all stages
+of one `dvc repro`, or of one script, share a pipeline; two stages typed at a prompt do not."""
 
 import logging
 import os
@@ -27,7 +26,8 @@ PIPELINE_VARIABLE = "WINNOW_PIPELINE"
 
 
 def start_pipeline(layout: Layout, kind: str = "flow") -> str:
-    """Open a pipeline and return its id, for the variable WINNOW_PIPELINE of the stages. Costs no import of MLflow."""
+    """Open a pipeline and return its id, for the variable WINNOW_PIPELINE of the stages. Costs no
+    import of MLflow."""
     return str(_open_pipeline(layout, kind, psutil.Process())["id"])
 
 
@@ -52,12 +52,15 @@ def _open_pipeline(layout: Layout, kind: str, process: psutil.Process) -> Event:
     try:
         write_json(layout.tracking / "pipeline.json", pipeline)
     except OSError as error:
-        logger.warning("%s cannot be written (%s): stages get a pipeline each", layout.tracking, error)
+        logger.warning(
+            "%s cannot be written (%s): stages get a pipeline each", layout.tracking, error
+        )
     return pipeline
 
 
 def mark_recorded(layout: Layout, identity: str) -> None:
-    """Note that a stage of this pipeline has opened a run, so that its end has something to close."""
+    """Note that a stage of this pipeline has opened a run, so that its end has something to
+    close."""
     with suppress(ArtifactError, OSError):
         known = read_json(layout.tracking / "pipeline.json")
         if known["id"] == identity and not known["recorded"]:
@@ -65,7 +68,8 @@ def mark_recorded(layout: Layout, identity: str) -> None:
 
 
 def has_no_record(layout: Layout, identity: str) -> bool:
-    """Whether it is known that no stage of this pipeline opened a run; spares a flow that ran nothing two seconds."""
+    """Whether it is known that no stage of this pipeline opened a run; spares a flow that ran
+    nothing two seconds."""
     with suppress(ArtifactError):
         known = read_json(layout.tracking / "pipeline.json")
         return bool(known["id"] == identity and not known["recorded"])
@@ -108,14 +112,23 @@ def git_tags() -> dict[str, str]:
     """The commit of this code, with `-dirty` where the tree differs from it."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=5, check=True)
+        done = subprocess.run(
+            command,
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
+        )
     except (OSError, subprocess.SubprocessError):
         return {}
     commit = done.stdout.strip()
     return {"git": commit, "mlflow.source.git.commit": commit.removesuffix("-dirty")}
 
 
-def start_event(layout: Layout, experiment: str, stage: str, recipe: str | None, seed: int | None) -> Event:
+def start_event(
+    layout: Layout, experiment: str, stage: str, recipe: str | None, seed: int | None
+) -> Event:
     """The first event of a record: all that is needed to make the run, now or in a replay."""
     coordinates = {"stage": stage, "recipe": recipe, "seed": seed}
     tags = {key: str(value) for key, value in coordinates.items() if value is not None}
@@ -127,7 +140,12 @@ def start_event(layout: Layout, experiment: str, stage: str, recipe: str | None,
         "experiment": experiment,
         "pipeline": current_pipeline(layout),
         "name": f"{stage}{run}",
-        "tags": {**tags, **git_tags(), **process_tags(psutil.Process()), "mlflow.source.name": f"tasks.{stage}"},
+        "tags": {
+            **tags,
+            **git_tags(),
+            **process_tags(psutil.Process()),
+            "mlflow.source.name": f"tasks.{stage}",
+        },
     }
 
 
@@ -139,8 +157,14 @@ def outputs(layout: Layout, stage: str, recipe: str | None, seed: int | None) ->
         "policy": [layout.policy_card],
         "profile": [layout.profile / "profile.parquet"],
         "baseline": [layout.baseline / "metrics.json"],
-        "allocate": [layout.recipe(name) / "plan.parquet", layout.recipe(name) / "decisions.parquet"],
-        "train": [layout.train(name, number) / "curve.parquet", layout.train(name, number) / "flops.json"],
+        "allocate": [
+            layout.recipe(name) / "plan.parquet",
+            layout.recipe(name) / "decisions.parquet",
+        ],
+        "train": [
+            layout.train(name, number) / "curve.parquet",
+            layout.train(name, number) / "flops.json",
+        ],
         "evaluate": [layout.evaluation(name, number) / "metrics.json"],
         "report": [layout.report / "leaderboard.json"],
     }

@@ -1,4 +1,5 @@
-"""Progress bars with rate and time left, on the terminal or, without one, as a line every few seconds."""
+"""Progress bars with rate and time left, on the terminal or, without one, as a line every few
+seconds."""
 
 import os
 import sys
@@ -11,7 +12,8 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 @contextmanager
 def progress(total: float | None, label: str, unit: str) -> Iterator["tqdm[None]"]:
-    """A bar of `total` `unit`s; log lines are printed above it. Without a terminal it prints every ten seconds."""
+    """A bar of `total` `unit`s; log lines are printed above it. Without a terminal it prints every
+    ten seconds."""
     interactive = sys.stderr.isatty()
     with (
         logging_redirect_tqdm(),

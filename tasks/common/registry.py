@@ -1,8 +1,8 @@
-"""The file name is the registry: `load(package, "sgpo", ...)` imports `package/sgpo.py`. A new method is a new file.
+"""The file name is the registry: `load(package, "sgpo", ...)` imports `package/sgpo.py`. A new
+method is a new file.
 
-Settings from params.yaml are bound to a method's keyword-only arguments, and an unknown or missing one is an error that
-names it and lists what the method takes.
-"""
+Settings from params.yaml are bound to a method's keyword-only arguments, and an unknown or missing
+one is an error that names it and lists what the method takes."""
 
 import functools
 import importlib
@@ -17,27 +17,40 @@ from tasks.common.params import ParamsError, convert
 
 
 def names(package: ModuleType) -> list[str]:
-    """The files of `package`, without their ending."""
-    return sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    """The files and folders of `package` that can be named; those in its `SHARED` serve the
+    others."""
+    shared = getattr(package, "SHARED", ())
+    return sorted(
+        module.name
+        for module in pkgutil.iter_modules(package.__path__)
+        if module.name not in shared
+    )
 
 
 def load(package: ModuleType, name: Any, where: str) -> ModuleType:
-    """The file `name` of `package`; ParamsError says which key (`where`) named it and which names there are."""
+    """The file `name` of `package`; ParamsError says which key (`where`) named it and which names
+    there are."""
     if name not in names(package):
         raise ParamsError(f"{where} is {name!r}; there is: {', '.join(names(package))}")
     return importlib.import_module(f"{package.__name__}.{name}")
 
 
-def bind(function: Callable[..., Any], settings: Mapping[str, Any], where: str) -> Callable[..., Any]:
-    """`function` with its keyword-only arguments set from `settings`, which must name them all and no other, with
-    values of the types that the function declares."""
+def bind(
+    function: Callable[..., Any], settings: Mapping[str, Any], where: str
+) -> Callable[..., Any]:
+    """`function` with its keyword-only arguments set from `settings`, which must name them all and
+    no other, with values of the types that the function declares."""
     parameters = inspect.signature(function).parameters.values()
     allowed = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
     for name in settings:
         if name not in allowed:
-            raise ParamsError(f"{where}.{name} is unknown; it takes: {', '.join(allowed) or 'no settings'}")
+            raise ParamsError(
+                f"{where}.{name} is unknown; it takes: {', '.join(allowed) or 'no settings'}"
+            )
     for name in allowed:
         if name not in settings:
             raise ParamsError(f"{where}.{name} is missing; it takes: {', '.join(allowed)}")
     hints = typing.get_type_hints(function)
-    return functools.partial(function, **{k: convert(v, hints[k], f"{where}.{k}") for k, v in settings.items()})
+    return functools.partial(
+        function, **{k: convert(v, hints[k], f"{where}.{k}") for k, v in settings.items()}
+    )

@@ -1,4 +1,5 @@
-"""What the `__main__` of every stage shares: coordinates from the command line, logging, tracking, an honest exit.
+"""What the `__main__` of every stage shares: coordinates from the command line, logging, tracking,
+an honest exit.
 
     python -m tasks.train --params params.yaml --data data --recipe sgpo --seed 0
 
@@ -31,7 +32,8 @@ class StageError(RuntimeError):
 
 @dataclass(frozen=True)
 class Stage:
-    """One run of one stage: its coordinates, its parameters, where files stand, and the record it writes."""
+    """One run of one stage: its coordinates, its parameters, where files stand, and the record it
+    writes."""
 
     name: str
     params: dict[str, Any]
@@ -60,20 +62,32 @@ def run(
     *,
     recipe: bool = False,
     seed: bool = False,
+    alone: str | None = None,
     options: Callable[[argparse.ArgumentParser], None] | None = None,
 ) -> None:
-    """Run `main` as the stage `name` and leave with its status: 0, 1 with a message, or 130 when interrupted."""
+    """Run `main` as the stage `name` and leave with its status: 0, 1 with a message, or 130 when
+    interrupted.
+
+    `recipe` and `seed` say which coordinates the command takes. They are required, unless `alone`
+    names the stage that the command is without them."""
     parser = argparse.ArgumentParser(prog=f"python -m tasks.{name}")
     parser.add_argument("--params", type=Path, default=Path("params.yaml"), help="parameter file")
-    parser.add_argument("--data", type=Path, default=Path("data"), help="data root; nothing is written outside it")
+    parser.add_argument(
+        "--data", type=Path, default=Path("data"), help="data root; nothing is written outside it"
+    )
     if recipe:
-        parser.add_argument("--recipe", required=True, help="a key under `recipes`")
+        parser.add_argument("--recipe", required=alone is None, help="a key under `recipes`")
     if seed:
-        parser.add_argument("--seed", type=int, required=True)
+        parser.add_argument("--seed", type=int, required=alone is None)
     if options:
         options(parser)
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name}: %(message)s", datefmt="%H:%M:%S")
+    if alone and (arguments.recipe is None) != (arguments.seed is None):
+        parser.error("--recipe and --seed name one run together: give both or neither")
+    name = alone if alone and arguments.recipe is None else name
+    logging.basicConfig(
+        level=logging.INFO, format=f"%(asctime)s {name}: %(message)s", datefmt="%H:%M:%S"
+    )
     for noisy in ("httpx", "alembic", "mlflow", "httpcore", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     process.die_with_parent()
@@ -90,7 +104,11 @@ def _run(name: str, main: Callable[[Stage], None], arguments: argparse.Namespace
         layout = Layout(arguments.data)
         # of the ranks of one stage, one writes the record; a dry run writes nothing
         is_main = os.environ.get("RANK", "0") == "0" and not getattr(arguments, "dry_run", False)
-        record = tracking.track(settings, layout, name, recipe, seed) if is_main else nullcontext(tracking.Tracker())
+        record = (
+            tracking.track(settings, layout, name, recipe, seed)
+            if is_main
+            else nullcontext(tracking.Tracker())
+        )
         with record as tracker:
             main(Stage(name, values, layout, recipe, seed, arguments, tracker))
     except KeyboardInterrupt:

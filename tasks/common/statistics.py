@@ -1,4 +1,5 @@
-"""The statistics of pass rates: intervals, unbiased pass@k, and how likely a group is to carry a gradient."""
+"""The statistics of pass rates: intervals, unbiased pass@k, and how likely a group is to carry a
+gradient."""
 
 import numpy as np
 import numpy.typing as npt
@@ -7,8 +8,11 @@ from scipy import optimize, special, stats
 Floats = npt.NDArray[np.float64]
 
 
-def wilson_interval(successes: npt.ArrayLike, trials: npt.ArrayLike, confidence: float = 0.95) -> tuple[Floats, Floats]:
-    """Wilson's score interval for a binomial share, elementwise; (nan, nan) where there was no trial."""
+def wilson_interval(
+    successes: npt.ArrayLike, trials: npt.ArrayLike, confidence: float = 0.95
+) -> tuple[Floats, Floats]:
+    """Wilson's score interval for a binomial share, elementwise; (nan, nan) where there was no
+    trial."""
     n = np.asarray(trials, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         share = np.asarray(successes, dtype=np.float64) / n
@@ -20,7 +24,8 @@ def wilson_interval(successes: npt.ArrayLike, trials: npt.ArrayLike, confidence:
 
 
 def pass_at_k(correct: npt.ArrayLike, trials: npt.ArrayLike, k: int) -> Floats:
-    """The unbiased estimate 1 - C(n-c, k) / C(n, k) for each prompt (Chen et al., arXiv 2107.03374).
+    """The unbiased estimate 1 - C(n-c, k) / C(n, k) for each prompt (Chen et al., arXiv
+    2107.03374).
 
     nan where a prompt has fewer than k trials.
     """
@@ -38,34 +43,44 @@ def log_binomial(n: Floats, k: int) -> Floats:
 def bootstrap_interval(
     values: npt.ArrayLike, num_bootstrap: int, rng: np.random.Generator, confidence: float = 0.95
 ) -> tuple[float, float]:
-    """Percentile interval of the mean, resampling prompts (the samples of one prompt are not independent)."""
+    """Percentile interval of the mean, resampling prompts (the samples of one prompt are not
+    independent)."""
     observed = np.asarray(values, dtype=np.float64)
-    means = [observed[rng.integers(0, len(observed), len(observed))].mean() for _ in range(num_bootstrap)]
+    means = [
+        observed[rng.integers(0, len(observed), len(observed))].mean() for _ in range(num_bootstrap)
+    ]
     low, high = np.quantile(means, [0.5 - confidence / 2, 0.5 + confidence / 2])
     return float(low), float(high)
 
 
 def fit_beta(correct: npt.ArrayLike, trials: npt.ArrayLike) -> tuple[float, float]:
-    """Beta(a, b) that makes the observed counts most likely: how true pass rates spread over these prompts."""
+    """Beta(a, b) that makes the observed counts most likely: how true pass rates spread over these
+    prompts."""
     c, n = np.asarray(correct, dtype=np.float64), np.asarray(trials, dtype=np.float64)
 
     def negative_log_likelihood(log_parameters: Floats) -> float:
         a, b = np.exp(log_parameters)
         return -float(np.sum(special.betaln(c + a, n - c + b) - special.betaln(a, b)))
 
-    found = optimize.minimize(negative_log_likelihood, np.zeros(2), method="L-BFGS-B", bounds=[(-5.0, 5.0)] * 2)
+    found = optimize.minimize(
+        negative_log_likelihood, np.zeros(2), method="L-BFGS-B", bounds=[(-5.0, 5.0)] * 2
+    )
     a, b = np.exp(found.x)
     return float(a), float(b)
 
 
 def mixed_probability(
-    correct: npt.ArrayLike, trials: npt.ArrayLike, group_size: npt.ArrayLike, prior: tuple[float, float]
+    correct: npt.ArrayLike,
+    trials: npt.ArrayLike,
+    group_size: npt.ArrayLike,
+    prior: tuple[float, float],
 ) -> Floats:
-    """P(a group has a success and a failure), expected over each prompt's posterior Beta(a + c, b + n - c).
+    """P(a group has a success and a failure), expected over each prompt's posterior Beta(a + c, b +
+    n - c).
 
-    The plug-in 1 - p^G - (1-p)^G is 0 for a prompt seen 0 of 8 times, and too high for prompts that were chosen
-    because their estimate came out near one half; the posterior under the prior of all prompts is neither.
-    """
+    The plug-in 1 - p^G - (1-p)^G is 0 for a prompt seen 0 of 8 times, and too high for prompts that
+    were chosen because their estimate came out near one half; the posterior under the prior of all
+    prompts is neither."""
     c, n = np.asarray(correct, dtype=np.float64), np.asarray(trials, dtype=np.float64)
     size = np.asarray(group_size, dtype=np.float64)
     a, b = prior[0] + c, prior[1] + n - c

@@ -1,12 +1,16 @@
-"""python -m tasks.evaluate --recipe R --seed S: a trained policy on the test prompts."""
+"""python -m tasks.evaluate [--recipe R --seed S]: a trained policy on the test prompts; without a
+recipe the initial policy, the baseline that every trained policy is compared with."""
 
 from tasks.common import stage
 from tasks.common.files import read_json
-from tasks.sampling.evaluation import run_evaluation
-from tasks.sampling.models import open_policy, policy_digest
+from tasks.evaluate.evaluation import run_evaluation
+from tasks.models.policy import open_policy, policy_digest, read_policy
 
 
 def main(run: stage.Stage) -> None:
+    if run.recipe is None:
+        run_evaluation(run, read_policy(run.layout), run.layout.baseline)
+        return
     recipe, seed = run.coordinates()
     trained = run.layout.train(recipe, seed) / "policy"
     policy = open_policy(trained, policy_digest(trained), read_json(run.layout.policy_card))
@@ -14,4 +18,4 @@ def main(run: stage.Stage) -> None:
 
 
 if __name__ == "__main__":
-    stage.run("evaluate", main, recipe=True, seed=True)
+    stage.run("evaluate", main, recipe=True, seed=True, alone="baseline")

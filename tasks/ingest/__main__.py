@@ -1,4 +1,5 @@
-"""Read prompts from their sources: `python -m tasks.ingest --params params.yaml --data data [--dry-run]`."""
+"""Read prompts from their sources: `python -m tasks.ingest --params params.yaml --data data
+[--dry-run]`."""
 
 import argparse
 import logging
@@ -11,20 +12,21 @@ import polars as pl
 
 from tasks.common.files import digest_file
 from tasks.common.stage import Stage, run
+from tasks.grading.grader import Grader, Verify
 from tasks.ingest import contamination, duplicates, golds, splits, writing
 from tasks.ingest.contamination import Contamination
 from tasks.ingest.reading import Source, read, sources
 from tasks.ingest.splits import Share, Sizes
 from tasks.ingest.spool import Spool
 from tasks.ingest.summary import table
-from tasks.sampling.grade import Grader, Verify
 
 logger = logging.getLogger("tasks.ingest")
 
 
 @dataclass(frozen=True)
 class Ingest:
-    """The section `ingest`. A prompt of more than `max_prompt_characters` (null: no limit) is rejected."""
+    """The section `ingest`. A prompt of more than `max_prompt_characters` (null: no limit) is
+    rejected."""
 
     seed: int
     splits: Sizes
@@ -62,10 +64,13 @@ def main(stage: Stage) -> None:
 def ingest(
     settings: Ingest, chosen: list[Source], verify: Verify, folder: Path
 ) -> tuple[Spool, pl.DataFrame, pl.DataFrame]:
-    """Everything read (its texts in `folder`), what became of each row, and the contaminated pairs."""
+    """Everything read (its texts in `folder`), what became of each row, and the contaminated
+    pairs."""
     spool = Spool(folder, settings.seed)
     with Grader(verify) as grader:
-        for entry, found in golds.check(read(chosen, settings.max_prompt_characters, folder), grader):
+        for entry, found in golds.check(
+            read(chosen, settings.max_prompt_characters, folder), grader
+        ):
             spool.add(entry, found)
         index = spool.close().index
         texts = spool.take(duplicates.differing(index)["row"], "answer", "verifier")
@@ -96,7 +101,9 @@ def write(stage: Stage, spool: Spool, index: pl.DataFrame, pairs: pl.DataFrame) 
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--dry-run", action="store_true", help="print what would be kept and dropped, write nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what would be kept and dropped, write nothing"
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """What a source yields, and how it becomes a clean row or a rejection with a reason.
 
-A source reads; it does not judge. It hands on each prompt and gold as it found them, and the rules below hold for all
-sources alike. Nothing is dropped silently: whatever does not become a row becomes a rejection with its raw text.
-"""
+A source reads; it does not judge. It hands on each prompt and gold as it found them, and the rules
+below hold for all sources alike. Nothing is dropped silently: whatever does not become a row
+becomes a rejection with its raw text."""
 
 import json
 import math
@@ -20,8 +20,8 @@ MISSING = object()
 
 @dataclass(frozen=True)
 class Candidate:
-    """One row of a source, unjudged: `prompt` (text or chat messages), `answer` and `level` as found; `content` is its
-    raw text."""
+    """One row of a source, unjudged: `prompt` (text or chat messages), `answer` and `level` as
+    found; `content` is its raw text."""
 
     source: str
     line: int
@@ -45,8 +45,9 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Row:
-    """A clean prompt. `asked` is the question without template and system message, by which prompts are compared.
-    `line` and `content` stay with the row for the case that a later check rejects it."""
+    """A clean prompt. `asked` is the question without template and system message, by which prompts
+    are compared. `line` and `content` stay with the row for the case that a later check rejects it.
+    """
 
     source: str
     line: int
@@ -61,7 +62,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Limits:
-    """What is done to every row of a source: its template and the longest prompt, in characters; null for neither."""
+    """What is done to every row of a source: its template and the longest prompt, in characters;
+    null for neither."""
 
     template: str | None
     max_characters: int | None
@@ -85,10 +87,15 @@ def clean(candidate: Candidate, limits: Limits) -> Row | Rejection:
     if not asked.strip():
         return rejection(candidate, "empty_prompt", f"the prompt is {asked!r}")
     if limits.max_characters is not None and len(said) > limits.max_characters:
-        detail = f"the prompt has {len(said)} characters, ingest.max_prompt_characters is {limits.max_characters}"
+        detail = (
+            f"the prompt has {len(said)} characters, ingest.max_prompt_characters is "
+            f"{limits.max_characters}"
+        )
         return rejection(candidate, "too_long", detail)
     prompt = limits.template.replace("{prompt}", said) if limits.template else asked
-    level = "" if candidate.level is None or candidate.level is MISSING else as_text(candidate.level)
+    level = (
+        "" if candidate.level is None or candidate.level is MISSING else as_text(candidate.level)
+    )
     return Row(
         candidate.source,
         candidate.line,
@@ -117,7 +124,8 @@ def problem_of(candidate: Candidate) -> tuple[str, str] | None:
         if bad:
             return "undecodable", f"the {name} has {bad}"
     if prompt is None or (
-        isinstance(prompt, str | list) and not (prompt.strip() if isinstance(prompt, str) else prompt)
+        isinstance(prompt, str | list)
+        and not (prompt.strip() if isinstance(prompt, str) else prompt)
     ):
         return "empty_prompt", f"the prompt is {prompt!r}"
     if answer is None or (isinstance(answer, str) and not answer.strip()):
@@ -125,7 +133,10 @@ def problem_of(candidate: Candidate) -> tuple[str, str] | None:
     if not isinstance(prompt, str | list):
         return "malformed", f"the prompt is {type(prompt).__name__}, neither text nor chat messages"
     if not is_text_or_number(answer):
-        return "malformed", f"the answer is {printable(repr(answer))}, neither text nor a finite number"[:200]
+        return (
+            "malformed",
+            f"the answer is {printable(repr(answer))}, neither text nor a finite number"[:200],
+        )
     return None
 
 
@@ -156,15 +167,16 @@ def is_text_or_number(value: Any) -> bool:
 
 
 def as_text(value: Any) -> str:
-    """Text as it is; numbers without exponent and without a bare `.0`: 145.0 is `145`, 1e20 is `1` and 20 zeros."""
+    """Text as it is; numbers without exponent and without a bare `.0`: 145.0 is `145`, 1e20 is `1`
+    and 20 zeros."""
     if isinstance(value, float | Decimal):
         return f"{Decimal(str(value)):f}".removesuffix(".0")
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def field(record: Any, path: str) -> Any:
-    """The value at `path` in nested mappings (`reward_model.ground_truth`), or MISSING. A name that itself holds dots
-    is found too."""
+    """The value at `path` in nested mappings (`reward_model.ground_truth`), or MISSING. A name that
+    itself holds dots is found too."""
     if isinstance(record, dict) and path in record:
         return record[path]
     for key in path.split("."):

@@ -1,8 +1,9 @@
-"""Prompts that are chat messages: checked here, kept as they are, and rendered by the policy's own template later.
+"""Prompts that are chat messages: checked here, kept as they are, and rendered by the policy's own
+template later.
 
-`prompt` of such a row is what is asked, in plain text (all messages but the system's): duplicates are found by it, so
-the same question with another system message, or without any, is the same question. Left out: tools, images.
-"""
+`prompt` of such a row is what is asked, in plain text (all messages but the system's): duplicates
+are found by it, so the same question with another system message, or without any, is the same
+question. Left out: tools, images."""
 
 from typing import Any
 

@@ -1,18 +1,20 @@
 """Training prompts that the evaluation also asks: the same question, or nearly the same words.
 
-Exact: equal up to Unicode composition, white space and case. Near: the share of the shorter prompt's word n-grams that
-the longer one has is above a threshold. Three rules keep different problems apart and the search fast:
+Exact: equal up to Unicode composition, white space and case. Near: the share of the shorter
+prompt's word n-grams that the longer one has is above a threshold. Three rules keep different
+problems apart and the search fast:
 
-- What many prompts of either side share (an instruction, a template) says nothing: n-grams of over 1 % of a sample do
-  not count.
-- With `same_numbers`, two prompts are only near when they have the same numbers and operators in the same order, so
-  that neither `12 + 3` and `12 + 4`, nor `z^4 - z^2 + 1` and `z^4 + z^2 + 1`, are taken for one. Every n-gram is tagged
-  with its prompt's numbers, so prompts with others never meet.
-- Candidates come from MinHash and locality-sensitive hashing (datasketch): linear in the training prompts. Each
-  candidate is then compared exactly.
+- What many prompts of either side share (an instruction, a template) says nothing: n-grams of over
+  1 % of a sample do not count.
+- With `same_numbers`, two prompts are only near when they have the same numbers and operators in
+  the same order, so that neither `12 + 3` and `12 + 4`, nor `z^4 - z^2 + 1` and `z^4 + z^2 + 1`,
+  are taken for one. Every n-gram is tagged with its prompt's numbers, so prompts with others never
+  meet.
+- Candidates come from MinHash and locality-sensitive hashing (datasketch): linear in the training
+  prompts. Each candidate is then compared exactly.
 
-Left out: paraphrases in other words, translations, an evaluation prompt quoted in a training prompt over twice as long.
-"""
+Left out: paraphrases in other words, translations, an evaluation prompt quoted in a training prompt
+over twice as long."""
 
 import re
 import zlib
@@ -33,13 +35,16 @@ THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}\b)")
 NUMBERS = re.compile(r"\d.*|[-+*/^=<>±×÷·]")
 SAMPLE = 10_000  # prompts, by which it is known what many share
 SHARED_RATE, MIN_SHARED = 0.01, 20
-BANDS, ROWS = 42, 3  # prompts whose n-grams overlap by half (Jaccard) meet with probability 0.996, by 0.3 with 0.68
+BANDS, ROWS = (
+    42,
+    3,
+)  # prompts whose n-grams overlap by half (Jaccard) meet with probability 0.996, by 0.3 with 0.68
 
 
 @dataclass(frozen=True)
 class Contamination:
-    """The section `ingest.contamination`. `overlap` is a share of n-grams, null to look for equal prompts only; `ngram`
-    is a number of words, numbers and signs."""
+    """The section `ingest.contamination`. `overlap` is a share of n-grams, null to look for equal
+    prompts only; `ngram` is a number of words, numbers and signs."""
 
     overlap: float | None
     ngram: int
@@ -54,12 +59,16 @@ def check(settings: Contamination) -> None:
     at_least(1, ingest__contamination__ngram=settings.ngram)
     if settings.overlap is not None and not 0 < settings.overlap <= 1:
         raise ParamsError(
-            f"ingest.contamination.overlap is {settings.overlap}; it must be above 0 and at most 1, or null"
+            f"ingest.contamination.overlap is {settings.overlap}; it must be above 0 and at most "
+            "1, or null"
         )
 
 
-def pairs(spool: Spool, train: pl.DataFrame, evaluation: pl.DataFrame, settings: Contamination) -> pl.DataFrame:
-    """A row for every training row and evaluation row (parts of the index) that ask the same, as PAIRS."""
+def pairs(
+    spool: Spool, train: pl.DataFrame, evaluation: pl.DataFrame, settings: Contamination
+) -> pl.DataFrame:
+    """A row for every training row and evaluation row (parts of the index) that ask the same, as
+    PAIRS."""
     found = exact(train, evaluation)
     if settings.overlap is None:
         return found
@@ -75,11 +84,15 @@ def exact(train: pl.DataFrame, evaluation: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def near(spool: Spool, train: pl.Series, evaluation: pl.Series, settings: Contamination) -> pl.DataFrame:
+def near(
+    spool: Spool, train: pl.Series, evaluation: pl.Series, settings: Contamination
+) -> pl.DataFrame:
     """The pairs whose n-grams overlap, by the texts of rows `train` and `evaluation`."""
     questions = spool.take(evaluation, "asked")
     sample = spool.take(train.head(SAMPLE), "asked")
-    common = shared(sample["asked"], settings.ngram) | shared(questions["asked"].head(SAMPLE), settings.ngram)
+    common = shared(sample["asked"], settings.ngram) | shared(
+        questions["asked"].head(SAMPLE), settings.ngram
+    )
     index = Index(zip(questions["row"], questions["asked"], strict=True), common, settings)
     found: list[tuple[int, int, str, float]] = []
     with progress(len(train), "contamination", "prompt") as bar:
@@ -93,7 +106,9 @@ def near(spool: Spool, train: pl.Series, evaluation: pl.Series, settings: Contam
 class Index:
     """The evaluation's prompts, to be searched for those that overlap with another prompt."""
 
-    def __init__(self, prompts: Iterable[tuple[int, str]], shared: set[int], settings: Contamination) -> None:
+    def __init__(
+        self, prompts: Iterable[tuple[int, str]], shared: set[int], settings: Contamination
+    ) -> None:
         self.settings, self.shared = settings, shared
         self.threshold = settings.overlap or 1.0
         self.empty = MinHash(BANDS * ROWS, hashfunc=int)
@@ -118,7 +133,9 @@ class Index:
         """The n-grams that say what this prompt asks, tagged with its numbers."""
         words = tokens(asked)
         numbers = " ".join(filter(NUMBERS.fullmatch, words))
-        tag = key(numbers) % 2**32 if self.settings.same_numbers else 0  # no CRC: it would cancel that of a pure sum
+        tag = (
+            key(numbers) % 2**32 if self.settings.same_numbers else 0
+        )  # no CRC: it would cancel that of a pure sum
         return frozenset(gram ^ tag for gram in ngrams(words, self.settings.ngram) - self.shared)
 
     def sketch(self, grams: frozenset[int]) -> MinHash:

@@ -1,4 +1,5 @@
-"""Rows that ask the same question: one is kept; when their golds differ, none can be trusted and all go.
+"""Rows that ask the same question: one is kept; when their golds differ, none can be trusted and
+all go.
 
 Works on the index alone (`spool.INDEX`), by 64-bit keys: linear in the rows, whatever their length.
 """
@@ -18,12 +19,15 @@ def differing(index: pl.DataFrame) -> pl.DataFrame:
 
 
 def unify(
-    index: pl.DataFrame, golds: pl.DataFrame, equal: Callable[[Sequence[tuple[str, str, str]]], list[bool]]
+    index: pl.DataFrame,
+    golds: pl.DataFrame,
+    equal: Callable[[Sequence[tuple[str, str, str]]], list[bool]],
 ) -> pl.DataFrame:
-    """The index with one `gold` key for golds of the same question that a verifier calls equal (1,200 and 1200).
+    """The index with one `gold` key for golds of the same question that a verifier calls equal
+    (1,200 and 1200).
 
-    `golds` has row, answer and verifier of the rows of `differing(index)`. Each is compared with its question's first.
-    """
+    `golds` has row, answer and verifier of the rows of `differing(index)`. Each is compared with
+    its question's first."""
     rows = golds.join(index.select("row", "text", "gold"), on="row", maintain_order="left")
     first = pl.col("answer", "gold").first().over("text").name.prefix("first_")
     others = rows.with_columns(first).filter(pl.col("gold") != pl.col("first_gold"))
@@ -37,12 +41,16 @@ def unify(
 
 
 def resolve(index: pl.DataFrame, splits: Sequence[str | None]) -> pl.DataFrame:
-    """The index with `reason` set for duplicates and conflicts, and `other`: the row that each of them repeats or
-    contradicts. `splits` are those that the sources name, by entry; of equal rows the one on the side of evaluation is
-    kept, and then the first."""
+    """The index with `reason` set for duplicates and conflicts, and `other`: the row that each of
+    them repeats or contradicts. `splits` are those that the sources name, by entry; of equal rows
+    the one on the side of evaluation is kept, and then the first."""
     ranks = dict(enumerate(map(EVAL_FIRST.__getitem__, splits)))
-    repeated = index.filter(ALIVE).filter(pl.col("folded").is_duplicated())  # few: what follows is done to them alone
-    alive = repeated.with_columns(rank=pl.col("entry").cast(pl.Int64).replace_strict(ranks, return_dtype=pl.Int64))
+    repeated = index.filter(ALIVE).filter(
+        pl.col("folded").is_duplicated()
+    )  # few: what follows is done to them alone
+    alive = repeated.with_columns(
+        rank=pl.col("entry").cast(pl.Int64).replace_strict(ranks, return_dtype=pl.Int64)
+    )
     alive = alive.sort("rank", "row").with_columns(
         first=pl.col("row").first().over("text"),
         first_gold=pl.col("gold").first().over("text"),
@@ -65,14 +73,20 @@ def resolve(index: pl.DataFrame, splits: Sequence[str | None]) -> pl.DataFrame:
         .filter(pl.col("row") != pl.col("other"))
         .select("row", reason=pl.lit("duplicate"), other="other")
     )
-    return reject(index.with_columns(other=pl.lit(None, dtype=pl.UInt32)), pl.concat([conflicts, doubles]))
+    return reject(
+        index.with_columns(other=pl.lit(None, dtype=pl.UInt32)), pl.concat([conflicts, doubles])
+    )
 
 
 def reject(index: pl.DataFrame, rejected: pl.DataFrame) -> pl.DataFrame:
     """The index with `reason` and `other` of the rows in `rejected` (row, reason, other)."""
-    rejected = rejected.select("row", new_reason=pl.col("reason").cast(pl.Categorical), new_other="other")
+    rejected = rejected.select(
+        "row", new_reason=pl.col("reason").cast(pl.Categorical), new_other="other"
+    )
     return (
         index.join(rejected, on="row", how="left", maintain_order="left")
-        .with_columns(reason=pl.coalesce("reason", "new_reason"), other=pl.coalesce("other", "new_other"))
+        .with_columns(
+            reason=pl.coalesce("reason", "new_reason"), other=pl.coalesce("other", "new_other")
+        )
         .drop("new_reason", "new_other")
     )

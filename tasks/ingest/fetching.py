@@ -1,9 +1,10 @@
-"""A source's file on this machine: a local path as it is; `s3://`, `https://`, `hf://datasets/...` are fetched first.
+"""A source's file on this machine: a local path as it is; `s3://`, `https://`, `hf://datasets/...`
+are fetched first.
 
-What is parsed is always a complete local file, so that a connection that breaks can neither shorten a source nor leave
-half of it ingested. Hugging Face's files stay in its own cache, others are removed afterwards. Left out: `http://`
-(anyone on the way could change golds) but for this machine's own loopback; patterns that name many files.
-"""
+What is parsed is always a complete local file, so that a connection that breaks can neither shorten
+a source nor leave half of it ingested. Hugging Face's files stay in its own cache, others are
+removed afterwards. Left out: `http://` (anyone on the way could change golds) but for this
+machine's own loopback; patterns that name many files."""
 
 import re
 import shutil
@@ -31,7 +32,8 @@ CHUNK = 1 << 20
 
 @contextmanager
 def local_file(location: str, folder: Path | None) -> Iterator[Path]:
-    """The path of a complete copy of `location`, fetched into `folder` (null: the system's temporary one) if need be.
+    """The path of a complete copy of `location`, fetched into `folder` (null: the system's
+    temporary one) if need be.
 
     ArtifactError names the location and says what to do.
     """
@@ -59,15 +61,21 @@ def from_bucket(location: str, file: BinaryIO) -> None:
 
 
 def from_hub(location: str) -> Path:
-    """The file in the hub's cache. Credentials come from HF_TOKEN or `hf auth login`, never from params.yaml."""
+    """The file in the hub's cache. Credentials come from HF_TOKEN or `hf auth login`, never from
+    params.yaml."""
     match = HUB.fullmatch(location)
     if match is None:
-        raise ArtifactError(f"{location} is not a file of the hub: hf://datasets/ORG/NAME@REVISION/PATH/OF/THE/FILE")
+        raise ArtifactError(
+            f"{location} is not a file of the hub: hf://datasets/ORG/NAME@REVISION/PATH/OF/THE/FILE"
+        )
     try:
-        found = hf_hub_download(match["name"], match["file"], repo_type="dataset", revision=match["revision"])
+        found = hf_hub_download(
+            match["name"], match["file"], repo_type="dataset", revision=match["revision"]
+        )
     except LocalEntryNotFoundError as error:
         raise ArtifactError(
-            f"{location} is not in the hub's cache, and the hub cannot be reached: connect, unset HF_HUB_OFFLINE, or "
+            f"{location} is not in the hub's cache, and the hub cannot be reached: connect, unset "
+            "HF_HUB_OFFLINE, or "
             "fetch the file elsewhere and give its path"
         ) from error
     except (HfHubHTTPError, OSError, ValueError, httpx.HTTPError) as error:
@@ -76,7 +84,8 @@ def from_hub(location: str) -> Path:
 
 
 def from_web(location: str, file: BinaryIO) -> None:
-    """Download, again from the start when the connection breaks. Nothing of the address after `?` is ever shown."""
+    """Download, again from the start when the connection breaks. Nothing of the address after `?`
+    is ever shown."""
     for attempt in range(1, ATTEMPTS + 1):
         file.seek(0)
         file.truncate()
@@ -85,11 +94,14 @@ def from_web(location: str, file: BinaryIO) -> None:
         except httpx.HTTPStatusError as error:
             status = error.response.status_code
             if status < 500 or attempt == ATTEMPTS:
-                raise ArtifactError(f"{shown(location)}: the server answers {status}: check the address") from error
+                raise ArtifactError(
+                    f"{shown(location)}: the server answers {status}: check the address"
+                ) from error
         except httpx.HTTPError as error:
             if attempt == ATTEMPTS:
                 raise ArtifactError(
-                    f"{shown(location)} cannot be fetched ({type(error).__name__}, {ATTEMPTS} attempts): run again "
+                    f"{shown(location)} cannot be fetched ({type(error).__name__}, {ATTEMPTS} "
+                    "attempts): run again "
                     "when it is back, or fetch the file elsewhere and give its path"
                 ) from error
     raise AssertionError("the last attempt returns or raises")
@@ -97,7 +109,9 @@ def from_web(location: str, file: BinaryIO) -> None:
 
 def download(location: str, file: BinaryIO) -> None:
     """One attempt. httpx raises when fewer bytes come than were announced."""
-    hooks: dict[str, list[Any]] = {"request": [lambda request: check_address(str(request.url), location)]}  # each hop
+    hooks: dict[str, list[Any]] = {
+        "request": [lambda request: check_address(str(request.url), location)]
+    }  # each hop
     with (
         httpx.Client(follow_redirects=True, timeout=SECONDS, event_hooks=hooks) as client,
         client.stream("GET", location) as response,
@@ -112,18 +126,26 @@ def download(location: str, file: BinaryIO) -> None:
 
 
 def check_address(address: str, location: str) -> None:
-    """ArtifactError for an address, also one redirected to, that is not encrypted or holds credentials."""
+    """ArtifactError for an address, also one redirected to, that is not encrypted or holds
+    credentials."""
     url = urlsplit(address)
     if url.scheme != "https" and url.hostname not in LOOPBACK:
-        raise ArtifactError(f"{shown(location)} leads to {url.scheme}://{url.hostname}: only https:// is read")
+        raise ArtifactError(
+            f"{shown(location)} leads to {url.scheme}://{url.hostname}: only https:// is read"
+        )
     if "@" in url.netloc:
         raise ArtifactError(f"an address (https://{url.hostname}) must not hold credentials")
 
 
 def shown(location: str) -> str:
-    """A location as messages show it: without user, password, and what follows `?` (a signed address's key)."""
+    """A location as messages show it: without user, password, and what follows `?` (a signed
+    address's key)."""
     scheme, separator, rest = location.partition("://")
-    return f"{scheme}{separator}{rest.partition('@')[2] or rest}".partition("?")[0] if separator else location
+    return (
+        f"{scheme}{separator}{rest.partition('@')[2] or rest}".partition("?")[0]
+        if separator
+        else location
+    )
 
 
 def first_line(error: Exception) -> str:

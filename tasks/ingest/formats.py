@@ -1,10 +1,11 @@
-"""The rows of a local file: JSON Lines, a JSON array, CSV, TSV or Parquet, plain or in gzip or zstd.
+"""The rows of a local file: JSON Lines, a JSON array, CSV, TSV or Parquet, plain or in gzip or
+zstd.
 
-The format is what the name says (`.jsonl.gz`); where the name says nothing, what the first bytes say. Compression shows
-in the first bytes alone. A bad row is yielded as `Unreadable` with its text and costs no other row. That is why lines
-are parsed here, one by one: Polars, which reads Parquet here lazily and in batches, turns away a whole text file for
-one bad byte, or guesses. Only a JSON array is read whole; all other formats stream.
-"""
+The format is what the name says (`.jsonl.gz`); where the name says nothing, what the first bytes
+say. Compression shows in the first bytes alone. A bad row is yielded as `Unreadable` with its text
+and costs no other row. That is why lines are parsed here, one by one: Polars, which reads Parquet
+here lazily and in batches, turns away a whole text file for one bad byte, or guesses. Only a JSON
+array is read whole; all other formats stream."""
 
 import csv
 import io
@@ -20,7 +21,14 @@ import pyarrow as pa
 
 from tasks.common.files import ArtifactError
 
-ENDINGS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
+ENDINGS = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+}
 COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BATCH_ROWS = 10_000
@@ -29,7 +37,8 @@ csv.field_size_limit(1 << 30)
 
 @dataclass(frozen=True)
 class Record:
-    """One row: its number from 1 (of the line it starts on in JSONL and CSV), its raw text, its fields."""
+    """One row: its number from 1 (of the line it starts on in JSONL and CSV), its raw text, its
+    fields."""
 
     line: int
     content: str
@@ -47,7 +56,8 @@ class Unreadable:
 
 
 def records(path: Path, location: str) -> Iterator[Record | Unreadable]:
-    """Every row of the file at `path`, which came from `location`. ArtifactError when the file is damaged."""
+    """Every row of the file at `path`, which came from `location`. ArtifactError when the file is
+    damaged."""
     try:
         kind = format_of(path, location)
         if kind == "parquet":
@@ -62,7 +72,9 @@ def records(path: Path, location: str) -> Iterator[Record | Unreadable]:
 def format_of(path: Path, location: str) -> str:
     """A value of ENDINGS: by the name in `location`, or by the first bytes."""
     name = PurePosixPath(urlsplit(location).path if "://" in location else location)
-    suffixes = [suffix.lower() for suffix in name.suffixes if suffix.lower() not in (".gz", ".zst", ".zstd")]
+    suffixes = [
+        suffix.lower() for suffix in name.suffixes if suffix.lower() not in (".gz", ".zst", ".zstd")
+    ]
     if suffixes and suffixes[-1] in ENDINGS:
         return ENDINGS[suffixes[-1]]
     with decompressed(path) as file:
@@ -84,7 +96,9 @@ def parquet(path: Path, location: str) -> Iterator[Record]:
     """The file's rows, read in batches."""
     rows = (
         row
-        for batch in pl.scan_parquet(path, glob=False).collect_batches(chunk_size=BATCH_ROWS, lazy=True)
+        for batch in pl.scan_parquet(path, glob=False).collect_batches(
+            chunk_size=BATCH_ROWS, lazy=True
+        )
         for row in batch.iter_rows(named=True)
     )
     for number, row in enumerate(rows, 1):
@@ -94,7 +108,11 @@ def parquet(path: Path, location: str) -> Iterator[Record]:
 def json_lines(file: BinaryIO, location: str) -> Iterator[Record | Unreadable]:
     """A row a line; blank lines are none."""
     for number, line in enumerate(file, 1):
-        raw = line.removeprefix(BYTE_ORDER_MARK).rstrip(b"\r\n") if number == 1 else line.rstrip(b"\r\n")
+        raw = (
+            line.removeprefix(BYTE_ORDER_MARK).rstrip(b"\r\n")
+            if number == 1
+            else line.rstrip(b"\r\n")
+        )
         if raw.strip():
             yield json_line(raw, number)
 
@@ -118,25 +136,35 @@ def record_of(number: int, content: str, value: Any) -> Record | Unreadable:
 
 
 def json_array(file: BinaryIO, location: str) -> Iterator[Record | Unreadable]:
-    """The entries of one array. Bytes that are not UTF-8 become lone surrogates, and so cost only their entry."""
+    """The entries of one array. Bytes that are not UTF-8 become lone surrogates, and so cost only
+    their entry."""
     try:
-        values = json.loads(file.read().removeprefix(BYTE_ORDER_MARK).decode(errors="surrogateescape"))
+        values = json.loads(
+            file.read().removeprefix(BYTE_ORDER_MARK).decode(errors="surrogateescape")
+        )
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{location.partition('?')[0]} is not JSON: {error}") from error
     if not isinstance(values, list):
-        raise ArtifactError(f"{location.partition('?')[0]} holds {type(values).__name__}, not an array of rows")
+        raise ArtifactError(
+            f"{location.partition('?')[0]} holds {type(values).__name__}, not an array of rows"
+        )
     for number, value in enumerate(values, 1):
         yield record_of(number, as_json(value), value)
 
 
-def comma_separated(file: BinaryIO, location: str, delimiter: str = ",") -> Iterator[Record | Unreadable]:
-    """Rows under a header; a quoted field may hold line ends. All values are text, an empty one is the empty text."""
+def comma_separated(
+    file: BinaryIO, location: str, delimiter: str = ","
+) -> Iterator[Record | Unreadable]:
+    """Rows under a header; a quoted field may hold line ends. All values are text, an empty one is
+    the empty text."""
     taken: list[str] = []
     lines = Kept(io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline=""), taken)
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     header = next(reader, [])
     if len(set(header)) < len(header):
-        raise ArtifactError(f"{location.partition('?')[0]} names a column twice: {', '.join(header)}")
+        raise ArtifactError(
+            f"{location.partition('?')[0]} names a column twice: {', '.join(header)}"
+        )
     while True:
         taken.clear()
         number = reader.line_num + 1

@@ -1,18 +1,21 @@
-"""Golds that their own verifier does not accept: given as a completion, a gold must be graded correct against itself.
+"""Golds that their own verifier does not accept: given as a completion, a gold must be graded
+correct against itself.
 
-A gold that fails would mask or mark wrong every rollout of its prompt, at the price of sampling them all.
-"""
+A gold that fails would mask or mark wrong every rollout of its prompt, at the price of sampling
+them all."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from tasks.grading.grader import Grader
+from tasks.grading.verdict import Verdict
 from tasks.ingest.candidates import Rejection, Row
-from tasks.sampling.grade import Grader
-from tasks.sampling.verdict import Verdict
 
 CHUNK_ROWS = 4096
 
 
-def check(found: Iterable[tuple[int, Row | Rejection]], grader: Grader) -> Iterator[tuple[int, Row | Rejection]]:
+def check(
+    found: Iterable[tuple[int, Row | Rejection]], grader: Grader
+) -> Iterator[tuple[int, Row | Rejection]]:
     """What was found, in order, with the rows whose gold fails as rejections."""
     chunk: list[tuple[int, Row | Rejection]] = []
     for item in found:
@@ -23,8 +26,12 @@ def check(found: Iterable[tuple[int, Row | Rejection]], grader: Grader) -> Itera
     yield from check_chunk(chunk, grader)
 
 
-def check_chunk(chunk: list[tuple[int, Row | Rejection]], grader: Grader) -> Iterator[tuple[int, Row | Rejection]]:
-    verdicts = iter(grader.check_golds([(row.verifier, row.answer) for _, row in chunk if isinstance(row, Row)]))
+def check_chunk(
+    chunk: list[tuple[int, Row | Rejection]], grader: Grader
+) -> Iterator[tuple[int, Row | Rejection]]:
+    verdicts = iter(
+        grader.check_golds([(row.verifier, row.answer) for _, row in chunk if isinstance(row, Row)])
+    )
     for entry, row in chunk:
         verdict = next(verdicts) if isinstance(row, Row) else None
         if isinstance(row, Row) and verdict is not None and verdict.outcome != "correct":
@@ -34,8 +41,13 @@ def check_chunk(chunk: list[tuple[int, Row | Rejection]], grader: Grader) -> Ite
 
 
 def failed(row: Row, verdict: Verdict) -> Rejection:
-    detail = f"the verifier {row.verifier} grades the gold {row.answer[:200]!r} against itself as {verdict.outcome}"
-    return Rejection(row.source, row.line, "unusable_answer", f"{detail}: {verdict.answer[:200]}", row.content)
+    detail = (
+        f"the verifier {row.verifier} grades the gold {row.answer[:200]!r} against itself as "
+        f"{verdict.outcome}"
+    )
+    return Rejection(
+        row.source, row.line, "unusable_answer", f"{detail}: {verdict.answer[:200]}", row.content
+    )
 
 
 def equal(pairs: Sequence[tuple[str, str, str]], grader: Grader) -> list[bool]:

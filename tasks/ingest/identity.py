@@ -1,8 +1,9 @@
-"""What makes two prompts the same, and the numbers by which a million of them are compared and put in order.
+"""What makes two prompts the same, and the numbers by which a million of them are compared and put
+in order.
 
-Two rows ask the same question when their texts are equal up to Unicode composition and white space. Punctuation counts:
-`z^4 - z^2 + 1` and `z^4 + z^2 + 1` are two questions. Upper and lower case count too (`the code of A`, `the code of a`)
-where the golds differ, and do not where they agree.
+Two rows ask the same question when their texts are equal up to Unicode composition and white space.
+Punctuation counts: `z^4 - z^2 + 1` and `z^4 + z^2 + 1` are two questions. Upper and lower case
+count too (`the code of A`, `the code of a`) where the golds differ, and do not where they agree.
 """
 
 import hashlib
@@ -24,18 +25,21 @@ def normalised(asked: str) -> str:
 
 
 def key(text: str) -> int:
-    """64 bits of a text. Among a million texts two unequal ones share it once in 37 million trials."""
+    """64 bits of a text. Among a million texts two unequal ones share it once in 37 million
+    trials."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def place(seed: int, identity: str) -> int:
-    """A prompt's place in the order of the splits: set by the seed and by its own content, so that neither the order of
-    the sources nor of their rows matters, and a prompt that is added later shifts few others."""
+    """A prompt's place in the order of the splits: set by the seed and by its own content, so that
+    neither the order of the sources nor of their rows matters, and a prompt that is added later
+    shifts few others."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{identity}".encode()).digest()[:8], "big")
 
 
 def keys(row: Row, seed: int) -> dict[str, int]:
-    """The columns of the index by which a row is compared: its question, the same without case, its gold, its place."""
+    """The columns of the index by which a row is compared: its question, the same without case, its
+    gold, its place."""
     text = normalised(row.asked)
     return {
         "text": key(text),

@@ -20,10 +20,10 @@ OPTIONAL = ("prompt_template", "verifier", "weight", "max_rows", "split")
 class Source:
     """One entry of `ingest.sources`; all but `preset` and `settings` may be left out.
 
-    `prompt_template` holds `{prompt}` once (`Question: {prompt}\\nAnswer:`). `verifier` replaces the preset's. `weight`
-    is the source's share of every split, beside the other sources' weights. `max_rows` caps it. `split` puts all of its
-    rows into one split, which then takes rows from no source that does not name it.
-    """
+    `prompt_template` holds `{prompt}` once (`Question: {prompt}\\nAnswer:`). `verifier` replaces
+    the preset's. `weight` is the source's share of every split, beside the other sources' weights.
+    `max_rows` caps it. `split` puts all of its rows into one split, which then takes rows from no
+    source that does not name it."""
 
     preset: str
     settings: dict[str, Any]
@@ -45,7 +45,9 @@ def sources(entries: list[dict[str, Any]]) -> list[Source]:
         raise ParamsError("ingest.sources names no source")
     parsed = [
         parse(
-            {**dict.fromkeys(OPTIONAL), **entry} if isinstance(entry, dict) else entry, Source, f"ingest.sources[{n}]"
+            {**dict.fromkeys(OPTIONAL), **entry} if isinstance(entry, dict) else entry,
+            Source,
+            f"ingest.sources[{n}]",
         )
         for n, entry in enumerate(entries)
     ]
@@ -59,7 +61,9 @@ def sources(entries: list[dict[str, Any]]) -> list[Source]:
 def check(source: Source) -> None:
     """ParamsError for values out of range, or settings that the preset does not know."""
     if source.prompt_template is not None and source.prompt_template.count("{prompt}") != 1:
-        raise ParamsError(f"ingest.sources: prompt_template {source.prompt_template!r} must hold {{prompt}} once")
+        raise ParamsError(
+            f"ingest.sources: prompt_template {source.prompt_template!r} must hold {{prompt}} once"
+        )
     if source.weight is not None and not 0 < source.weight < float("inf"):
         raise ParamsError(f"ingest.sources: weight is {source.weight}; it must be above 0")
     if source.max_rows is not None and source.max_rows < 1:
@@ -68,14 +72,16 @@ def check(source: Source) -> None:
 
 
 def settings_of(source: Source) -> Any:
-    return parse(source.settings, load(source.preset).Settings, f"ingest.sources.{source.preset}.settings")
+    return parse(
+        source.settings, load(source.preset).Settings, f"ingest.sources.{source.preset}.settings"
+    )
 
 
 def read(
     chosen: list[Source], max_characters: int | None, folder: Path | None
 ) -> Iterator[tuple[int, Row | Rejection]]:
-    """Every row of every source, clean or rejected, in order, each with its source's index. Files that are not on this
-    machine are fetched into `folder` first."""
+    """Every row of every source, clean or rejected, in order, each with its source's index. Files
+    that are not on this machine are fetched into `folder` first."""
     with progress(None, "ingest", "row") as bar:
         for index, source in enumerate(chosen):
             for row in rows(index, source, max_characters, folder):
@@ -83,8 +89,11 @@ def read(
                 yield index, row
 
 
-def rows(index: int, source: Source, max_characters: int | None, folder: Path | None) -> Iterator[Row | Rejection]:
-    """The rows of one source. ParamsError when it has none, or when a field is missing in all of them."""
+def rows(
+    index: int, source: Source, max_characters: int | None, folder: Path | None
+) -> Iterator[Row | Rejection]:
+    """The rows of one source. ParamsError when it has none, or when a field is missing in all of
+    them."""
     limits = Limits(source.prompt_template, max_characters)
     row, num_rows, num_missing = None, 0, 0
     for found in candidates(source, folder):
@@ -98,7 +107,8 @@ def rows(index: int, source: Source, max_characters: int | None, folder: Path | 
         raise ParamsError(f"ingest.sources[{index}] ({source.preset}) has no rows")
     if isinstance(row, Rejection) and num_missing == num_rows:
         raise ParamsError(
-            f"ingest.sources[{index}] ({source.preset}): in every one of {num_rows} rows {row.detail}. Check the names "
+            f"ingest.sources[{index}] ({source.preset}): in every one of {num_rows} rows "
+            f"{row.detail}. Check the names "
             f"of the fields; the last row is {row.content[:300]}"
         )
 

@@ -1,8 +1,7 @@
 """Everything that was read, in the order it was found.
 
-Texts lie in Parquet files of a temporary folder; in memory is an index of some fifty bytes a row, by which all
-decisions are made. So a million rows take little more memory than a thousand.
-"""
+Texts lie in Parquet files of a temporary folder; in memory is an index of some fifty bytes a row,
+by which all decisions are made. So a million rows take little more memory than a thousand."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,8 +41,8 @@ INDEX = {
     "gold": pl.UInt64,
     "place": pl.UInt64,
 }
-"""`entry` is the position in `ingest.sources`; `reason` is null for a row that is not rejected; the keys are those of
-`identity.keys`, null for rows that were rejected when read."""
+"""`entry` is the position in `ingest.sources`; `reason` is null for a row that is not rejected; the
+keys are those of `identity.keys`, null for rows that were rejected when read."""
 
 
 class Spool:
@@ -66,7 +65,9 @@ class Spool:
             self.texts.append({**columns, **known, "prompt_id": prompt_id(found)})
             self.keys.append({**known, "entry": entry, **keys(found, self.seed)})
         else:
-            self.texts.append({**known, "reason": found.reason, "detail": found.detail, "content": found.content})
+            self.texts.append(
+                {**known, "reason": found.reason, "detail": found.detail, "content": found.content}
+            )
             self.keys.append({**known, "entry": entry, "reason": found.reason})
         self.num_rows += 1
         if len(self.texts) >= CHUNK_ROWS:
@@ -97,7 +98,9 @@ class Spool:
         wanted = pl.DataFrame({"row": rows})
         if wanted.is_empty():
             return pl.DataFrame(schema={name: TEXTS[name] for name in ("row", *columns)})
-        found = [compact(chunk.join(wanted, on="row", how="semi")) for chunk in self.chunks(*columns)]
+        found = [
+            compact(chunk.join(wanted, on="row", how="semi")) for chunk in self.chunks(*columns)
+        ]
         return wanted.join(pl.concat(found), on="row", how="left", maintain_order="left")
 
     def ordered(self, rows: pl.Series, *columns: str) -> Iterator[pl.DataFrame]:
@@ -107,7 +110,8 @@ class Spool:
 
 
 def compact(frame: pl.DataFrame) -> pl.DataFrame:
-    """The same rows without the texts of those that were left out, which a filtered table goes on holding."""
+    """The same rows without the texts of those that were left out, which a filtered table goes on
+    holding."""
     copied = pl.from_arrow(frame.to_arrow(compat_level=pl.CompatLevel.oldest()))
     assert isinstance(copied, pl.DataFrame)
     return copied

@@ -1,4 +1,5 @@
-"""What became of every row, as a table: a line a source, with what was kept where and what was rejected why."""
+"""What became of every row, as a table: a line a source, with what was kept where and what was
+rejected why."""
 
 import polars as pl
 
@@ -9,7 +10,9 @@ def table(index: pl.DataFrame) -> str:
     """Lines of text; `index` has `reason` and `split`. `unused`: good rows that no split needed."""
     fate = pl.coalesce(pl.col("reason").cast(pl.String), "split", pl.lit("unused"))
     counts = index.group_by(pl.col("source").cast(pl.String), fate=fate).len()
-    reasons = index["reason"].cast(pl.String).drop_nulls().value_counts(sort=True)["reason"].to_list()
+    reasons = (
+        index["reason"].cast(pl.String).drop_nulls().value_counts(sort=True)["reason"].to_list()
+    )
     names = [*COLUMNS, *reasons]
     numbers = {(source, what): number for source, what, number in counts.iter_rows()}
     rows = [["source", *names]]
@@ -25,4 +28,7 @@ def table(index: pl.DataFrame) -> str:
 
 def aligned(row: list[str], widths: list[int]) -> list[str]:
     """The cells padded: the first to the right, the numbers to the left."""
-    return [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+    return [
+        row[0].ljust(widths[0]),
+        *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
+    ]

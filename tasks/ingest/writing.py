@@ -1,4 +1,5 @@
-"""The stage's tables, from the index and the texts behind it: splits, rejections, and contaminated pairs."""
+"""The stage's tables, from the index and the texts behind it: splits, rejections, and contaminated
+pairs."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,9 @@ from tasks.ingest.spool import Spool
 DETAILS = {
     "duplicate": "the same question with the same answer is in {}",
     "conflicting_answers": "the same question has the answer {!r} in {}",
-    "contaminated": "the question is also asked by {}, which is in the split {}: see contamination.parquet",
+    "contaminated": (
+        "the question is also asked by {}, which is in the split {}: see contamination.parquet"
+    ),
 }
 
 
@@ -39,12 +42,18 @@ def write_rejected(path: Path, spool: Spool, index: pl.DataFrame) -> None:
             new_detail=pl.struct(pl.all()).map_elements(detail, pl.String),
         )
     )
-    REJECTED.write_parts(path, (joined(chunk, details) for chunk in spool.chunks(*REJECTED.columns)))
+    REJECTED.write_parts(
+        path, (joined(chunk, details) for chunk in spool.chunks(*REJECTED.columns))
+    )
 
 
 def detail(row: dict[str, str]) -> str:
-    """Why a row that could be read was rejected, with the row it repeats, contradicts or gives away."""
-    values = {"conflicting_answers": (row["answer"][:200], row["place"]), "contaminated": (row["place"], row["split"])}
+    """Why a row that could be read was rejected, with the row it repeats, contradicts or gives
+    away."""
+    values = {
+        "conflicting_answers": (row["answer"][:200], row["place"]),
+        "contaminated": (row["place"], row["split"]),
+    }
     return DETAILS[row["new"]].format(*values.get(row["new"], (row["place"],)))
 
 
@@ -52,7 +61,9 @@ def joined(chunk: pl.DataFrame, details: pl.DataFrame) -> pl.DataFrame:
     """The rejected rows of a part of the spool, as a REJECTED table."""
     return (
         chunk.join(details, on="row", how="left", maintain_order="left")
-        .with_columns(reason=pl.coalesce("reason", "new_reason"), detail=pl.coalesce("detail", "new_detail"))
+        .with_columns(
+            reason=pl.coalesce("reason", "new_reason"), detail=pl.coalesce("detail", "new_detail")
+        )
         .filter(pl.col("reason").is_not_null())
         .select(list(REJECTED.columns))
     )

@@ -14,7 +14,9 @@ def main(stage: Stage) -> None:
     card = provide(settings, stage.params["policy"], stage.layout)
     stage.tracker.params({"policy": stage.params["policy"]})
     stage.tracker.model("policy", Path(card["location"] or stage.layout.policy), card["digest"])
-    logger.info("policy %s: %s, %d parameters", card["digest"], card["architecture"], card["num_parameters"])
+    logger.info(
+        "policy %s: %s, %d parameters", card["digest"], card["architecture"], card["num_parameters"]
+    )
 
 
 if __name__ == "__main__":

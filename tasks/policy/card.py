@@ -1,11 +1,11 @@
-"""The policy's folder and its card, `policy.json`: what the rest of the pipeline knows of the policy.
+"""The policy's folder and its card, `policy.json`: what the rest of the pipeline knows of the
+policy.
 
     {"source": "tiny", "location": null, "digest": "91c0...", "trust_remote_code": false,
      "architecture": "Qwen3ForCausalLM", "num_parameters": 438656, ..., "vocab_size": 100}
 
-A policy made here stands whole in `policy/`. Of an external one only configuration and tokenizer are copied there: the
-weights stay at `location`, and are not read into memory to be described.
-"""
+A policy made here stands whole in `policy/`. Of an external one only configuration and tokenizer
+are copied there: the weights stay at `location`, and are not read into memory to be described."""
 
 import os
 import shutil
@@ -20,36 +20,50 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreT
 
 from tasks.common.files import sync_folder
 from tasks.common.stage import StageError
-from tasks.sampling.models import check_folder, describe, load_tokenizer, policy_digest, save_policy
+from tasks.models.policy import check_folder, describe, load_tokenizer, policy_digest, save_policy
 
 DESCRIPTIVE_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 
 
-def write_own(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> dict[str, Any]:
+def write_own(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path
+) -> dict[str, Any]:
     """Save a policy made here to `folder`; returns its card."""
     with whole_folder(folder) as temporary:
         save_policy(model, tokenizer, temporary)
     return card("tiny", None, policy_digest(folder), False, model)
 
 
-def write_external(source: str, location: Path, trust_remote_code: bool, folder: Path) -> dict[str, Any]:
+def write_external(
+    source: str, location: Path, trust_remote_code: bool, folder: Path
+) -> dict[str, Any]:
     """Check the policy at `location`, copy what describes it to `folder`; returns its card."""
     check_folder(location)
     load_tokenizer(location, trust_remote_code=trust_remote_code)
     model = skeleton(location, trust_remote_code)
     with whole_folder(folder) as temporary:
-        for path in sorted({path for pattern in DESCRIPTIVE_FILES for path in location.glob(pattern)}):
+        for path in sorted(
+            {path for pattern in DESCRIPTIVE_FILES for path in location.glob(pattern)}
+        ):
             shutil.copyfile(path, temporary / path.name)
     return card(source, str(location), policy_digest(location), trust_remote_code, model)
 
 
-def card(source: str, location: str | None, digest: str, trusted: bool, model: PreTrainedModel) -> dict[str, Any]:
-    origin = {"source": source, "location": location, "digest": digest, "trust_remote_code": trusted}
+def card(
+    source: str, location: str | None, digest: str, trusted: bool, model: PreTrainedModel
+) -> dict[str, Any]:
+    origin = {
+        "source": source,
+        "location": location,
+        "digest": digest,
+        "trust_remote_code": trusted,
+    }
     return {**origin, **describe(model)}
 
 
 def skeleton(location: Path, trust_remote_code: bool) -> PreTrainedModel:
-    """The model without weights: shapes on torch's meta device, which take no memory however large it is."""
+    """The model without weights: shapes on torch's meta device, which take no memory however large
+    it is."""
     try:
         config = AutoConfig.from_pretrained(location, trust_remote_code=trust_remote_code)
         with torch.device("meta"):
@@ -57,12 +71,15 @@ def skeleton(location: Path, trust_remote_code: bool) -> PreTrainedModel:
                 config, trust_remote_code=trust_remote_code
             )
     except (ValueError, KeyError) as error:
-        raise StageError(f"{location} does not hold a causal language model that can be built: {error}") from error
+        raise StageError(
+            f"{location} does not hold a causal language model that can be built: {error}"
+        ) from error
 
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder that replaces `folder` when the block ends well. Until then, the old one stays."""
+    """A temporary folder that replaces `folder` when the block ends well. Until then, the old one
+    stays."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as scratch:
         new, old = Path(scratch) / "new", Path(scratch) / "old"

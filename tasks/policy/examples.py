@@ -1,8 +1,8 @@
-"""Training text of the tiny policy: pairs (prompt, completion) from one or several families, mixed by weight.
+"""Training text of the tiny policy: pairs (prompt, completion) from one or several families, mixed
+by weight.
 
-Seeds start at 2^40: prompts that `ingest` generates use the small seeds that people write in params.yaml, so no
-example here is drawn with the seed of an evaluation prompt.
-"""
+Seeds start at 2^40: prompts that `ingest` generates use the small seeds that people write in
+params.yaml, so no example here is drawn with the seed of an evaluation prompt."""
 
 import random
 from collections.abc import Iterator
@@ -39,7 +39,9 @@ def instructions(chosen: list[Family]) -> list[str]:
 def draw(chosen: list[Family], seed: int, num_examples: int) -> Iterator[list[tuple[str, str]]]:
     """Endless chunks of `num_examples` shuffled pairs (prompt, completion)."""
     if not chosen or min(family.weight for family in chosen) <= 0:
-        raise ParamsError("policy.tiny.families needs at least one family, each with a weight above 0")
+        raise ParamsError(
+            "policy.tiny.families needs at least one family, each with a weight above 0"
+        )
     modules = [load(family) for family in chosen]
     settings = [
         parse(family.settings, module.Settings, f"policy.tiny.families.{family.name}.settings")
@@ -50,7 +52,9 @@ def draw(chosen: list[Family], seed: int, num_examples: int) -> Iterator[list[tu
     while True:
         chunk: list[tuple[str, str]] = []
         for family, module, setting in zip(chosen, modules, settings, strict=True):
-            chunk += module.examples(setting, first, max(1, round(num_examples * family.weight / total)))
+            chunk += module.examples(
+                setting, first, max(1, round(num_examples * family.weight / total))
+            )
         random.Random(first).shuffle(chunk)
         first += num_examples + len(chosen)
         yield chunk

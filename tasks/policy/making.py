@@ -25,7 +25,8 @@ class Policy:
 
 
 def provide(settings: Policy, raw: dict[str, Any], layout: Layout) -> dict[str, Any]:
-    """Bring `policy/`, `policy.json` and `policy_source.json` up to date; returns the card. `raw` is the section."""
+    """Bring `policy/`, `policy.json` and `policy_source.json` up to date; returns the card. `raw`
+    is the section."""
     now = provenance.made_from(raw, Path(__file__).parent)
     if provenance.only_comments_changed(now, provenance.recorded(layout)):
         logger.info("only comments changed: policy kept")
@@ -38,7 +39,8 @@ def provide(settings: Policy, raw: dict[str, Any], layout: Layout) -> dict[str, 
 
 
 def build(settings: Policy, layout: Layout) -> dict[str, Any]:
-    """Train the tiny policy, or find the external one, into the policy's folder; returns its card."""
+    """Train the tiny policy, or find the external one, into the policy's folder; returns its
+    card."""
     if settings.source == "tiny":
         return write_own(*make(settings.tiny), layout.policy)
     location = resolve(settings.source, layout.root / "policy_download", settings.trust_remote_code)

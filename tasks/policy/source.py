@@ -1,9 +1,10 @@
-"""Where an external policy comes from: a local folder, `hf://org/name@revision`, `s3://bucket/folder`.
+"""Where an external policy comes from: a local folder, `hf://org/name@revision`,
+`s3://bucket/folder`.
 
-Only weights in safetensors form, configuration and tokenizer are fetched (and the model's own Python files when
-`trust_remote_code` is set). A Hugging Face model stays in the hub's cache, an S3 model in `policy_download/` under the
-data root, in a folder named by its content, so that an equal model is not fetched twice.
-"""
+Only weights in safetensors form, configuration and tokenizer are fetched (and the model's own
+Python files when `trust_remote_code` is set). A Hugging Face model stays in the hub's cache, an S3
+model in `policy_download/` under the data root, in a folder named by its content, so that an equal
+model is not fetched twice."""
 
 import logging
 import os
@@ -18,7 +19,7 @@ from tasks.common.files import digest
 from tasks.common.locations import open_location, reaching
 from tasks.common.progress import progress
 from tasks.common.stage import StageError
-from tasks.sampling.models import POLICY_FILES
+from tasks.models.policy import POLICY_FILES
 
 logger = logging.getLogger(__name__)
 
@@ -36,24 +37,36 @@ def resolve(source: str, downloads: Path, trust_remote_code: bool) -> Path:
         with reaching(source):
             return from_store(*open_location(source), downloads, patterns)
     if scheme:
-        raise StageError(f"policy.source is {source!r}; known are: tiny, a folder, hf://org/name@revision, s3://...")
+        raise StageError(
+            f"policy.source is {source!r}; known are: tiny, a folder, hf://org/name@revision, "
+            "s3://..."
+        )
     folder = Path(source).expanduser()
     if not folder.is_dir():
-        raise StageError(f"policy.source: {folder} is not a folder; or did you mean hf://{source}@REVISION?")
+        raise StageError(
+            f"policy.source: {folder} is not a folder; or did you mean hf://{source}@REVISION?"
+        )
     return folder.resolve()
 
 
 def from_hub(source: str, patterns: tuple[str, ...]) -> Path:
-    """The hub's snapshot of one revision. Without a revision the same parameters would name another model tomorrow."""
+    """The hub's snapshot of one revision. Without a revision the same parameters would name another
+    model tomorrow."""
     match = HUB.fullmatch(source)
     if match is None:
-        raise StageError(f"policy.source is {source!r}; name a revision (a commit hash): hf://org/name@revision")
+        raise StageError(
+            f"policy.source is {source!r}; name a revision (a commit hash): hf://org/name@revision"
+        )
     if not COMMIT.fullmatch(match["revision"]):
-        logger.warning("%s names a branch or tag, which can move; a commit hash (40 hex digits) cannot", source)
+        logger.warning(
+            "%s names a branch or tag, which can move; a commit hash (40 hex digits) cannot", source
+        )
     from huggingface_hub import snapshot_download
 
     try:
-        folder = snapshot_download(match["name"], revision=match["revision"], allow_patterns=list(patterns))
+        folder = snapshot_download(
+            match["name"], revision=match["revision"], allow_patterns=list(patterns)
+        )
     except Exception as error:
         raise StageError(f"{source} cannot be fetched: {error}") from error
     return Path(folder).absolute()
@@ -62,8 +75,12 @@ def from_hub(source: str, patterns: tuple[str, ...]) -> Path:
 def from_store(store: Any, prefix: str, downloads: Path, patterns: tuple[str, ...]) -> Path:
     """A folder of `store` (an fsspec file system) copied to `downloads`, whole or not at all."""
     found = sorted(store.ls(prefix, detail=False))
-    files = [path for path in found if any(fnmatch(Path(path).name, pattern) for pattern in patterns)]
-    target = downloads / digest([prefix, [[path, store.size(path), str(store.checksum(path))] for path in files]])
+    files = [
+        path for path in found if any(fnmatch(Path(path).name, pattern) for pattern in patterns)
+    ]
+    target = downloads / digest(
+        [prefix, [[path, store.size(path), str(store.checksum(path))] for path in files]]
+    )
     if not target.is_dir():
         fetch(store, files, target)
     return target.resolve()

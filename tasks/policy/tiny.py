@@ -1,9 +1,10 @@
-"""The tiny policy: a Qwen3 of under half a million parameters, trained here from nothing in minutes on one core.
+"""The tiny policy: a Qwen3 of under half a million parameters, trained here from nothing in minutes
+on one core.
 
-It exists so that the whole pipeline runs anywhere. It is not good, on purpose: sampled at temperature 1 it solves its
-problems with every probability between 0 and 1 (see `families/chain_sum.py`), which is what profiling, allocation and
-reinforcement learning need to have something to do. head_dim is 32, the smallest that vLLM accepts.
-"""
+It exists so that the whole pipeline runs anywhere. It is not good, on purpose: sampled at
+temperature 1 it solves its problems with every probability between 0 and 1 (see
+`families/chain_sum.py`), which is what profiling, allocation and reinforcement learning need to
+have something to do. head_dim is 32, the smallest that vLLM accepts."""
 
 from dataclasses import dataclass
 
@@ -40,20 +41,31 @@ class Tiny:
 
 
 def make(settings: Tiny) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Train the tiny policy. Equal settings give equal weights (on one machine; one thread, own seeds)."""
+    """Train the tiny policy. Equal settings give equal weights (on one machine; one thread, own
+    seeds)."""
     torch.set_num_threads(1)
     tokenizer = character_tokenizer(instructions(settings.families), settings.model.max_length)
     with torch.random.fork_rng():
         torch.manual_seed(settings.seed)
         model = untrained(settings.model, tokenizer)
         chunk = settings.training.batch_size * settings.training.batches_per_bucket
-        train(model.train(), tokenizer, draw(settings.families, settings.seed, chunk), settings.training, settings.seed)
+        train(
+            model.train(),
+            tokenizer,
+            draw(settings.families, settings.seed, chunk),
+            settings.training,
+            settings.seed,
+        )
     return model.eval(), tokenizer
 
 
 def untrained(settings: Model, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """A Qwen3 with random weights for `tokenizer`."""
-    tokens = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
+    tokens = {
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": None,
+    }
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=settings.hidden_size,

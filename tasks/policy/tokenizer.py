@@ -1,9 +1,8 @@
 """The tiny policy's tokenizer: one token a character, and one for each fixed instruction.
 
-A real `tokenizers` file, so transformers and vLLM load it like any other. Every printable ASCII character and the
-newline have a token, so any English prompt can be encoded; whatever else there is becomes `<unk>`. No chat template:
-the policy continues plain text.
-"""
+A real `tokenizers` file, so transformers and vLLM load it like any other. Every printable ASCII
+character and the newline have a token, so any English prompt can be encoded; whatever else there is
+becomes `<unk>`. No chat template: the policy continues plain text."""
 
 import string
 
@@ -20,7 +19,9 @@ def character_tokenizer(instructions: list[str], max_length: int) -> PreTrainedT
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
-    tokenizer.add_tokens([AddedToken(text, normalized=False, special=False) for text in dict.fromkeys(instructions)])
+    tokenizer.add_tokens(
+        [AddedToken(text, normalized=False, special=False) for text in dict.fromkeys(instructions)]
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,

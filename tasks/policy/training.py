@@ -1,7 +1,8 @@
 """Supervised training of the tiny policy: next-token loss on completions, batches of like lengths.
 
-Length buckets matter: without them most of a batch is padding. The loss of a batch is divided by the completion tokens
-of a batch *on average*, not by its own: short completions stand together, and would otherwise weigh more a token.
+Length buckets matter: without them most of a batch is padding. The loss of a batch is divided by
+the completion tokens of a batch *on average*, not by its own: short completions stand together, and
+would otherwise weigh more a token.
 
 Shapes: B rows, T tokens, V vocabulary.
 """
@@ -24,7 +25,8 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class Training:
-    """The section `policy.tiny.training`. `tokens` counts prompts and completions, without padding."""
+    """The section `policy.tiny.training`. `tokens` counts prompts and completions, without
+    padding."""
 
     tokens: float
     batch_size: int
@@ -42,7 +44,9 @@ def encode(tokenizer: PreTrainedTokenizerBase, pair: tuple[str, str]) -> tuple[l
     return [*prompt, *completion, tokenizer.eos_token_id], len(prompt)  # type: ignore[list-item]
 
 
-def batches(rows: list[tuple[list[int], int]], batch_size: int, seed: int) -> list[list[tuple[list[int], int]]]:
+def batches(
+    rows: list[tuple[list[int], int]], batch_size: int, seed: int
+) -> list[list[tuple[list[int], int]]]:
     """Rows of like lengths together, the batches in random order."""
     ordered = sorted(rows, key=lambda row: len(row[0]))
     cut = [ordered[start : start + batch_size] for start in range(0, len(ordered), batch_size)]
@@ -51,7 +55,8 @@ def batches(rows: list[tuple[list[int], int]], batch_size: int, seed: int) -> li
 
 
 def collate(rows: list[tuple[list[int], int]], pad: int) -> tuple[Tensor, Tensor]:
-    """tokens_BT padded on the right, and targets_BT: the next token within completions, elsewhere IGNORED."""
+    """tokens_BT padded on the right, and targets_BT: the next token within completions, elsewhere
+    IGNORED."""
     width = max(len(ids) for ids, _ in rows)
     tokens_BT = torch.full((len(rows), width), pad)
     targets_BT = torch.full((len(rows), width), IGNORED)
@@ -76,23 +81,33 @@ def train(
     seed: int,
 ) -> None:
     """Train `model` in place on chunks of pairs (prompt, completion) until `tokens` are used up."""
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=settings.weight_decay)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), betas=(0.9, 0.95), weight_decay=settings.weight_decay
+    )
     done, reported, losses = 0, 0.0, []
     with progress(settings.tokens, "policy", "token") as bar:
         while done < settings.tokens:
             rows = [encode(tokenizer, pair) for pair in next(chunks)]
-            divisor = settings.batch_size * sum(len(ids) - num_prompt for ids, num_prompt in rows) / len(rows)
+            divisor = (
+                settings.batch_size
+                * sum(len(ids) - num_prompt for ids, num_prompt in rows)
+                / len(rows)
+            )
             for batch in batches(rows, settings.batch_size, seed + done):
                 if done >= settings.tokens:
                     break
-                losses.append(step(model, optimizer, batch, divisor, settings, done / settings.tokens))
+                losses.append(
+                    step(model, optimizer, batch, divisor, settings, done / settings.tokens)
+                )
                 num_tokens = sum(len(ids) for ids, _ in batch)
                 done += num_tokens
                 bar.update(num_tokens)
             if done >= reported + settings.tokens / 20 or done >= settings.tokens:
                 reported = done
                 share = min(1.0, done / settings.tokens)
-                logger.info("%.0f %% of the tokens: loss %.4f", 100 * share, sum(losses) / len(losses))
+                logger.info(
+                    "%.0f %% of the tokens: loss %.4f", 100 * share, sum(losses) / len(losses)
+                )
                 losses = []
 
 
@@ -104,12 +119,15 @@ def step(
     settings: Training,
     done_rate: float,
 ) -> float:
-    """One optimizer step; returns the loss: its sum over completion tokens / `divisor`. Right padding needs no mask."""
+    """One optimizer step; returns the loss: its sum over completion tokens / `divisor`. Right
+    padding needs no mask."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(settings, done_rate)
     tokens_BT, targets_BT = collate(batch, model.config.pad_token_id)
     logits_BTV = model(input_ids=tokens_BT, use_cache=False).logits
-    total = cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), ignore_index=IGNORED, reduction="sum")
+    total = cross_entropy(
+        logits_BTV.flatten(0, 1), targets_BT.flatten(), ignore_index=IGNORED, reduction="sum"
+    )
     loss = total / divisor
     optimizer.zero_grad()
     loss.backward()

@@ -1,14 +1,16 @@
-"""python -m tasks.profile: sample every training prompt a few times and count how often it is solved."""
+"""python -m tasks.profile: sample every training prompt a few times and count how often it is
+solved."""
 
 import logging
 
 from tasks.common import params, stage
 from tasks.common.artifacts import PROFILE, PROMPTS, ROLLOUTS
 from tasks.common.files import digest_file, write_json
+from tasks.grading.grader import Grader, Verify
+from tasks.grading.rollouts import grade_rows
+from tasks.models.policy import read_policy
 from tasks.profile.profile import ProfileSettings, profile_prompts, summarize
-from tasks.sampling.grade import Grader
-from tasks.sampling.models import read_policy
-from tasks.sampling.rollouts import SamplerSettings, draw, sampling_cost
+from tasks.store.rollouts import SamplerSettings, sample_prompts, sampling_cost
 
 logger = logging.getLogger(__name__)
 
@@ -19,15 +21,28 @@ def main(run: stage.Stage) -> None:
     sampler = run.sections(SamplerSettings)
     layout, policy = run.layout, read_policy(run.layout)
     prompts = PROMPTS.read(layout.prompts("train"))
-    run.tracker.params({"profile": run.params["profile"], "sampling": run.params["sampling"], "policy": policy.digest})
-    run.tracker.dataset("train", layout.prompts("train"), digest_file(layout.prompts("train")), "profile")
+    run.tracker.params(
+        {
+            "profile": run.params["profile"],
+            "sampling": run.params["sampling"],
+            "policy": policy.digest,
+        }
+    )
+    run.tracker.dataset(
+        "train", layout.prompts("train"), digest_file(layout.prompts("train")), "profile"
+    )
 
-    rollouts, rows, usage = draw(prompts, policy, settings.num_samples, sampler, layout, cell="profile", greedy=False)
+    verify = run.section("verify", Verify)
+    rows, usage = sample_prompts(
+        prompts, policy, settings.num_samples, sampler, layout, cell="profile", greedy=False
+    )
+    rollouts = grade_rows(rows, verify, greedy=False)
     profile = profile_prompts(rollouts)
-    with Grader(sampler.verify) as grader:
+    with Grader(verify) as grader:
         summary = summarize(profile) | {"verifiers": grader.versions(prompts["verifier"].unique())}
     logger.info(
-        "%d prompts: mean pass rate %.3f, never solved %d, always solved %d; groups of 8 expected to be mixed: %.1f %%",
+        "%d prompts: mean pass rate %.3f, never solved %d, always solved %d; groups of 8 expected "
+        "to be mixed: %.1f %%",
         len(profile),
         summary["pass_rate_mean"],
         summary["never_solved"],
@@ -38,8 +53,14 @@ def main(run: stage.Stage) -> None:
     ROLLOUTS.write(layout.profile / "rollouts.parquet", rollouts)
     PROFILE.write(layout.profile / "profile.parquet", profile)
     write_json(layout.profile / "summary.json", summary)
-    write_json(layout.profile / "flops.json", sampling_cost(rows, policy, "profile", charged=True).as_dict())
-    write_json(layout.profile / "cost.json", {"seconds": {"profile": round(float(rows["seconds"].sum()), 3)}})
+    write_json(
+        layout.profile / "flops.json",
+        sampling_cost(rows, policy, "profile", charged=True).as_dict(),
+    )
+    write_json(
+        layout.profile / "cost.json",
+        {"seconds": {"profile": round(float(rows["seconds"].sum()), 3)}},
+    )
     run.tracker.tags({"rollouts": usage.said})
     run.tracker.metrics(
         {

@@ -1,8 +1,8 @@
 """The profile: how hard every prompt is for this policy, from a few graded samples each.
 
-From here the filter, the group sizes and the order of every recipe are computed (sGPO, arXiv 2606.08854, section on
-profiling: N = 8 samples under the initial policy, the same sampler and limits as in training).
-"""
+From here the filter, the group sizes and the order of every recipe are computed (sGPO, arXiv
+2606.08854, section on profiling: N = 8 samples under the initial policy, the same sampler and
+limits as in training)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,9 +27,11 @@ class ProfileSettings:
 def profile_prompts(rollouts: pl.DataFrame) -> pl.DataFrame:
     """A PROFILE table, one row a prompt in the order of the ROLLOUTS table.
 
-    A sample whose outcome is `error` is our own failure: it is counted, and leaves the pass rate's denominator.
-    """
-    counts = [(pl.col("outcome") == outcome).sum().cast(pl.Int32).alias(outcome) for outcome in OUTCOMES]
+    A sample whose outcome is `error` is our own failure: it is counted, and leaves the pass rate's
+    denominator."""
+    counts = [
+        (pl.col("outcome") == outcome).sum().cast(pl.Int32).alias(outcome) for outcome in OUTCOMES
+    ]
     profile = rollouts.group_by("prompt_id", maintain_order=True).agg(
         pl.len().cast(pl.Int32).alias("num_samples"),
         *counts,
@@ -49,12 +51,17 @@ def profile_prompts(rollouts: pl.DataFrame) -> pl.DataFrame:
 
 
 def summarize(profile: pl.DataFrame, group_sizes: Sequence[int] = GROUP_SIZES) -> dict[str, Any]:
-    """What the profile says as a whole: how many prompts at each pass rate, and the share of groups expected to be
-    mixed (to carry a gradient) were every prompt given a group of each size."""
+    """What the profile says as a whole: how many prompts at each pass rate, and the share of groups
+    expected to be mixed (to carry a gradient) were every prompt given a group of each size."""
     graded = profile.filter(pl.col("pass_rate").is_not_null())
     if graded.is_empty():
-        raise ArtifactError("no sample of any prompt could be graded: mend the verifier or the gold answers")
-    correct, trials = graded["correct"].to_numpy(), (graded["num_samples"] - graded["error"]).to_numpy()
+        raise ArtifactError(
+            "no sample of any prompt could be graded: mend the verifier or the gold answers"
+        )
+    correct, trials = (
+        graded["correct"].to_numpy(),
+        (graded["num_samples"] - graded["error"]).to_numpy(),
+    )
     prior = fit_beta(correct, trials)
     histogram = graded.group_by("pass_rate").len().sort("pass_rate")
     return {
@@ -66,7 +73,8 @@ def summarize(profile: pl.DataFrame, group_sizes: Sequence[int] = GROUP_SIZES) -
         "never_solved": int((graded["correct"] == 0).sum()),
         "always_solved": int((correct == trials).sum()),
         "mixed_rate": {
-            str(size): float(mixed_probability(correct, trials, size, prior).mean()) for size in group_sizes
+            str(size): float(mixed_probability(correct, trials, size, prior).mean())
+            for size in group_sizes
         },
         "prior": list(prior),
     }

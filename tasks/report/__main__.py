@@ -38,7 +38,8 @@ def main(stage: Stage) -> None:
 
 
 def measure(evidence: Evidence, settings: ReportSettings) -> dict[str, Drift]:
-    """The drift of every run, by its name. A stale profile is a warning where groups were sized by it."""
+    """The drift of every run, by its name. A stale profile is a warning where groups were sized by
+    it."""
     drifts = {}
     for trained in evidence.trained:
         groups = groups_of(trained.steps, trained.rollouts, evidence.profile)
@@ -62,7 +63,11 @@ def record(stage: Stage, rows: Sequence[Row], summary: Mapping[str, Any]) -> Non
         stage.tracker.metrics(values)
     stage.tracker.artifact(stage.layout.report)
     champion = summary["champion"]
-    evidence = stage.layout.train(champion["recipe"], champion["seed"]) / "curve.parquet" if champion else None
+    evidence = (
+        stage.layout.train(champion["recipe"], champion["seed"]) / "curve.parquet"
+        if champion
+        else None
+    )
     stage.tracker.champion(evidence, summary["why"])
 
 

@@ -1,8 +1,8 @@
 """A small chart kit: lines, stacked bars and dots as inline SVG.
 
-Hand-written because the page must be one file, follow light and dark mode, and stay readable on a phone: colours are
-CSS variables of `page.html` (`--c0` ... , a colour-blind-safe set with a light and a dark shade each), text is text.
-"""
+Hand-written because the page must be one file, follow light and dark mode, and stay readable on a
+phone: colours are CSS variables of `page.html` (`--c0` ... , a colour-blind-safe set with a light
+and a dark shade each), text is text."""
 
 import math
 from collections.abc import Sequence
@@ -12,14 +12,21 @@ from html import escape
 WIDTH, HEIGHT = 520, 330
 LEFT, RIGHT, TOP, BOTTOM = 56, 16, 14, 46
 DASHES = ("", "7 4", "2 3", "9 3 2 3")
-PREFIXES = ((1e18, "EFLOPs"), (1e15, "PFLOPs"), (1e12, "TFLOPs"), (1e9, "GFLOPs"), (1e6, "MFLOPs"), (1.0, "FLOPs"))
+PREFIXES = (
+    (1e18, "EFLOPs"),
+    (1e15, "PFLOPs"),
+    (1e12, "TFLOPs"),
+    (1e9, "GFLOPs"),
+    (1e6, "MFLOPs"),
+    (1.0, "FLOPs"),
+)
 NUM_COLOURS = 8
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve with its band; `lead` is a dotted line up to the first point (what was spent before it began);
-    `strength` below 1 is a paler colour."""
+    """A curve with its band; `lead` is a dotted line up to the first point (what was spent before
+    it began); `strength` below 1 is a paler colour."""
 
     name: str
     colour: int
@@ -74,7 +81,9 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 def nice_step(raw: float) -> float:
     power = 10.0 ** math.floor(math.log10(raw))
-    return next(factor * power for factor in (1, 2, 2.5, 5, 10) if raw <= factor * power * (1 + 1e-9))
+    return next(
+        factor * power for factor in (1, 2, 2.5, 5, 10) if raw <= factor * power * (1 + 1e-9)
+    )
 
 
 @dataclass(frozen=True)
@@ -102,13 +111,21 @@ def svg(body: Sequence[str], label: str, height: float = HEIGHT) -> str:
 
 
 def axes(
-    x: Scale, y: Scale, x_words: str, y_words: str, *, x_ticks: Sequence[float], percent: bool = True
+    x: Scale,
+    y: Scale,
+    x_words: str,
+    y_words: str,
+    *,
+    x_ticks: Sequence[float],
+    percent: bool = True,
 ) -> list[str]:
     """Grid, tick labels and axis titles."""
     parts = []
     for value in ticks(y.low, y.high):
         label = f"{value:.0%}" if percent else f"{value:g}"
-        parts.append(f'<line class="grid" x1="{x.start}" x2="{x.end}" y1="{y(value)}" y2="{y(value)}"/>')
+        parts.append(
+            f'<line class="grid" x1="{x.start}" x2="{x.end}" y1="{y(value)}" y2="{y(value)}"/>'
+        )
         parts.append(text(x.start - 7, y(value) + 4, label, "tick", "end"))
     parts += [text(x(value), y.start + 17, f"{value:g}", "tick") for value in x_ticks]
     parts.append(f'<line class="axis" x1="{x.start}" x2="{x.end}" y1="{y.start}" y2="{y.start}"/>')
@@ -118,8 +135,11 @@ def axes(
     return parts
 
 
-def line_chart(lines: Sequence[Line], x_words: str, y_words: str, label: str, *, percent: bool = True) -> str:
-    """Curves over a common axis that starts at 0 on the left; the y axis spans what is shown, bands included."""
+def line_chart(
+    lines: Sequence[Line], x_words: str, y_words: str, label: str, *, percent: bool = True
+) -> str:
+    """Curves over a common axis that starts at 0 on the left; the y axis spans what is shown, bands
+    included."""
     ys = [value for line in lines for values in (line.ys, line.low, line.high) for value in values]
     low, high = padded(min(ys), max(ys), ceiling=1.0 if percent else math.inf)
     x = Scale(0.0, max(max(line.xs) for line in lines) or 1.0, LEFT, WIDTH - RIGHT)
@@ -130,8 +150,11 @@ def line_chart(lines: Sequence[Line], x_words: str, y_words: str, label: str, *,
     return svg(parts, label)
 
 
-def calibration_chart(lines: Sequence[Line], expected: Line, x_words: str, y_words: str, label: str) -> str:
-    """Found against foretold, both from 0 to 1: the diagonal dotted, `expected` dashed, the curves on top."""
+def calibration_chart(
+    lines: Sequence[Line], expected: Line, x_words: str, y_words: str, label: str
+) -> str:
+    """Found against foretold, both from 0 to 1: the diagonal dotted, `expected` dashed, the curves
+    on top."""
     x, y = Scale(0.0, 1.0, LEFT, WIDTH - RIGHT), Scale(0.0, 1.0, HEIGHT - BOTTOM, TOP)
     parts = axes(x, y, x_words, y_words, x_ticks=ticks(0, 1), percent=False)
     parts.append(f'<line class="diagonal" x1="{x(0)}" x2="{x(1)}" y1="{y(0)}" y2="{y(1)}"/>')
@@ -156,22 +179,34 @@ def drawn(line: Line, x: Scale, y: Scale, percent: bool) -> list[str]:
     if line.low:
         upper = [f"{x(a)},{y(b)}" for a, b in zip(line.xs, line.high, strict=True)]
         lower = [f"{x(a)},{y(b)}" for a, b in zip(line.xs, line.low, strict=True)]
-        parts.append(f'<polygon points="{" ".join([*upper, *reversed(lower)])}" style="fill:{hue}" class="band"/>')
+        parts.append(
+            f'<polygon points="{" ".join([*upper, *reversed(lower)])}" style="fill:{hue}" '
+            'class="band"/>'
+        )
     if line.lead and points[0][0] > x.start:
         where = f'x1="{x.start}" x2="{points[0][0]}" y1="{points[0][1]}" y2="{points[0][1]}"'
         parts.append(
-            f'<line {where} class="lead" style="stroke:{hue}"><title>{escape(line.name)}: profiling</title></line>'
+            f'<line {where} class="lead" style="stroke:{hue}">'
+            f"<title>{escape(line.name)}: profiling</title></line>"
         )
     path = " ".join(f"{a},{b}" for a, b in points)
-    parts.append(f'<polyline points="{path}" class="curve" stroke-dasharray="{dash}" style="stroke:{hue}"/>')
+    parts.append(
+        f'<polyline points="{path}" class="curve" stroke-dasharray="{dash}" style="stroke:{hue}"/>'
+    )
     for (a, b), across, up in zip(points, line.xs, line.ys, strict=True):
-        words = f"{line.name}: {up:.1%} at {across:.3g}" if percent else f"{line.name}: {up:.3g} at {across:.3g}"
+        words = (
+            f"{line.name}: {up:.1%} at {across:.3g}"
+            if percent
+            else f"{line.name}: {up:.3g} at {across:.3g}"
+        )
         dot = f'<circle cx="{a}" cy="{b}" r="3" style="fill:{hue}">'
         parts.append(f"{dot}<title>{escape(words)}</title></circle>")
     return parts
 
 
-def bar_chart(bars: Sequence[tuple[str, Sequence[Piece]]], x_words: str, y_words: str, label: str) -> str:
+def bar_chart(
+    bars: Sequence[tuple[str, Sequence[Piece]]], x_words: str, y_words: str, label: str
+) -> str:
     """Stacked vertical bars, a name under each."""
     tallest = max(sum(piece.value for piece in pieces) for _, pieces in bars) or 1.0
     y = Scale(0.0, tallest * 1.08, HEIGHT - BOTTOM, TOP)
@@ -182,9 +217,13 @@ def bar_chart(bars: Sequence[tuple[str, Sequence[Piece]]], x_words: str, y_words
         base = 0.0
         for piece in [piece for piece in pieces if piece.value]:
             top, bottom = y(base + piece.value), y(base)
-            where = f'x="{x(index + 0.11)}" y="{top}" width="{width}" height="{round(bottom - top, 1)}"'
+            where = (
+                f'x="{x(index + 0.11)}" y="{top}" width="{width}" height="{round(bottom - top, 1)}"'
+            )
             title = escape(f"{name}: {piece.label}, {piece.value:g}")
-            parts.append(f'<rect {where} style="{piece.style}" class="piece"><title>{title}</title></rect>')
+            parts.append(
+                f'<rect {where} style="{piece.style}" class="piece"><title>{title}</title></rect>'
+            )
             base += piece.value
         parts.append(text(x(index + 0.5), y.start + 17, name, "tick"))
     return svg(parts, label)
@@ -195,7 +234,10 @@ def stack_chart(rows: Sequence[tuple[str, Sequence[Piece]]], x_words: str, label
     longest = max(sum(piece.value for piece in pieces) for _, pieces in rows) or 1.0
     x = Scale(0.0, longest, 12, WIDTH - RIGHT)
     height, bottom = 52 * len(rows) + 52, 52 * len(rows) + 6
-    parts = [f'<line class="grid" x1="{x(v)}" x2="{x(v)}" y1="4" y2="{bottom}"/>' for v in ticks(0, longest)]
+    parts = [
+        f'<line class="grid" x1="{x(v)}" x2="{x(v)}" y1="4" y2="{bottom}"/>'
+        for v in ticks(0, longest)
+    ]
     parts += [text(x(value), bottom + 16, f"{value:g}", "tick") for value in ticks(0, longest)]
     for index, (name, pieces) in enumerate(rows):
         top, base = 52 * index + 4, 0.0
@@ -204,25 +246,39 @@ def stack_chart(rows: Sequence[tuple[str, Sequence[Piece]]], x_words: str, label
             left, right = x(base), x(base + piece.value)
             where = f'x="{left}" y="{top + 20}" width="{round(right - left, 1)}" height="24"'
             title = escape(f"{name}: {piece.label} {piece.value:.3g}")
-            parts.append(f'<rect {where} style="{piece.style}" class="piece"><title>{title}</title></rect>')
+            parts.append(
+                f'<rect {where} style="{piece.style}" class="piece"><title>{title}</title></rect>'
+            )
             base += piece.value
     parts.append(text((12 + WIDTH - RIGHT) / 2, bottom + 36, x_words, "name"))
     return svg(parts, label, height)
 
 
-def dot_chart(rows: Sequence[tuple[str, Sequence[tuple[str, float, str]]]], x_words: str, label: str) -> str:
-    """A row each with dots (name, share from 0 to 1, CSS colour), one below the other so that equal ones are seen."""
+def dot_chart(
+    rows: Sequence[tuple[str, Sequence[tuple[str, float, str]]]], x_words: str, label: str
+) -> str:
+    """A row each with dots (name, share from 0 to 1, CSS colour), one below the other so that equal
+    ones are seen."""
     x = Scale(0.0, 1.0, 110, WIDTH - RIGHT - 8)
     tall = 11 * max(len(dots) for _, dots in rows) + 14
     height, bottom = tall * len(rows) + 54, tall * len(rows) + 8
-    parts = [f'<line class="grid" x1="{x(v)}" x2="{x(v)}" y1="4" y2="{bottom}"/>' for v in ticks(0, 1)]
+    parts = [
+        f'<line class="grid" x1="{x(v)}" x2="{x(v)}" y1="4" y2="{bottom}"/>' for v in ticks(0, 1)
+    ]
     parts += [text(x(value), bottom + 16, f"{value:.0%}", "tick") for value in ticks(0, 1)]
     for index, (name, dots) in enumerate(rows):
         top = tall * index + 14
-        parts.append(text(100, top + tall / 2 - 5, name if len(name) < 15 else f"{name[:13]}…", "tick", "end"))
+        parts.append(
+            text(
+                100, top + tall / 2 - 5, name if len(name) < 15 else f"{name[:13]}…", "tick", "end"
+            )
+        )
         for place, (what, share, hue) in enumerate(dots):
             title, y = escape(f"{name}, {what}: {share:.1%}"), top + 11 * place
-            parts.append(f'<line class="span" x1="{x(0)}" x2="{x(share)}" y1="{y}" y2="{y}" style="stroke:{hue}"/>')
+            parts.append(
+                f'<line class="span" x1="{x(0)}" x2="{x(share)}" y1="{y}" y2="{y}" '
+                f'style="stroke:{hue}"/>'
+            )
             where = f'cx="{x(share)}" cy="{y}" r="5" class="dot"'
             parts.append(f'<circle {where} style="fill:{hue}"><title>{title}</title></circle>')
     parts.append(text((x.start + x.end) / 2, bottom + 36, x_words, "name"))

@@ -1,4 +1,5 @@
-"""What the report is made of: the files of the profile, the baseline, and of every recipe and seed asked for.
+"""What the report is made of: the files of the profile, the baseline, and of every recipe and seed
+asked for.
 
 Nothing is computed here. A missing or damaged file fails, naming recipe, seed and file.
 """
@@ -72,7 +73,9 @@ class Evidence:
 def read_evidence(layout: Layout, experiment: Experiment) -> Evidence:
     """Read all files. ArtifactError names the recipe, the seed and the file that is not there."""
     if not experiment.recipes or not experiment.seeds:
-        raise ArtifactError("experiment.recipes or experiment.seeds is empty: there is nothing to report")
+        raise ArtifactError(
+            "experiment.recipes or experiment.seeds is empty: there is nothing to report"
+        )
     return Evidence(
         read_json(layout.policy_card),
         PROFILE.read(layout.profile / "profile.parquet"),
@@ -80,13 +83,20 @@ def read_evidence(layout: Layout, experiment: Experiment) -> Evidence:
         read_json(layout.profile / "cost.json"),
         read_json(layout.baseline / "metrics.json"),
         [read_plan(layout.recipe(recipe), recipe) for recipe in experiment.recipes],
-        [read_trained(layout, recipe, seed) for recipe in experiment.recipes for seed in experiment.seeds],
+        [
+            read_trained(layout, recipe, seed)
+            for recipe in experiment.recipes
+            for seed in experiment.seeds
+        ],
     )
 
 
 def read_plan(folder: Path, recipe: str) -> Plan:
     with of_whom(f"recipe '{recipe}'"):
-        visits, decisions = PLAN.read(folder / "plan.parquet"), DECISIONS.read(folder / "decisions.parquet")
+        visits, decisions = (
+            PLAN.read(folder / "plan.parquet"),
+            DECISIONS.read(folder / "decisions.parquet"),
+        )
         return Plan(recipe, visits, decisions, read_json(folder / "forecast.json"))
 
 
@@ -106,10 +116,12 @@ def read_trained(layout: Layout, recipe: str, seed: int) -> Trained:
 
 
 def read_outcomes(path: Path) -> pl.DataFrame:
-    """What became of each rollout of a training. All columns are checked and a few are read: the tokens and
-    log-probabilities of a long run are gigabytes that no figure shows."""
+    """What became of each rollout of a training. All columns are checked and a few are read: the
+    tokens and log-probabilities of a long run are gigabytes that no figure shows."""
     if not path.exists():
-        raise ArtifactError(f"{path} does not exist: run the stage that makes the {TRAIN_ROLLOUTS.name} table first")
+        raise ArtifactError(
+            f"{path} does not exist: run the stage that makes the {TRAIN_ROLLOUTS.name} table first"
+        )
     try:
         TRAIN_ROLLOUTS.check(pl.read_parquet(path, n_rows=0), str(path))
         return pl.read_parquet(path, columns=["step", "group", "prompt_id", "outcome"])

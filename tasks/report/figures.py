@@ -1,4 +1,5 @@
-"""The figures of the report, from the evidence: what goes on which axis. How it is drawn is in `charts`."""
+"""The figures of the report, from the evidence: what goes on which axis. How it is drawn is in
+`charts`."""
 
 from collections.abc import Sequence
 from html import escape
@@ -42,13 +43,17 @@ def colours(evidence: Evidence) -> dict[str, int]:
 
 def legend(evidence: Evidence, *more: tuple[str, str]) -> str:
     """The recipes' colours, and `more` entries of (name, CSS style)."""
-    entries = [(recipe, f"background:{colour(index)}") for recipe, index in colours(evidence).items()]
+    entries = [
+        (recipe, f"background:{colour(index)}") for recipe, index in colours(evidence).items()
+    ]
     return keys([*entries, *more])
 
 
 def keys(entries: Sequence[tuple[str, str]]) -> str:
     """A line of colours, as CSS, and what they stand for."""
-    shown = [f'<span class="key"><i style="{style}"></i>{escape(name)}</span>' for name, style in entries]
+    shown = [
+        f'<span class="key"><i style="{style}"></i>{escape(name)}</span>' for name, style in entries
+    ]
     return f'<p class="legend">{"".join(shown)}</p>'
 
 
@@ -59,7 +64,9 @@ def accuracy_over(evidence: Evidence, curves: pl.DataFrame, account: str) -> str
     few = curves["run"].n_unique() <= 4
     lines = []
     for (run,), part in curves.group_by("run", maintain_order=True):
-        bands = (part["accuracy_low"].to_list(), part["accuracy_high"].to_list()) if few else ([], [])
+        bands = (
+            (part["accuracy_low"].to_list(), part["accuracy_high"].to_list()) if few else ([], [])
+        )
         xs, ys = (part[column] / size).to_list(), part["accuracy"].to_list()
         index = colours(evidence)[part["recipe"][0]]
         lines.append(Line(str(run), index, xs, ys, *bands, lead=True))
@@ -68,7 +75,8 @@ def accuracy_over(evidence: Evidence, curves: pl.DataFrame, account: str) -> str
 
 
 def signal_over_steps(evidence: Evidence) -> str:
-    """The share of groups with both a success and a failure, in bins of steps: only these carry a gradient."""
+    """The share of groups with both a success and a failure, in bins of steps: only these carry a
+    gradient."""
     lines = []
     for run in evidence.trained:
         width = max(1, -(-len(run.steps) // NUM_BINS))
@@ -81,23 +89,36 @@ def signal_over_steps(evidence: Evidence) -> str:
             lines.append(Line(run.name, index, bins["middle"].to_list(), bins["mixed"].to_list()))
     if not lines:
         return "<p>No training step was made.</p>"
-    return line_chart(lines, "step", "groups with a signal", "share of mixed groups over the steps of training")
+    return line_chart(
+        lines, "step", "groups with a signal", "share of mixed groups over the steps of training"
+    )
 
 
 def profile_histogram(evidence: Evidence, plan: Plan) -> str:
-    """How many prompts have each pass rate, and what this recipe does with them: the darker, the larger the group."""
+    """How many prompts have each pass rate, and what this recipe does with them: the darker, the
+    larger the group."""
     joined = evidence.profile.select("prompt_id", "pass_rate").join(
         plan.decisions.select("prompt_id", "decision", "group_size"), on="prompt_id", how="left"
     )
-    counts = joined.group_by("pass_rate", "decision", "group_size").len().sort("pass_rate", "group_size", "decision")
+    counts = (
+        joined.group_by("pass_rate", "decision", "group_size")
+        .len()
+        .sort("pass_rate", "group_size", "decision")
+    )
     rates = pass_rate_bars(counts)
     largest = max(plan.decisions["group_size"].to_list(), default=1)
     bars = []
     for name, part in rates:
-        rows = part.group_by("decision", "group_size").agg(pl.col("len").sum()).sort("group_size", "decision")
+        rows = (
+            part.group_by("decision", "group_size")
+            .agg(pl.col("len").sum())
+            .sort("group_size", "decision")
+        )
         pieces = [
             Piece(
-                count, f"{decision}, group of {size}" if size else str(decision), shade(evidence, plan, size, largest)
+                count,
+                f"{decision}, group of {size}" if size else str(decision),
+                shade(evidence, plan, size, largest),
             )
             for decision, size, count in rows.iter_rows()
         ]
@@ -107,7 +128,8 @@ def profile_histogram(evidence: Evidence, plan: Plan) -> str:
 
 
 def pass_rate_bars(counts: pl.DataFrame) -> list[tuple[str, pl.DataFrame]]:
-    """A bar for each pass rate that occurs; tenths where there are more than twelve; `none` for the ungraded."""
+    """A bar for each pass rate that occurs; tenths where there are more than twelve; `none` for the
+    ungraded."""
     rates = counts["pass_rate"].drop_nulls().unique().sort()
     graded = counts.drop_nulls("pass_rate")
     if len(rates) <= 12:
@@ -120,24 +142,30 @@ def pass_rate_bars(counts: pl.DataFrame) -> list[tuple[str, pl.DataFrame]]:
 
 
 def shade(evidence: Evidence, plan: Plan, group_size: int, largest: int) -> str:
-    """Grey for what is left out; the recipe's colour, stronger with the group size, for what is trained on."""
+    """Grey for what is left out; the recipe's colour, stronger with the group size, for what is
+    trained on."""
     if not group_size:
         return "fill:var(--left-out)"
     return tint(colours(evidence)[plan.recipe], 0.35 + 0.65 * group_size / largest)
 
 
 def calibration(passes: Sequence[Drift], index: int, name: str) -> str:
-    """Success in training over the profiled pass rate, a line per pass, the later the stronger, and their legend.
+    """Success in training over the profiled pass rate, a line per pass, the later the stronger, and
+    their legend.
 
-    Of many passes, a few; the interval is drawn on the last one only, where the question is whether it moved.
-    """
+    Of many passes, a few; the interval is drawn on the last one only, where the question is whether
+    it moved."""
     shown = spaced(passes)
     strengths = [1.0 - 0.7 * after / len(shown) for after in reversed(range(len(shown)))]
-    lines = [pass_line(one, index, strength) for one, strength in zip(shown, strengths, strict=True)]
+    lines = [
+        pass_line(one, index, strength) for one, strength in zip(shown, strengths, strict=True)
+    ]
     fresh = Line("expected", index, column(shown[-1], "profiled"), column(shown[-1], "expected"))
     words = f"success in training of {name} over the profiled pass rate, a line per pass"
     names = [(line.name, f"background:{pale(index, line.strength)}") for line in lines]
-    return keys(names) + calibration_chart(lines, fresh, "pass rate in the profile", "success in training", words)
+    return keys(names) + calibration_chart(
+        lines, fresh, "pass rate in the profile", "success in training", words
+    )
 
 
 def spaced(passes: Sequence[Drift]) -> list[Drift]:
@@ -170,19 +198,27 @@ def compute_parts(evidence: Evidence, rows: Sequence[Row], account: str) -> str:
         ]
         total = flops_words(row[f"flops_{account}"]["total"])
         stacks.append((f"{row['recipe']}/{row['seed']}: {total}", pieces))
-    return stack_chart(stacks, f"{account} compute, {name}", f"{account} compute by what it was spent on")
+    return stack_chart(
+        stacks, f"{account} compute, {name}", f"{account} compute by what it was spent on"
+    )
 
 
 def by_level(evidence: Evidence) -> str:
     """Test pass@1 on each level before (grey) and after training, mean over the seeds."""
     rows = []
-    for level, before in sorted(evidence.baseline["levels"].items(), key=lambda item: level_order(item[0])):
+    for level, before in sorted(
+        evidence.baseline["levels"].items(), key=lambda item: level_order(item[0])
+    ):
         dots = [("initial", before["pass_at_1"], "var(--initial)")]
         for plan in evidence.plans:
             levels = [run.metrics["levels"] for run in evidence.seeds(plan.recipe)]
-            after = [found[level]["pass_at_1"] for found in levels if level in found]  # all errors: no such level
+            after = [
+                found[level]["pass_at_1"] for found in levels if level in found
+            ]  # all errors: no such level
             if after:
-                dots.append((plan.recipe, sum(after) / len(after), colour(colours(evidence)[plan.recipe])))
+                dots.append(
+                    (plan.recipe, sum(after) / len(after), colour(colours(evidence)[plan.recipe]))
+                )
         rows.append((f"{level} (n={before['num_prompts']})", dots))
     return dot_chart(rows, "test pass@1", "pass@1 by level, before and after training")
 

@@ -1,9 +1,10 @@
-"""The numbers of the report: a row per recipe and seed, a summary per recipe, and which policy is the champion.
+"""The numbers of the report: a row per recipe and seed, a summary per recipe, and which policy is
+the champion.
 
-Profiling is added to a recipe's bill exactly when its strategy reads the profile. Validation during training and the
-evaluation on test are instruments, the same for all: their FLOPs are shown, outside every total. Work lost to kills
-ran, so it is executed; nobody asked for it, so it is not charged.
-"""
+Profiling is added to a recipe's bill exactly when its strategy reads the profile. Validation during
+training and the evaluation on test are instruments, the same for all: their FLOPs are shown,
+outside every total. Work lost to kills ran, so it is executed; nobody asked for it, so it is not
+charged."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,7 +33,9 @@ SUMMED = {
 def leaderboard(evidence: Evidence) -> list[Row]:
     """One row per recipe and seed, best test pass@1 first; equal ones: the cheaper first."""
     rows = [row_of(evidence, run) for run in evidence.trained]
-    return sorted(rows, key=lambda r: (-r["pass_at_1"], r["flops_charged"]["total"], r["recipe"], r["seed"]))
+    return sorted(
+        rows, key=lambda r: (-r["pass_at_1"], r["flops_charged"]["total"], r["recipe"], r["seed"])
+    )
 
 
 def row_of(evidence: Evidence, run: Trained) -> Row:
@@ -45,7 +48,10 @@ def row_of(evidence: Evidence, run: Trained) -> Row:
         "reads_profile": reads,
         "pass_at_1_initial": evidence.baseline["pass_at_1"],
         "greedy_initial": evidence.baseline["greedy"],
-        **{key: run.metrics[key] for key in ("pass_at_1", "pass_at_1_low", "pass_at_1_high", "greedy", "pass_at")},
+        **{
+            key: run.metrics[key]
+            for key in ("pass_at_1", "pass_at_1_low", "pass_at_1_high", "greedy", "pass_at")
+        },
         "validation": run.curve["accuracy"][-1],
         "steps": len(run.steps),
         "rollouts": round(run.flops["rollouts"]["generate"]),
@@ -70,7 +76,8 @@ def bill(evidence: Evidence, run: Trained, account: str) -> dict[str, float]:
 
 
 def seconds(evidence: Evidence, run: Trained) -> dict[str, float]:
-    """Measured seconds: profiling (where it is read), training, work lost to kills, and their sum."""
+    """Measured seconds: profiling (where it is read), training, work lost to kills, and their
+    sum."""
     reads = evidence.plan(run.recipe).reads_profile
     parts = {
         "profile": float(evidence.profile_cost["seconds"]["profile"]) if reads else 0.0,
@@ -81,26 +88,39 @@ def seconds(evidence: Evidence, run: Trained) -> dict[str, float]:
 
 
 def curve_table(evidence: Evidence) -> pl.DataFrame:
-    """All validation curves in one table; their FLOPs start where profiling ended, for those who read the profile."""
+    """All validation curves in one table; their FLOPs start where profiling ended, for those who
+    read the profile."""
     curves = []
     for run in evidence.trained:
-        offset = {account: bill(evidence, run, account)["profile"] for account in ("charged", "executed")}
+        offset = {
+            account: bill(evidence, run, account)["profile"] for account in ("charged", "executed")
+        }
         shifted = [pl.col(f"flops_{account}") + offset[account] for account in offset]
         named = run.curve.with_columns(*shifted).select(
-            pl.lit(run.recipe).alias("recipe"), pl.lit(run.seed).alias("seed"), pl.lit(run.name).alias("run"), pl.all()
+            pl.lit(run.recipe).alias("recipe"),
+            pl.lit(run.seed).alias("seed"),
+            pl.lit(run.name).alias("run"),
+            pl.all(),
         )
         curves.append(named)
     return pl.concat(curves)
 
 
 def summarise(evidence: Evidence, rows: Sequence[Row]) -> dict[str, Any]:
-    """`recipes`: mean, min and max over the seeds; `champion` and `why`; what the initial policy scores."""
+    """`recipes`: mean, min and max over the seeds; `champion` and `why`; what the initial policy
+    scores."""
     recipes = {plan.recipe: summary_of(evidence, plan.recipe, rows) for plan in evidence.plans}
     champion, why = choose_champion(evidence, rows, recipes)
     keys = ("pass_at_1", "pass_at_1_low", "pass_at_1_high", "greedy", "num_prompts", "num_samples")
     initial = {key: evidence.baseline[key] for key in keys}
     reference = evidence.plans[0].recipe
-    return {"initial": initial, "reference": reference, "recipes": recipes, "champion": champion, "why": why}
+    return {
+        "initial": initial,
+        "reference": reference,
+        "recipes": recipes,
+        "champion": champion,
+        "why": why,
+    }
 
 
 def summary_of(evidence: Evidence, recipe: str, rows: Sequence[Row]) -> Row:
@@ -122,11 +142,14 @@ def spread(rows: Sequence[Row], value: Callable[[Row], float]) -> dict[str, floa
 
 
 def flops_to_reference(evidence: Evidence, recipe: str) -> float | None:
-    """Charged FLOPs until the validation curve first reaches the first recipe's last accuracy, mean over the seeds.
+    """Charged FLOPs until the validation curve first reaches the first recipe's last accuracy, mean
+    over the seeds.
 
-    Profiling included; None when a seed never gets there. First touch of a noisy curve flatters every recipe alike.
-    """
-    target = np.mean([run.curve["accuracy"][-1] for run in evidence.seeds(evidence.plans[0].recipe)])
+    Profiling included; None when a seed never gets there. First touch of a noisy curve flatters
+    every recipe alike."""
+    target = np.mean(
+        [run.curve["accuracy"][-1] for run in evidence.seeds(evidence.plans[0].recipe)]
+    )
     reached = []
     for run in evidence.seeds(recipe):
         there = run.curve.filter(pl.col("accuracy") >= target)
@@ -141,15 +164,26 @@ def choose_champion(
 ) -> tuple[dict[str, Any] | None, str]:
     """The policy to keep, or None, and why in words.
 
-    Validation chooses the recipe (best mean) and its seed (best); only that one policy is then held against the
-    initial policy on test. Choosing by test accuracy would make that accuracy too good.
+    Validation chooses the recipe (best mean) and its seed (best); only that one policy is then held
+    against the initial policy on test. Choosing by test accuracy would make that accuracy too good.
     """
-    recipe = min(recipes, key=lambda r: (-recipes[r]["validation"]["mean"], recipes[r]["flops_charged"]["mean"]))
-    row = max((row for row in rows if row["recipe"] == recipe), key=lambda r: (r["validation"], -r["seed"]))
+    recipe = min(
+        recipes,
+        key=lambda r: (-recipes[r]["validation"]["mean"], recipes[r]["flops_charged"]["mean"]),
+    )
+    row = max(
+        (row for row in rows if row["recipe"] == recipe),
+        key=lambda r: (r["validation"], -r["seed"]),
+    )
     initial, low = evidence.baseline["pass_at_1"], row["pass_at_1_low"]
-    chosen = f"{recipe}/{row['seed']} has the best validation accuracy ({row['validation']:.1%}); on test it reaches "
+    chosen = (
+        f"{recipe}/{row['seed']} has the best validation accuracy ({row['validation']:.1%}); on "
+        "test it reaches "
+    )
     reached = f"{row['pass_at_1']:.1%} pass@1, and the lower end of its interval ({low:.1%})"
     if low > initial:
-        kept = {key: row[key] for key in ("recipe", "seed", "validation", "pass_at_1", "pass_at_1_low")}
+        kept = {
+            key: row[key] for key in ("recipe", "seed", "validation", "pass_at_1", "pass_at_1_low")
+        }
         return kept, f"{chosen}{reached} is above the initial policy's {initial:.1%}"
     return None, f"{chosen}{reached} is not above the initial policy's {initial:.1%}: no champion"

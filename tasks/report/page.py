@@ -1,4 +1,5 @@
-"""The page: figures, tables and words put into `page.html`. One file, no request to anywhere, no time stamp."""
+"""The page: figures, tables and words put into `page.html`. One file, no request to anywhere, no
+time stamp."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -15,7 +16,9 @@ from tasks.report.leaderboard import Row
 from tasks.report.words import stale_words, verdict
 
 
-def page(evidence: Evidence, rows: Sequence[Row], summary: Mapping[str, Any], curves: pl.DataFrame) -> str:
+def page(
+    evidence: Evidence, rows: Sequence[Row], summary: Mapping[str, Any], curves: pl.DataFrame
+) -> str:
     """The whole page as HTML."""
     template = Template((Path(__file__).parent / "page.html").read_text())
     return template.substitute(
@@ -58,29 +61,41 @@ def facts(evidence: Evidence) -> str:
     tokens = evidence.profile_flops["tokens"]["profile"]
     seeds = sorted({run.seed for run in evidence.trained})
     entries = {
-        "policy": f"{policy['architecture']}, {policy['num_parameters']:,} parameters, digest {policy['digest'][:8]}",
-        "profiled": f"{len(profile):,} prompts, {profile['num_samples'].sum():,} rollouts, {tokens:,.0f} tokens",
+        "policy": f"{policy['architecture']}, {policy['num_parameters']:,} parameters, "
+        f"digest {policy['digest'][:8]}",
+        "profiled": f"{len(profile):,} prompts, {profile['num_samples'].sum():,} rollouts, "
+        f"{tokens:,.0f} tokens",
         "tested on": f"{base['num_prompts']:,} prompts, {base['num_samples']} samples each",
         "seeds": ", ".join(map(str, seeds)),
     }
-    return "".join(f"<div><dt>{name}</dt><dd>{escape(words)}</dd></div>" for name, words in entries.items())
+    return "".join(
+        f"<div><dt>{name}</dt><dd>{escape(words)}</dd></div>" for name, words in entries.items()
+    )
 
 
 def histograms(evidence: Evidence) -> str:
     """One histogram a recipe."""
     shown = [(plan.recipe, figures.profile_histogram(evidence, plan)) for plan in evidence.plans]
-    return "".join(f"<figure><h3>{tables.mark(evidence, name)}</h3>{picture}</figure>" for name, picture in shown)
+    return "".join(
+        f"<figure><h3>{tables.mark(evidence, name)}</h3>{picture}</figure>"
+        for name, picture in shown
+    )
 
 
 def stale_boxes(evidence: Evidence, drifts: Mapping[str, Drift]) -> str:
     """A warning for each run whose profile is stale, or that there is none."""
     warnings = [
-        stale_words(run.name, drifts[run.name], reads_profile=evidence.plan(run.recipe).reads_profile)
+        stale_words(
+            run.name, drifts[run.name], reads_profile=evidence.plan(run.recipe).reads_profile
+        )
         for run in evidence.trained
         if drifts[run.name]["stale"]
     ]
     if not warnings:
-        return "<p>In the last pass of every run the profile still describes the policy well enough.</p>"
+        return (
+            "<p>In the last pass of every run the profile still describes the policy well "
+            "enough.</p>"
+        )
     return "".join(f'<div class="box warning">{escape(words)}.</div>' for words in warnings)
 
 
@@ -89,8 +104,12 @@ def calibrations(evidence: Evidence) -> str:
     shown = []
     for plan in evidence.plans:
         runs = evidence.seeds(plan.recipe)
-        passes = passes_of(pl.concat([groups_of(run.steps, run.rollouts, evidence.profile) for run in runs]))
+        passes = passes_of(
+            pl.concat([groups_of(run.steps, run.rollouts, evidence.profile) for run in runs])
+        )
         if passes:
-            picture = figures.calibration(passes, figures.colours(evidence)[plan.recipe], plan.recipe)
+            picture = figures.calibration(
+                passes, figures.colours(evidence)[plan.recipe], plan.recipe
+            )
             shown.append(f"<figure><h3>{tables.mark(evidence, plan.recipe)}</h3>{picture}</figure>")
     return "".join(shown) or "<p>No training step was made.</p>"

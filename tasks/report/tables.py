@@ -1,4 +1,5 @@
-"""The tables of the report, as text for a terminal and as HTML. Numbers come from `leaderboard`; words are added."""
+"""The tables of the report, as text for a terminal and as HTML. Numbers come from `leaderboard`;
+words are added."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -12,18 +13,40 @@ from tasks.report.evidence import Evidence, Plan
 from tasks.report.figures import PART_WORDS, colours
 from tasks.report.leaderboard import Row
 
-HEADERS = ("recipe", "seed", "pass@1", "95 % interval", "greedy", "rollouts", "charged", "executed", "seconds")
+HEADERS = (
+    "recipe",
+    "seed",
+    "pass@1",
+    "95 % interval",
+    "greedy",
+    "rollouts",
+    "charged",
+    "executed",
+    "seconds",
+)
 
 
 def text_table(rows: Sequence[Row]) -> str:
     """The leaderboard for a terminal, with what its columns leave out said below."""
     cells = [HEADERS, *(leader_cells(row) for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(HEADERS))]
-    lines = ["  ".join(pad(cell, width, column) for column, (cell, width) in enumerate(zip(row, widths, strict=True)))
-             for row in cells]  # fmt: skip
+    lines = [
+        "  ".join(
+            pad(cell, width, column)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in cells
+    ]
     lines.insert(1, "  ".join("-" * width for width in widths))
-    lines += ["", f"initial policy: pass@1 {rows[0]['pass_at_1_initial']:.1%}, greedy {rows[0]['greedy_initial']:.1%}"]
-    lines += ["* profiling included (charged to recipes that read the profile); validation and evaluation are not"]
+    lines += [
+        "",
+        f"initial policy: pass@1 {rows[0]['pass_at_1_initial']:.1%}, greedy "
+        f"{rows[0]['greedy_initial']:.1%}",
+    ]
+    lines += [
+        "* profiling included (charged to recipes that read the profile); validation and "
+        "evaluation are not"
+    ]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
@@ -51,10 +74,15 @@ def html_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, raw: in
     """A table; the first `raw` columns hold HTML, everything else is escaped."""
     head = "".join(f'<th scope="col">{escape(header)}</th>' for header in headers)
     body = "".join(
-        "<tr>" + "".join(f"<td>{cell if i < raw else escape(cell)}</td>" for i, cell in enumerate(row)) + "</tr>"
+        "<tr>"
+        + "".join(f"<td>{cell if i < raw else escape(cell)}</td>" for i, cell in enumerate(row))
+        + "</tr>"
         for row in rows
     )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return (
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
 
 
 def mark(evidence: Evidence, recipe: str, more: str = "") -> str:
@@ -70,13 +98,22 @@ def leaderboard_table(evidence: Evidence, rows: Sequence[Row]) -> str:
     for row in rows:
         _, seed, *cells = leader_cells(row)
         name = mark(evidence, row["recipe"], f"/{seed}")
-        body.append([name, *cells[:3], share(row["pass_at"][most]), f"{row['validation']:.1%}", *cells[3:]])
+        body.append(
+            [name, *cells[:3], share(row["pass_at"][most]), f"{row['validation']:.1%}", *cells[3:]]
+        )
     base = evidence.baseline
     spread = f"{base['pass_at_1_low']:.1%} to {base['pass_at_1_high']:.1%}"
-    first = [f"{base['pass_at_1']:.1%}", spread, f"{base['greedy']:.1%}", share(base["pass_at"][most])]
+    first = [
+        f"{base['pass_at_1']:.1%}",
+        spread,
+        f"{base['greedy']:.1%}",
+        share(base["pass_at"][most]),
+    ]
     validation = f"{evidence.trained[0].curve['accuracy'][0]:.1%}"
     body.append(['<i class="mark initial"></i>initial', *first, validation, "0", "0", "0", "0"])
-    return html_table(["recipe/seed", *HEADERS[2:5], f"pass@{most}", "validation", *HEADERS[5:]], body, raw=1)
+    return html_table(
+        ["recipe/seed", *HEADERS[2:5], f"pass@{most}", "validation", *HEADERS[5:]], body, raw=1
+    )
 
 
 def seeds_table(evidence: Evidence, recipes: dict[str, Row]) -> str:
@@ -95,13 +132,22 @@ def seeds_table(evidence: Evidence, recipes: dict[str, Row]) -> str:
         ]
         for recipe, summary in recipes.items()
     ]
-    headers = ["recipe", "seeds", "pass@1", "greedy", "validation", "charged, mean", "executed, mean"]
+    headers = [
+        "recipe",
+        "seeds",
+        "pass@1",
+        "greedy",
+        "validation",
+        "charged, mean",
+        "executed, mean",
+    ]
     caption = "<h3>Over the seeds</h3><p>Mean, and in brackets the lowest and the highest seed.</p>"
     return caption + html_table(headers, body, raw=1)
 
 
 def share(value: float | None) -> str:
-    """A share in per cent; a dash where there is none, as for a pass@k with fewer than k samples."""
+    """A share in per cent; a dash where there is none, as for a pass@k with fewer than k
+    samples."""
     return "–" if value is None else f"{value:.1%}"
 
 
@@ -115,19 +161,31 @@ def bills_table(evidence: Evidence, rows: Sequence[Row]) -> str:
     for row in rows:
         for account in ("charged", "charged_paper", "executed"):
             parts = row[f"flops_{account}"]
-            cells = [flops_words(parts[part]) if parts.get(part) else "0" for part in (*PART_WORDS, "total")]
+            cells = [
+                flops_words(parts[part]) if parts.get(part) else "0"
+                for part in (*PART_WORDS, "total")
+            ]
             beside = flops_words(row["flops_validation"]) if account == "executed" else ""
             name = mark(evidence, row["recipe"], f"/{row['seed']}")
             body.append([name, account.replace("_", ", "), *cells, beside])
-    return html_table(["recipe/seed", "account", *PART_WORDS.values(), "total", "validation, outside"], body, raw=1)
+    return html_table(
+        ["recipe/seed", "account", *PART_WORDS.values(), "total", "validation, outside"],
+        body,
+        raw=1,
+    )
 
 
 def decisions_table(evidence: Evidence) -> str:
-    """What each recipe decided about the prompts, how often, and why (the words after what was observed)."""
+    """What each recipe decided about the prompts, how often, and why (the words after what was
+    observed)."""
     body = []
     for plan in evidence.plans:
         why = plan.decisions.with_columns(pl.col("reason").str.replace(r"^solved \d+ of \d+; ", ""))
-        counts = why.group_by("decision", "group_size", "reason").len().sort("len", "reason", descending=[True, False])
+        counts = (
+            why.group_by("decision", "group_size", "reason")
+            .len()
+            .sort("len", "reason", descending=[True, False])
+        )
         for decision, size, reason, count in counts.iter_rows():
             number = f"{count:,} ({count / len(plan.decisions):.0%})"
             body.append([mark(evidence, plan.recipe), decision, str(size), number, reason])
@@ -142,9 +200,23 @@ def plans_table(evidence: Evidence) -> str:
         sizes = ", ".join(f"{size}: {count:,}" for size, count in group_sizes(plan))
         prompts = f"{visits['prompt_id'].n_unique():,} of {len(plan.decisions):,}"
         phases = f"{visits['phase'].n_unique()} / {visits['pass'].n_unique()}"
-        numbers = [prompts, f"{len(visits):,}", phases, f"{visits['group_size'].sum() / len(visits):.2f}", sizes]
+        numbers = [
+            prompts,
+            f"{len(visits):,}",
+            phases,
+            f"{visits['group_size'].sum() / len(visits):.2f}",
+            sizes,
+        ]
         body.append([mark(evidence, plan.recipe), str(plan.forecast["strategy"]), *numbers])
-    headers = ["recipe", "strategy", "prompts", "visits", "phases / passes", "mean group size", "visits by group size"]
+    headers = [
+        "recipe",
+        "strategy",
+        "prompts",
+        "visits",
+        "phases / passes",
+        "mean group size",
+        "visits by group size",
+    ]
     return html_table(headers, body, raw=1)
 
 
@@ -153,7 +225,8 @@ def group_sizes(plan: Plan) -> list[tuple[int, int]]:
 
 
 def forecast_table(evidence: Evidence, rows: Sequence[Row]) -> str:
-    """What the plan was expected to give and to cost, and what each seed's training then gave and cost."""
+    """What the plan was expected to give and to cost, and what each seed's training then gave and
+    cost."""
     body = []
     for run in evidence.trained:
         row = next(row for row in rows if (row["recipe"], row["seed"]) == (run.recipe, run.seed))
@@ -164,13 +237,18 @@ def forecast_table(evidence: Evidence, rows: Sequence[Row]) -> str:
             "tokens": row["tokens"],
         }
         cells = [
-            f"{expected[name]:,.0f} → {value:,.0f}{off(value, expected[name])}" for name, value in happened.items()
+            f"{expected[name]:,.0f} → {value:,.0f}{off(value, expected[name])}"
+            for name, value in happened.items()
         ]
         charged = row["flops_charged"]["total"]
-        cells.append(f"{flops_words(expected['flops_charged'])} → {flops_words(charged)}"
-                     f"{off(charged, expected['flops_charged'])}")  # fmt: skip
+        cells.append(
+            f"{flops_words(expected['flops_charged'])} → {flops_words(charged)}"
+            f"{off(charged, expected['flops_charged'])}"
+        )
         body.append([mark(evidence, run.recipe, f"/{run.seed}"), *cells])
-    return html_table(["recipe/seed", "rollouts", "mixed groups", "tokens", "charged compute"], body, raw=1)
+    return html_table(
+        ["recipe/seed", "rollouts", "mixed groups", "tokens", "charged compute"], body, raw=1
+    )
 
 
 def off(value: float, expected: float) -> str:
@@ -189,7 +267,17 @@ def drift_table(evidence: Evidence, drifts: Mapping[str, Drift]) -> str:
             solved = [f"{one['expected']:.1%}", f"{one['success']:.1%}"]
             name = mark(evidence, run.recipe, f"/{run.seed}")
             body.append([name, str(one["pass"]), number, size, *solved, *moved, mixed])
-    headers = ["recipe/seed", "pass", "groups", "mean size", "expected", "solved", "drift", "gap", "gap by chance"]
+    headers = [
+        "recipe/seed",
+        "pass",
+        "groups",
+        "mean size",
+        "expected",
+        "solved",
+        "drift",
+        "gap",
+        "gap by chance",
+    ]
     return html_table([*headers, "mixed: forecast → found"], body, raw=1)
 
 
@@ -208,5 +296,7 @@ def seconds_table(evidence: Evidence, rows: Sequence[Row]) -> str:
         parts = ", ".join(f"{name} {value:,.1f}" for name, value in inside.items())
         body.append([mark(evidence, row["recipe"], f"/{row['seed']}"), *cells, parts])
     return html_table(
-        ["recipe/seed", "profiling", "training", "lost to kills", "total", "inside training"], body, raw=1
+        ["recipe/seed", "profiling", "training", "lost to kills", "total", "inside training"],
+        body,
+        raw=1,
     )

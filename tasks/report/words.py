@@ -1,4 +1,5 @@
-"""The verdict in words. It says what was measured, also when the favourite loses, and when nothing can be told."""
+"""The verdict in words. It says what was measured, also when the favourite loses, and when nothing
+can be told."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,10 +10,14 @@ MAX_NAMED = 5
 
 
 def verdict(summary: Mapping[str, Any]) -> str:
-    """One paragraph: what each recipe reached at what compute, compared with the first recipe, and the champion."""
+    """One paragraph: what each recipe reached at what compute, compared with the first recipe, and
+    the champion."""
     initial, recipes, reference = summary["initial"], summary["recipes"], summary["reference"]
     ranked = sorted(recipes, key=lambda name: -recipes[name]["pass_at_1"]["mean"])
-    start = f"The initial policy solves {initial['pass_at_1']:.1%} of {initial['num_prompts']} test prompts (pass@1)."
+    start = (
+        f"The initial policy solves {initial['pass_at_1']:.1%} of {initial['num_prompts']} test "
+        "prompts (pass@1)."
+    )
     sentences = [start, *(reached(name, recipes[name]) for name in ranked[:MAX_NAMED])]
     others = [name for name in ranked if name != reference][:MAX_NAMED]
     sentences += [compared(name, recipes[name], reference, recipes[reference]) for name in others]
@@ -40,12 +45,22 @@ def compared(name: str, mine: Mapping[str, Any], reference: str, other: Mapping[
     """`name` against the first recipe: accuracy, whether that can be told apart, compute."""
     points = 100 * (mine["pass_at_1"]["mean"] - other["pass_at_1"]["mean"])
     if overlap(mine, other):
-        direction = "level with" if abs(points) < 0.05 else f"{abs(points):.1f} points {side(points)}"
-        told = f"{name} is {direction} {reference}, but their intervals overlap: this run does not tell them apart"
+        direction = (
+            "level with" if abs(points) < 0.05 else f"{abs(points):.1f} points {side(points)}"
+        )
+        told = (
+            f"{name} is {direction} {reference}, but their intervals overlap: this run does not "
+            "tell them apart"
+        )
     elif points > 0:
-        told = f"{name} beats {reference} by {points:.1f} points, and their intervals do not overlap"
+        told = (
+            f"{name} beats {reference} by {points:.1f} points, and their intervals do not overlap"
+        )
     else:
-        told = f"{name} loses to {reference} by {-points:.1f} points, and their intervals do not overlap"
+        told = (
+            f"{name} loses to {reference} by {-points:.1f} points, and their intervals do not "
+            "overlap"
+        )
     return f"{told}; {cost_words(name, mine, other)}.{matched(name, mine, reference, other)}"
 
 
@@ -54,10 +69,12 @@ def side(points: float) -> str:
 
 
 def overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether the intervals of pass@1 share a value (over several seeds: from the lowest to the highest end)."""
+    """Whether the intervals of pass@1 share a value (over several seeds: from the lowest to the
+    highest end)."""
     return bool(
-        one["pass_at_1_low"] <= other["pass_at_1_high"] and other["pass_at_1_low"] <= one["pass_at_1_high"]
-    )  # fmt: skip
+        one["pass_at_1_low"] <= other["pass_at_1_high"]
+        and other["pass_at_1_low"] <= one["pass_at_1_high"]
+    )
 
 
 def cost_words(name: str, mine: Mapping[str, Any], other: Mapping[str, Any]) -> str:
@@ -83,17 +100,25 @@ def matched(name: str, mine: Mapping[str, Any], reference: str, other: Mapping[s
         return f" On validation it never reaches the accuracy that {reference} ends with."
     whole = flops_words(other["flops_charged"]["mean"])
     return (
-        f" On validation it first touches the accuracy {reference} ends with after {flops_words(there)} "
+        f" On validation it first touches the accuracy {reference} ends with after "
+        f"{flops_words(there)} "
         f"charged ({reference}'s whole run: {whole})."
     )
 
 
 def stale_words(name: str, drift: Mapping[str, Any], *, reads_profile: bool) -> str:
-    """What it means that the profile of the run `name` is stale. Of little net drift, the gap is told instead."""
+    """What it means that the profile of the run `name` is stale. Of little net drift, the gap is
+    told instead."""
     if 2 * abs(drift["drift"]) >= drift["gap"]:
-        how = f"{100 * abs(drift['drift']):.0f} points {'more' if drift['drift'] > 0 else 'less'} often than profiled"
+        how = (
+            f"{100 * abs(drift['drift']):.0f} points {'more' if drift['drift'] > 0 else 'less'} "
+            "often than profiled"
+        )
     else:
-        how = f"{100 * drift['gap']:.0f} points away from what was profiled, some more and some less often"
+        how = (
+            f"{100 * drift['gap']:.0f} points away from what was profiled, some more and some less "
+            "often"
+        )
     second = (
         "a second round (profile the trained policy as a new data root) would re-size groups"
         if reads_profile
@@ -107,5 +132,10 @@ def caveat(recipes: Mapping[str, Mapping[str, Any]]) -> str:
     seeds = min(summary["num_seeds"] for summary in recipes.values())
     if seeds == 1:
         return "With one seed, how much a repetition would differ is unknown."
-    spread = max(summary["pass_at_1"]["max"] - summary["pass_at_1"]["min"] for summary in recipes.values())
-    return f"Between the {seeds} seeds of one recipe, pass@1 differs by up to {100 * spread:.1f} points."
+    spread = max(
+        summary["pass_at_1"]["max"] - summary["pass_at_1"]["min"] for summary in recipes.values()
+    )
+    return (
+        f"Between the {seeds} seeds of one recipe, pass@1 differs by up to {100 * spread:.1f} "
+        "points."
+    )

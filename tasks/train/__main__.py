@@ -16,20 +16,27 @@ from transformers import PreTrainedTokenizerBase
 from tasks.common import params, process, stage
 from tasks.common.artifacts import PLAN, PROMPTS, TRAIN_ROLLOUTS
 from tasks.common.files import digest, digest_file
-from tasks.sampling.engine import EngineSettings, Sampling, engine_name, load_engine
-from tasks.sampling.grade import Grader, Verify
-from tasks.sampling.models import Policy, load_model, load_tokenizer, policy_digest, read_policy, torch_device
-from tasks.sampling.packing import check_forward
-from tasks.sampling.rollouts import encode_prompts
-from tasks.train.batch import Prompts
-from tasks.train.checkpoint import Checkpoints
-from tasks.train.collect import Collector
-from tasks.train.ranks import Ranks, join_ranks, launch_ranks
-from tasks.train.run import plan_arrays, train, write_results
+from tasks.engines.engine import EngineSettings, Sampling, engine_name, load_engine
+from tasks.grading.grader import Grader, Verify
+from tasks.models.packing import check_forward
+from tasks.models.policy import (
+    Policy,
+    load_model,
+    load_tokenizer,
+    policy_digest,
+    read_policy,
+    torch_device,
+)
+from tasks.models.prompts import encode_prompts
+from tasks.train.learner.ranks import Ranks, join_ranks, launch_ranks
+from tasks.train.learner.update import enable_activation_checkpointing
+from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.loop.collect import Collector
+from tasks.train.loop.run import plan_arrays, train, write_results
+from tasks.train.loop.trainer import Trainer, TrainingError
+from tasks.train.rollouts import Prompts
 from tasks.train.settings import CheckpointSettings, TrainSettings
 from tasks.train.slots import load_slots
-from tasks.train.trainer import Trainer, TrainingError
-from tasks.train.update import enable_activation_checkpointing
 
 logger = logging.getLogger(__name__)
 
@@ -38,13 +45,20 @@ def main(run: stage.Stage) -> None:
     recipe, seed = run.coordinates()
     chosen = params.recipe(run.params, recipe)
     settings = params.parse(chosen["train"], TrainSettings, "train")
-    sampling, engine_settings = run.section("sampling", Sampling), run.section("engine", EngineSettings)
+    sampling, engine_settings = (
+        run.section("sampling", Sampling),
+        run.section("engine", EngineSettings),
+    )
     checkpoint_settings, layout = run.section("checkpoint", CheckpointSettings), run.layout
     verify = run.section("verify", Verify)
     check_settings(settings, sampling)
     torch.set_num_threads(engine_settings.threads)
     policy, plan_path = read_policy(layout), layout.recipe(recipe) / "plan.parquet"
-    files = {"prompts": layout.prompts("train"), "validation": layout.prompts("validation"), "plan": plan_path}
+    files = {
+        "prompts": layout.prompts("train"),
+        "validation": layout.prompts("validation"),
+        "plan": plan_path,
+    }
     digests = {name: digest_file(path) for name, path in files.items()}
     components = {
         "recipe": recipe,
@@ -56,7 +70,9 @@ def main(run: stage.Stage) -> None:
         "engine": [engine_name(engine_settings), engine_settings.dtype],
         "verify": [verify.seconds, verify.memory_gb, verify.verifiers],
     }
-    run.tracker.params({"train": chosen["train"], "sampling": run.params["sampling"], "policy": policy.digest})
+    run.tracker.params(
+        {"train": chosen["train"], "sampling": run.params["sampling"], "policy": policy.digest}
+    )
     for name, path in files.items():
         run.tracker.dataset(name, path, digests[name], "train")
 
@@ -65,7 +81,11 @@ def main(run: stage.Stage) -> None:
     with ExitStack() as stack:
         if ranks.is_main:
             key = digest([components, str(replayed)])
-            stack.enter_context(process.exclusive(layout.locks / f"train-{key}", f"the checkpoints of {recipe}/{seed}"))
+            stack.enter_context(
+                process.exclusive(
+                    layout.locks / f"train-{key}", f"the checkpoints of {recipe}/{seed}"
+                )
+            )
             device = torch_device(engine_settings.device).type
             stack.enter_context(process.exclusive(layout.locks / f"device-{device}", "the device"))
         ranks.everyone(None)  # the others wait here until this run owns its checkpoints
@@ -77,7 +97,9 @@ def main(run: stage.Stage) -> None:
             trainer.collector.recorded = TRAIN_ROLLOUTS.read(replayed)
         checkpoints = Checkpoints(layout.checkpoints, components, checkpoint_settings.keep)
         try:
-            lost = train(trainer, checkpoints, checkpoint_settings, run.tracker.metrics, run.options.resume)
+            lost = train(
+                trainer, checkpoints, checkpoint_settings, run.tracker.metrics, run.options.resume
+            )
         except TrainingError as error:
             raise stage.StageError(str(error)) from error
         if not ranks.is_main:
@@ -91,7 +113,9 @@ def main(run: stage.Stage) -> None:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What only a person at the keyboard asks for; a pipeline never needs it."""
-    parser.add_argument("--resume", type=Path, help="go on from this checkpoint folder; refused if it does not fit")
+    parser.add_argument(
+        "--resume", type=Path, help="go on from this checkpoint folder; refused if it does not fit"
+    )
     parser.add_argument(
         "--from-rollouts",
         type=Path,
@@ -110,9 +134,15 @@ def build(
     seed: int,
     plan: pl.DataFrame,
 ) -> Trainer:
-    """The trainer at step 0: the initial policy in float32 (the optimizer's precision), the engine, the prompts."""
+    """The trainer at step 0: the initial policy in float32 (the optimizer's precision), the engine,
+    the prompts."""
     device = torch_device(engine_settings.device)
-    model = load_model(policy.folder, dtype=torch.float32, device=device, trust_remote_code=policy.trust_remote_code)
+    model = load_model(
+        policy.folder,
+        dtype=torch.float32,
+        device=device,
+        trust_remote_code=policy.trust_remote_code,
+    )
     check_forward(model, packed=settings.share_prompts)
     reference = copy.deepcopy(model).requires_grad_(False) if settings.kl_coefficient > 0 else None
     if settings.activation_checkpointing:
@@ -124,9 +154,23 @@ def build(
     )
     slots, engine = load_slots(settings), load_engine(engine_settings, policy, model)
     generation = slots.start_generate(len(prompts.ids))
-    collector = Collector(policy, engine, tokenizer, grader, sampling, slots.generate.generate, generation, ranks)
+    collector = Collector(
+        policy, engine, tokenizer, grader, sampling, slots.generate.generate, generation, ranks
+    )
     arrays = plan_arrays(plan, prompts.ids)
-    return Trainer(policy, model, reference, collector, prompts, validation, arrays, settings, slots, sampling, seed)
+    return Trainer(
+        policy,
+        model,
+        reference,
+        collector,
+        prompts,
+        validation,
+        arrays,
+        settings,
+        slots,
+        sampling,
+        seed,
+    )
 
 
 def read_prompts(
@@ -134,18 +178,28 @@ def read_prompts(
 ) -> Prompts:
     """A PROMPTS table ready for the trainer."""
     token_ids = encode_prompts(table, tokenizer, policy, sampling.max_tokens)
-    return Prompts(table["prompt_id"].to_list(), token_ids, table["answer"].to_list(), table["verifier"].to_list())
+    return Prompts(
+        table["prompt_id"].to_list(),
+        token_ids,
+        table["answer"].to_list(),
+        table["verifier"].to_list(),
+    )
 
 
 def check_settings(settings: TrainSettings, sampling: Sampling) -> None:
     """Raise ParamsError for what would train wrongly.
 
-    Training is on-policy only when it samples from the distribution whose log-probabilities it computes.
-    """
-    params.at_least(1, train__batch__size=settings.batch.size, train__max_nonfinite_steps=settings.max_nonfinite_steps)
+    Training is on-policy only when it samples from the distribution whose log-probabilities it
+    computes."""
+    params.at_least(
+        1,
+        train__batch__size=settings.batch.size,
+        train__max_nonfinite_steps=settings.max_nonfinite_steps,
+    )
     if sampling.temperature <= 0 or sampling.top_p < 1.0 or sampling.top_k > 0:
         raise params.ParamsError(
-            f"training needs sampling.temperature > 0, top_p 1.0 and top_k 0 (no truncation); sampling is {sampling}: "
+            "training needs sampling.temperature > 0, top_p 1.0 and top_k 0 (no truncation); "
+            f"sampling is {sampling}: "
             "with another distribution the ratio between trainer and sampler would be wrong"
         )
 
@@ -167,7 +221,8 @@ def summarize(trainer: Trainer) -> None:
 
 
 def num_processes() -> int:
-    """What params.yaml asks for, read before the stage begins; what is wrong with the file the stage will say."""
+    """What params.yaml asks for, read before the stage begins; what is wrong with the file the
+    stage will say."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--params", type=Path, default=Path("params.yaml"))
     try:

@@ -1,4 +1,5 @@
-"""The parameters of training, as params.yaml holds them after the recipe's slots replaced the base section's."""
+"""The parameters of training, as params.yaml holds them after the recipe's slots replaced the base
+section's."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -24,7 +25,8 @@ class ValidationSettings:
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """The section `train`. The last six are slots: a mapping with `method` and that method's settings."""
+    """The section `train`. The last six are slots: a mapping with `method` and that method's
+    settings."""
 
     batch: BatchSettings
     max_steps: int | None

@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.allocate import strategies
-from tasks.allocate.plan import Allocation, EmptyPlanError, check_decisions, forecast, load_strategy, make_plan
+from tasks.allocate.plan import (
+    Allocation,
+    EmptyPlanError,
+    check_decisions,
+    forecast,
+    load_strategy,
+    make_plan,
+)
 from tasks.common.artifacts import OUTCOMES, PROFILE
 from tasks.common.ledger import Architecture
 from tasks.common.params import ParamsError
@@ -57,22 +64,38 @@ def test_bucket_of_k_of_8() -> None:
     allocation, _ = run(SGPO, profile_of([(k, 8) for k in range(9)]))
     decisions = check_decisions(allocation.decisions, profile_of([(k, 8) for k in range(9)]))
     assert decisions["group_size"].to_list()[1:] == [8, 4, 2, 2, 2, 2, 0, 0]
-    assert decisions["decision"].to_list() == ["unsolved_dropped", *["learnable"] * 6, "trivial", "trivial"]
+    assert decisions["decision"].to_list() == [
+        "unsolved_dropped",
+        *["learnable"] * 6,
+        "trivial",
+        "trivial",
+    ]
     assert decisions["reason"][1].startswith("solved 1 of 8; at most one success in 8 expected")
 
 
 @pytest.mark.parametrize(
     ("correct", "samples", "buckets", "size"),
-    [(1, 16, [2, 4, 8, 16], 16), (2, 16, [2, 4, 8, 16], 8), (1, 3, [2, 4, 8], 2), (1, 5, [3, 5], 5), (2, 5, [3, 5], 3)],
+    [
+        (1, 16, [2, 4, 8, 16], 16),
+        (2, 16, [2, 4, 8, 16], 8),
+        (1, 3, [2, 4, 8], 2),
+        (1, 5, [3, 5], 5),
+        (2, 5, [3, 5], 3),
+    ],
 )
-def test_other_sample_counts_and_buckets(correct: int, samples: int, buckets: list[int], size: int) -> None:
+def test_other_sample_counts_and_buckets(
+    correct: int, samples: int, buckets: list[int], size: int
+) -> None:
     allocation, _ = run({**SGPO, "buckets": buckets}, profile_of([(correct, samples)]))
     assert allocation.decisions["group_size"].to_list() == [size]
 
 
 def test_the_papers_cluster_sizes_give_the_papers_figures() -> None:
-    """arXiv 2606.08854, 7B: |C2| 3,857, |C4| 1,587, |C8| 2,081, trivial 1,285, unsolved 5,306 of 14,116."""
-    profile = profile_of([(4, 8)] * 3857 + [(2, 8)] * 1587 + [(1, 8)] * 2081 + [(8, 8)] * 1285 + [(0, 8)] * 5306)
+    """arXiv 2606.08854, 7B: |C2| 3,857, |C4| 1,587, |C8| 2,081, trivial 1,285, unsolved 5,306 of
+    14,116."""
+    profile = profile_of(
+        [(4, 8)] * 3857 + [(2, 8)] * 1587 + [(1, 8)] * 2081 + [(8, 8)] * 1285 + [(0, 8)] * 5306
+    )
     allocation, plan = run(SGPO, profile, passes=1)
     learnable = allocation.decisions.filter(pl.col("decision") == "learnable")
     assert len(profile) == 14_116
@@ -85,16 +108,22 @@ def test_the_papers_cluster_sizes_give_the_papers_figures() -> None:
 
 
 counts = st.lists(
-    st.integers(1, 12).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), min_size=1, max_size=40
+    st.integers(1, 12).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))),
+    min_size=1,
+    max_size=40,
 )
 
 
 @given(counts, st.integers(0, 5), st.integers(1, 3))
-def test_sgpo_keeps_its_promises_on_any_profile(pairs: list[tuple[int, int]], seed: int, passes: int) -> None:
+def test_sgpo_keeps_its_promises_on_any_profile(
+    pairs: list[tuple[int, int]], seed: int, passes: int
+) -> None:
     profile = profile_of(pairs)
     allocation = load_strategy(SGPO)[1](profile, passes, np.random.default_rng(seed))
     decisions = check_decisions(allocation.decisions, profile)
-    by_decision = {key: set(ids) for key, ids in decisions.group_by("decision").agg("prompt_id").iter_rows()}
+    by_decision = {
+        key: set(ids) for key, ids in decisions.group_by("decision").agg("prompt_id").iter_rows()
+    }
     kept = by_decision.get("unsolved_kept", set())
     solved_never = {f"p{i:05d}" for i, (correct, _) in enumerate(pairs) if correct == 0}
     assert kept | by_decision.get("unsolved_dropped", set()) == solved_never
@@ -108,7 +137,9 @@ def test_sgpo_keeps_its_promises_on_any_profile(pairs: list[tuple[int, int]], se
         assert kept <= set(ids)  # the same unsolved prompts in every phase
         assert all(sizes[name] == expected for name in set(ids) - kept)
         assert not set(ids) & by_decision.get("trivial", set())
-    per_pass = [sorted(pl.concat(allocation.phases[i * 3 : i * 3 + 3])["prompt_id"]) for i in range(passes)]
+    per_pass = [
+        sorted(pl.concat(allocation.phases[i * 3 : i * 3 + 3])["prompt_id"]) for i in range(passes)
+    ]
     assert all(ids == per_pass[0] for ids in per_pass)
 
 
@@ -133,7 +164,12 @@ def test_the_band_is_what_was_solved_sometimes() -> None:
     assert sorted(plan["prompt_id"].unique()) == [f"p{k:05d}" for k in range(1, 7)]
     assert plan["group_size"].unique().to_list() == [16]
     decisions = check_decisions(allocation.decisions, profile_of([(k, 8) for k in range(9)]))
-    assert decisions["decision"].to_list() == ["unsolved_dropped", *["learnable"] * 6, "trivial", "trivial"]
+    assert decisions["decision"].to_list() == [
+        "unsolved_dropped",
+        *["learnable"] * 6,
+        "trivial",
+        "trivial",
+    ]
 
 
 def test_unsorted_is_sgpo_in_another_order() -> None:
@@ -150,7 +186,8 @@ def test_unsorted_is_sgpo_in_another_order() -> None:
 def test_a_matched_plan_costs_what_sgpos_does(name: str) -> None:
     rng = np.random.default_rng(3)
     profile = profile_of([(int(k), 8) for k in rng.integers(0, 9, 400)]).with_columns(
-        completion_tokens=pl.Series(rng.integers(50, 900, 400)), prompt_tokens=pl.Series(rng.integers(5, 60, 400))
+        completion_tokens=pl.Series(rng.integers(50, 900, 400)),
+        prompt_tokens=pl.Series(rng.integers(5, 60, 400)),
     )
     profile = PROFILE.frame(profile.to_dicts())
     architecture = Architecture(1000, 10, 2, 8)
@@ -162,11 +199,17 @@ def test_a_matched_plan_costs_what_sgpos_does(name: str) -> None:
             plan, profile, architecture, reads_profile=reads_profile, strategy=str(spec["strategy"])
         )["plan"]
     ours, theirs = forecasts[name], forecasts["sgpo"]
-    assert ours["flops_charged"] == pytest.approx(theirs["flops_charged"], rel=0.01)  # to a visit, and the head's share
-    plan = run(SPECS[name], profile, passes=8)[1]  # as much as eight passes of sGPO's: more than one uniform pass
+    assert ours["flops_charged"] == pytest.approx(
+        theirs["flops_charged"], rel=0.01
+    )  # to a visit, and the head's share
+    plan = run(SPECS[name], profile, passes=8)[
+        1
+    ]  # as much as eight passes of sGPO's: more than one uniform pass
     subset = run(SGPO, profile, passes=8)[1]["prompt_id"].n_unique()
     assert plan["prompt_id"].n_unique() == (subset if name == "random_subset" else 400)
-    assert (plan.group_by("pass").len().sort("pass")["len"].to_list())[0] == plan["prompt_id"].n_unique()
+    assert (plan.group_by("pass").len().sort("pass")["len"].to_list())[0] == plan[
+        "prompt_id"
+    ].n_unique()
 
 
 @pytest.mark.parametrize("name", ["grpo_matched", "random_subset"])
@@ -182,7 +225,10 @@ def test_an_ungraded_prompt_is_left_out_and_said_so() -> None:
         error=pl.when(pl.col("prompt_id") == "p00001").then(8).otherwise(0).cast(pl.Int32),
     )
     allocation, plan = run(SGPO, broken)
-    assert dict(allocation.decisions.select("prompt_id", "decision").iter_rows())["p00001"] == "ungraded"
+    assert (
+        dict(allocation.decisions.select("prompt_id", "decision").iter_rows())["p00001"]
+        == "ungraded"
+    )
     assert set(plan["prompt_id"]) == {"p00000"}
 
 
@@ -196,7 +242,8 @@ def test_an_empty_plan_is_an_error_with_the_histogram() -> None:
     [
         (
             {"strategy": "sgop"},
-            "allocate.strategy is 'sgop'; there is: band, grpo_matched, random_subset, sgpo, sgpo_unsorted, uniform",
+            "allocate.strategy is 'sgop'; there is: band, grpo_matched, random_subset, sgpo, "
+            "sgpo_unsorted, uniform",
         ),
         ({"strategy": "uniform"}, r"allocate \(uniform\).group_size is missing"),
         (
@@ -211,7 +258,9 @@ def test_a_recipes_strategy_is_checked_by_name(spec: dict[str, object], message:
 
 
 def test_forecast_by_hand() -> None:
-    architecture = Architecture(num_matmul_parameters=10, num_head_parameters=2, num_layers=1, attention_width=4)
+    architecture = Architecture(
+        num_matmul_parameters=10, num_head_parameters=2, num_layers=1, attention_width=4
+    )
     profile = profile_of([(4, 8)] * 5)  # 9 prompt tokens and 96 / 8 completion tokens a sample: 21
     _, plan = run({"strategy": "uniform", "group_size": 4}, profile, passes=2)
     expected = forecast(plan, profile, architecture, reads_profile=False, strategy="uniform")
@@ -221,4 +270,6 @@ def test_forecast_by_hand() -> None:
     assert expected["plan"]["flops_charged_paper"] == 8 * 10 * 40 * 21
     assert expected["uniform"] == {**expected["plan"], "group_size": 4}
     reading = forecast(plan, profile, architecture, reads_profile=True, strategy="uniform")
-    assert reading["plan"]["flops_charged"] - expected["plan"]["flops_charged"] == 2 * 10 * 5 * 8 * 21
+    assert (
+        reading["plan"]["flops_charged"] - expected["plan"]["flops_charged"] == 2 * 10 * 5 * 8 * 21
+    )

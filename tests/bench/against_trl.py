@@ -1,17 +1,21 @@
-"""Winnow's trainer against TRL's GRPOTrainer: the same policy, prompts, rollouts a step, lengths, loss and optimizer.
+"""Winnow's trainer against TRL's GRPOTrainer: the same policy, prompts, rollouts a step, lengths,
+loss and optimizer.
 
-    make bench        # installs requirements-bench.txt beside the environment's pins, then runs this and `throughput`
-    python -m tests.bench.against_trl [--steps 160] [--rollouts 32] [--repeats 2] [--warmup 5] [--out FILE]
+    make bench        # installs requirements-bench.txt beside the environment's pins, then runs
+    this and `throughput`
+    python -m tests.bench.against_trl [--steps 160] [--rollouts 32] [--repeats 2] [--warmup 5]
+    [--out FILE]
 
-Each run is a process of its own with one thread (`side_winnow.py`, `side_trl.py`); the two alternate, A B A B, with
-another seed each time, because other jobs may share the machine: only ratios within one call mean anything. Timed is
-the training loop after the warm-up steps: sampling, grading, update, optimizer; validation, checkpoints, logging and
-tracking are off on both sides. Policies are kept at a few points, outside the time, and evaluated afterwards by
-Winnow's evaluation on the same held-out prompts: learning per second is compared, not only rollouts per second.
+Each run is a process of its own with one thread (`side_winnow.py`, `side_trl.py`); the two
+alternate, A B A B, with another seed each time, because other jobs may share the machine: only
+ratios within one call mean anything. Timed is the training loop after the warm-up steps: sampling,
+grading, update, optimizer; validation, checkpoints, logging and tracking are off on both sides.
+Policies are kept at a few points, outside the time, and evaluated afterwards by Winnow's evaluation
+on the same held-out prompts: learning per second is compared, not only rollouts per second.
 
-Not the same on both sides, because it is what Winnow does: groups without a gradient are left out of the update, a
-prompt is read once for its group, the verifier is a process of its own, and every rollout is recorded.
-"""
+Not the same on both sides, because it is what Winnow does: groups without a gradient are left out
+of the update, a prompt is read once for its group, the verifier is a process of its own, and every
+rollout is recorded."""
 
 import argparse
 import importlib.metadata
@@ -34,10 +38,21 @@ Report = dict[str, Any]
 def run_side(side: str, root: Path, steps: int, seed: int, points: list[int]) -> Report:
     """One side in its own process; its report."""
     out = root / f"{side}-{seed}.json"
-    command = [sys.executable, "-m", f"tests.bench.side_{side}", str(root), "--steps", str(steps), "--seed", str(seed)]
+    command = [
+        sys.executable,
+        "-m",
+        f"tests.bench.side_{side}",
+        str(root),
+        "--steps",
+        str(steps),
+        "--seed",
+        str(seed),
+    ]
     command += ["--points", *map(str, points), "--out", str(out)]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    result = subprocess.run(command, cwd=PROJECT, env=env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    result = subprocess.run(
+        command, cwd=PROJECT, env=env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
     if result.returncode:
         sys.exit(f"{side} failed:\n{result.stderr[-4000:]}")
     report: Report = json.loads(out.read_text())
@@ -69,24 +84,31 @@ def accuracy(root: Path, folder: Path) -> float:
     from tasks.common import params
     from tasks.common.artifacts import PROMPTS, Layout
     from tasks.common.files import read_json
-    from tasks.sampling.evaluation import Evaluate, evaluate_policy
-    from tasks.sampling.models import open_policy, policy_digest
-    from tasks.sampling.rollouts import SamplerSettings
+    from tasks.evaluate.evaluation import Evaluate, evaluate_policy
+    from tasks.grading.grader import Verify
+    from tasks.models.policy import open_policy, policy_digest
+    from tasks.store.rollouts import SamplerSettings
 
     torch.set_num_threads(1)
     layout, values = Layout(root), params.load(root / "params.yaml")
     policy = open_policy(folder, policy_digest(folder), read_json(layout.policy_card))
     prompts = PROMPTS.read(layout.prompts("validation"))
     settings, sampler = Evaluate(4, [1], 200), params.sections(values, SamplerSettings)
-    return float(evaluate_policy(prompts, policy, settings, sampler, layout, folder.name)[0]["pass_at_1"])
+    verify = params.section(values, "verify", Verify)
+    metrics, _, _ = evaluate_policy(prompts, policy, settings, sampler, verify, layout, folder.name)
+    return float(metrics["pass_at_1"])
 
 
 def curves(root: Path, reports: dict[str, list[Report]]) -> dict[str, list[Report]]:
-    """For each side: mean held-out accuracy and median training seconds after each number of steps."""
+    """For each side: mean held-out accuracy and median training seconds after each number of
+    steps."""
     start = accuracy(root, root / "policy")
     result = {}
     for side, runs in reports.items():
-        points = [[{**p, "accuracy": accuracy(root, Path(p["folder"]))} for p in run["points"]] for run in runs]
+        points = [
+            [{**p, "accuracy": accuracy(root, Path(p["folder"]))} for p in run["points"]]
+            for run in runs
+        ]
         result[side] = [{"step": 0, "seconds": 0.0, "accuracy": start}] + [
             {
                 "step": same[0]["step"],
@@ -99,7 +121,8 @@ def curves(root: Path, reports: dict[str, list[Report]]) -> dict[str, list[Repor
 
 
 def seconds_to(curve: list[Report], target: float) -> float | None:
-    """When a curve first reaches `target`, between its points by a straight line; None where it does not."""
+    """When a curve first reaches `target`, between its points by a straight line; None where it
+    does not."""
     for before, after in itertools.pairwise(curve):
         if before["accuracy"] < target <= after["accuracy"]:
             share = (target - before["accuracy"]) / (after["accuracy"] - before["accuracy"])
@@ -114,13 +137,20 @@ def speed_table(reports: dict[str, list[Report]], warmup: int, rollouts: int) ->
     for name in runs["winnow"][0]:
         ours, theirs = (statistics.median(run[name] for run in runs[side]) for side in SIDES)
         medians[name] = {"winnow": ours, "trl": theirs}
-        lines.append(f"| {name} | {ours:,.4g} | {theirs:,.4g} | {ours / theirs if theirs else float('nan'):.2f} |")
+        lines.append(
+            f"| {name} | {ours:,.4g} | {theirs:,.4g} | "
+            f"{ours / theirs if theirs else float('nan'):.2f} |"
+        )
     return "\n".join(lines), medians
 
 
 def curve_table(found: dict[str, list[Report]]) -> str:
-    """Held-out accuracy after so many steps, and the seconds to the best accuracy that both sides reach."""
-    lines = ["| steps | Winnow: seconds | accuracy | TRL: seconds | accuracy |", "|---|---|---|---|---|"]
+    """Held-out accuracy after so many steps, and the seconds to the best accuracy that both sides
+    reach."""
+    lines = [
+        "| steps | Winnow: seconds | accuracy | TRL: seconds | accuracy |",
+        "|---|---|---|---|---|",
+    ]
     for ours, theirs in zip(found["winnow"], found["trl"], strict=True):
         cells = [f"{x[name]:.3g}" for x in (ours, theirs) for name in ("seconds", "accuracy")]
         lines.append(f"| {ours['step']} | {' | '.join(cells)} |")
@@ -128,13 +158,16 @@ def curve_table(found: dict[str, list[Report]]) -> str:
     ours, theirs = (seconds_to(found[side], target) for side in SIDES)
     if ours and theirs:
         lines.append(
-            f"\nheld-out accuracy {target:.3f}: Winnow {ours:.1f} s, TRL {theirs:.1f} s ({theirs / ours:.2f}x)"
+            f"\nheld-out accuracy {target:.3f}: Winnow {ours:.1f} s, TRL {theirs:.1f} s "
+            f"({theirs / ours:.2f}x)"
         )
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=160)
     parser.add_argument("--rollouts", type=int, default=32, help="a step, in groups of 8")
     parser.add_argument("--warmup", type=int, default=5)
@@ -151,13 +184,18 @@ def main() -> None:
                 reports[side].append(run_side(side, root, options.steps, seed, points))
         table, medians = speed_table(reports, options.warmup, options.rollouts)
         found = curves(root, reports)
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("trl", "transformers", "torch"))
+    versions = ", ".join(
+        f"{name} {importlib.metadata.version(name)}" for name in ("trl", "transformers", "torch")
+    )
     print(
-        f"{options.steps} steps of {options.rollouts} rollouts, medians of {options.repeats}; {versions}; one thread\n"
+        f"{options.steps} steps of {options.rollouts} rollouts, medians of {options.repeats}; "
+        f"{versions}; one thread\n"
     )
     print(f"{table}\n\n{curve_table(found)}")
     if options.out:
-        options.out.write_text(json.dumps({"medians": medians, "curves": found, "reports": reports}, indent=1))
+        options.out.write_text(
+            json.dumps({"medians": medians, "curves": found, "reports": reports}, indent=1)
+        )
 
 
 if __name__ == "__main__":

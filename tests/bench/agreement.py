@@ -1,12 +1,13 @@
-"""How far our verifiers agree with graders of others: a table of policy, cases, agreed, and every disagreement.
+"""How far our verifiers agree with graders of others: a table of policy, cases, agreed, and every
+disagreement.
 
     WINNOW_REAL_DATA=../shared/data python -m tests.bench.agreement
 
-Cases are the tests of sixteen projects' graders (verifier_cases.jsonl), each under the policy that its project names.
-A policy is compared where a verifier of ours implements it. Left out: tolerances and partial marks (torchforge,
-reasoning-gym's cascade, F1), text matching (PuzzleMatcher), DAPO's string equality after `Answer:`, rewards of length
-and repetition. A gold that we refuse as unreadable agrees with a grader that gives nothing for it.
-"""
+Cases are the tests of sixteen projects' graders (verifier_cases.jsonl), each under the policy that
+its project names. A policy is compared where a verifier of ours implements it. Left out: tolerances
+and partial marks (torchforge, reasoning-gym's cascade, F1), text matching (PuzzleMatcher), DAPO's
+string equality after `Answer:`, rewards of length and repetition. A gold that we refuse as
+unreadable agrees with a grader that gives nothing for it."""
 
 import json
 import os
@@ -15,18 +16,32 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tasks.sampling.answers import last_boxed
-from tasks.sampling.grade import Answer, Grader, Verify
-from tasks.sampling.verifiers import choice, hendrycks, math, numeric
+from tasks.grading.answers import last_boxed
+from tasks.grading.grader import Answer, Grader, Verify
+from tasks.grading.verifiers import choice, hendrycks, math, numeric
 
 TAGS = {"method": "format", "text_after": False}
 PART = {"method": "part", "which": "last", "otherwise": "unparsed"}
 CONFIGURED: dict[str, dict[str, Any]] = {
     "think": {**TAGS, "tags": ["think"], "text_after": True},
     "think_answer": {**TAGS, "tags": ["think", "answer"]},
-    "math_after_think": {**PART, "verifier": "math", "pattern": r"(?s).*</(?:think|REASONING_END)>(.*)"},
-    "math_in_answer": {**PART, "verifier": "math", "pattern": r"(?s)<answer>(.*?)</answer>", "otherwise": "whole"},
-    "math_in_brackets": {**PART, "verifier": "math", "pattern": r"\[([^\[\]]*)\]", "otherwise": "whole"},
+    "math_after_think": {
+        **PART,
+        "verifier": "math",
+        "pattern": r"(?s).*</(?:think|REASONING_END)>(.*)",
+    },
+    "math_in_answer": {
+        **PART,
+        "verifier": "math",
+        "pattern": r"(?s)<answer>(.*?)</answer>",
+        "otherwise": "whole",
+    },
+    "math_in_brackets": {
+        **PART,
+        "verifier": "math",
+        "pattern": r"\[([^\[\]]*)\]",
+        "otherwise": "whole",
+    },
     "hendrycks_after_think": {**PART, "verifier": "hendrycks", "pattern": r"(?s).*</think>(.*)"},
     "gsm8k_strict": {**PART, "verifier": "numeric", "pattern": r"####(.*)"},
     "numeric_in_answer": {**PART, "verifier": "numeric", "pattern": r"(?s)<answer>(.*?)</answer>"},
@@ -51,7 +66,11 @@ BY_GRADER = {
     "format_reward": "think_answer",
     "CountdownDataset.score_answer": "countdown",
 }
-BOXED = {"grade_answer", "grade_answer_mathd", "grade_answer_sympy"}  # are given answers, not completions
+BOXED = {
+    "grade_answer",
+    "grade_answer_mathd",
+    "grade_answer_sympy",
+}  # are given answers, not completions
 NORMALIZERS = {"strip_string", "_strip_string", "mathd_normalize_answer", "normalize_answer"}
 BOXES = {"last_boxed_only_string", "remove_boxed", "extract_answer", "extract_boxed"}
 
@@ -66,7 +85,8 @@ def graders_verifier(case: dict[str, Any]) -> str | None:
 
 
 def read_directly(case: dict[str, Any]) -> tuple[Any, Any] | None:
-    """What our function and theirs make of an input, for cases of normalisation and extraction; None if not ours."""
+    """What our function and theirs make of an input, for cases of normalisation and extraction;
+    None if not ours."""
     text, expected, name = case.get("input"), case["expected"], case["grader"]
     if name in NORMALIZERS and text is not None:
         return hendrycks.normalize(text), expected
@@ -77,23 +97,33 @@ def read_directly(case: dict[str, Any]) -> tuple[Any, Any] | None:
         return choice.find_letter(text), expected[-1] if expected else None
     if name in ("_extract_final_int", "extract_gsm8k_final_answer"):
         found = numeric.find_number(text)
-        return found and numeric.plain(found), None if expected is None else str(expected).split()[0]
+        return found and numeric.plain(found), None if expected is None else str(expected).split()[
+            0
+        ]
     if name == "compare_strings":
         settings = case["params"]
         targets, decimals = tuple(settings["match_types"]), settings.get("precision", math.DECIMALS)
         relations = settings.get("allow_set_relation_comp", False)
-        verdict = math.grade(case["pred"], case["gold"], targets, decimals, sets_as_relations=relations)
+        verdict = math.grade(
+            case["pred"], case["gold"], targets, decimals, sets_as_relations=relations
+        )
         return verdict.outcome == "correct", expected
     return None
 
 
 def compare(cases: list[dict[str, Any]]) -> Iterator[tuple[str, str, bool | None, str]]:
-    """(policy, id, whether we agree or None where no verifier of ours implements the policy, what was said)."""
+    """(policy, id, whether we agree or None where no verifier of ours implements the policy, what
+    was said)."""
     graded: list[tuple[dict[str, Any], Answer]] = []
     for case in cases:
         verifier, direct = graders_verifier(case), read_directly(case)
         if direct is not None:
-            yield case["policy"], case["id"], direct[0] == direct[1], f"ours {direct[0]!r}, theirs {direct[1]!r}"
+            yield (
+                case["policy"],
+                case["id"],
+                direct[0] == direct[1],
+                f"ours {direct[0]!r}, theirs {direct[1]!r}",
+            )
         elif verifier is None or isinstance(case.get("pred", case.get("input")), dict | list):
             yield case["policy"], case["id"], None, case["grader"]
         else:
@@ -103,7 +133,10 @@ def compare(cases: list[dict[str, Any]]) -> Iterator[tuple[str, str, bool | None
     for (case, answer), verdict in zip(graded, verdicts, strict=True):
         ours = None if verdict.outcome == "error" else verdict.outcome == "correct"
         theirs = case["expected"] if case["expected"] is None else bool(case["expected"])
-        text = f"{answer.verifier} says {verdict.outcome} of {answer.completion[-60:]!r} (gold {answer.gold[:40]!r})"
+        text = (
+            f"{answer.verifier} says {verdict.outcome} of {answer.completion[-60:]!r} (gold "
+            f"{answer.gold[:40]!r})"
+        )
         yield case["policy"], case["id"], ours == theirs or (theirs is False and ours is None), text
 
 
@@ -111,7 +144,9 @@ def answer_of(case: dict[str, Any], verifier: str) -> Answer:
     """The case as a completion with its gold."""
     given, gold = str(case.get("pred", case.get("input"))), case.get("gold")
     completion = rf"\boxed{{{given}}}" if case["grader"] in BOXED else given
-    return Answer(verifier, completion, json.dumps(gold) if isinstance(gold, dict) else str(gold), False)
+    return Answer(
+        verifier, completion, json.dumps(gold) if isinstance(gold, dict) else str(gold), False
+    )
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -120,12 +155,17 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def main() -> None:
     table: dict[str, list[tuple[str, bool | None, str]]] = defaultdict(list)
-    for policy, case, agrees, said in compare(read(Path(os.environ["WINNOW_REAL_DATA"]) / "verifier_cases.jsonl")):
+    for policy, case, agrees, said in compare(
+        read(Path(os.environ["WINNOW_REAL_DATA"]) / "verifier_cases.jsonl")
+    ):
         table[policy].append((case, agrees, said))
     print(f"{'policy':72} cases  compared  agreed")
     for policy, results in sorted(table.items()):
         compared = [result for result in results if result[1] is not None]
-        print(f"{policy[:72]:72} {len(results):5} {len(compared):9} {sum(bool(r[1]) for r in compared):7}")
+        print(
+            f"{policy[:72]:72} {len(results):5} {len(compared):9} "
+            f"{sum(bool(r[1]) for r in compared):7}"
+        )
         for case, agrees, said in compared:
             if not agrees:
                 print(f"    {case}: {said}")

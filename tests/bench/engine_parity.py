@@ -1,8 +1,8 @@
-"""python -m tests.bench.engine_parity: how often `hf` and `vllm` say the same, greedily, of the embedded policy.
+"""python -m tests.bench.engine_parity: how often `hf` and `vllm` say the same, greedily, of the
+embedded policy.
 
-Float32 on this machine. Where two tokens are equally likely to the last bits, rounding decides, and the rest of the
-completion differs; the log-probabilities are compared up to there.
-"""
+Float32 on this machine. Where two tokens are equally likely to the last bits, rounding decides, and
+the rest of the completion differs; the log-probabilities are compared up to there."""
 
 import argparse
 import dataclasses
@@ -14,15 +14,16 @@ import yaml
 
 from tasks.common import params
 from tasks.common.artifacts import PROMPTS
-from tasks.sampling.engine import EngineSettings, Samples, Sampling, load_engine
-from tasks.sampling.models import load_tokenizer, read_policy
+from tasks.engines.engine import EngineSettings, Samples, Sampling, load_engine
+from tasks.models.policy import load_tokenizer, read_policy
 from tests.bench.world import make_world
 
 GREEDY = {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
 
 
 def compare(one: Samples, other: Samples) -> tuple[int, float]:
-    """The number of equal completions, and the largest difference of log-probabilities before two part."""
+    """The number of equal completions, and the largest difference of log-probabilities before two
+    part."""
     equal, largest = 0, 0.0
     for row, (mine, theirs) in enumerate(zip(one.token_ids, other.token_ids, strict=True)):
         equal += mine == theirs
@@ -44,14 +45,19 @@ def main() -> None:
         policy, settings = read_policy(layout), params.section(values, "engine", EngineSettings)
         sampling = dataclasses.replace(params.section(values, "sampling", Sampling), **GREEDY)
         tokenizer = load_tokenizer(policy.folder)
-        prompts = [tokenizer(text).input_ids for text in PROMPTS.read(layout.prompts("train"))["prompt"]]
+        prompts = [
+            tokenizer(text).input_ids for text in PROMPTS.read(layout.prompts("train"))["prompt"]
+        ]
         num, samples = len(prompts), []
         for name in names:
             engine = load_engine(dataclasses.replace(settings, name=name), policy)
             samples.append(engine.generate(prompts, [1] * num, sampling, [0] * num))
             del engine
     equal, largest = compare(*samples)
-    print(f"{names[0]} and {names[1]}: identical tokens on {equal} of {num} prompts ({100 * equal / num:.2f} %)")
+    print(
+        f"{names[0]} and {names[1]}: identical tokens on {equal} of {num} prompts "
+        f"({100 * equal / num:.2f} %)"
+    )
     print(f"largest difference of a log-probability: {largest:.2g}")
 
 

@@ -1,9 +1,11 @@
-"""python -m tests.bench.engine_throughput: what profiling costs beside the bare engine, in tokens a second.
+"""python -m tests.bench.engine_throughput: what profiling costs beside the bare engine, in tokens a
+second.
 
-Both sides draw the same number of samples of the same prompts with vLLM on this machine, in processes of their own, in
-turn: `LLM.generate` alone, and the stage `profile` (rendering, store, grading, tables). Measured is from the moment the
-engine is there to the end of the stage, in seconds of the wall and of the CPU (cores may be shared), the verifier's
-process included. Twice the bare engine: with the very requests that profiling makes (a seed for every sample, no
+Both sides draw the same number of samples of the same prompts with vLLM on this machine, in
+processes of their own, in turn: `LLM.generate` alone, and the stage `profile` (rendering, store,
+grading, tables). Measured is from the moment the engine is there to the end of the stage, in
+seconds of the wall and of the CPU (cores may be shared), the verifier's process included. Twice the
+bare engine: with the very requests that profiling makes (a seed for every sample, no
 log-probabilities), and as one would call it who wants text only (n samples of a prompt, no seeds).
 """
 
@@ -22,12 +24,12 @@ import yaml
 
 from tasks.common import params, stage
 from tasks.common.artifacts import PROMPTS, ROLLOUTS, Layout
+from tasks.engines.engine import EngineSettings, Sampling, load_engine, sample_seed
+from tasks.engines.vllm import VllmEngine
+from tasks.models.policy import load_tokenizer, read_policy
 from tasks.profile import __main__ as profile_stage
-from tasks.sampling import rollouts
-from tasks.sampling.engine import EngineSettings, Sampling, load_engine, sample_seed
-from tasks.sampling.engines.vllm import VllmEngine
-from tasks.sampling.models import load_tokenizer, read_policy
-from tasks.sampling.store.folder import prompt_digest
+from tasks.store import rollouts
+from tasks.store.folder import prompt_digest
 from tests.bench.world import PROJECT, make_world
 
 SIDES = ("bare", "same_requests", "profile")
@@ -40,20 +42,28 @@ def bare(layout: Layout, values: dict[str, Any], *, same_requests: bool) -> dict
     policy, sampling = read_policy(layout), params.section(values, "sampling", Sampling)
     engine = load_engine(params.section(values, "engine", EngineSettings), policy)
     assert isinstance(engine, VllmEngine)
-    texts, tokenizer = PROMPTS.read(layout.prompts("train"))["prompt"], load_tokenizer(policy.folder)
+    texts, tokenizer = (
+        PROMPTS.read(layout.prompts("train"))["prompt"],
+        load_tokenizer(policy.folder),
+    )
     prompts = [tokenizer(text).input_ids for text in texts]
     num, make = values["profile"]["num_samples"], engine.vllm.inputs.TokensPrompt
     started = now()
     if same_requests:
         names = [(prompt_digest(ids), index) for ids in prompts for index in range(num)]
-        requests = [engine.request(sampling, sample_seed(sampling.seed, *name), False) for name in names]
+        requests = [
+            engine.request(sampling, sample_seed(sampling.seed, *name), False) for name in names
+        ]
         inputs = [make(prompt_token_ids=ids) for ids in prompts for _ in range(num)]
     else:
         plain = engine.request(sampling, 0, False)
         plain.n, plain.seed = num, None
         requests, inputs = [plain] * len(prompts), [make(prompt_token_ids=ids) for ids in prompts]
     outputs = engine.llm.generate(inputs, requests, use_tqdm=False)
-    return {"tokens": sum(len(o.token_ids) for output in outputs for o in output.outputs), **since(started)}
+    return {
+        "tokens": sum(len(o.token_ids) for output in outputs for o in output.outputs),
+        **since(started),
+    }
 
 
 def profile(layout: Layout, values: dict[str, Any]) -> dict[str, float]:
@@ -91,7 +101,11 @@ def measure(side: str, root: Path) -> None:
     import torch
 
     torch.set_num_threads(values["engine"]["threads"])
-    result = profile(layout, values) if side == "profile" else bare(layout, values, same_requests=side != "bare")
+    result = (
+        profile(layout, values)
+        if side == "profile"
+        else bare(layout, values, same_requests=side != "bare")
+    )
     print(f"\n{MARK}{json.dumps(result)}")
 
 
@@ -100,11 +114,23 @@ def run_side(side: str, root: Path, number: int) -> dict[str, float]:
     values = yaml.safe_load((root / "params.yaml").read_text())
     values["store"] = {"location": str(root / f"store-{number}")}
     (root / "params.yaml").write_text(yaml.safe_dump(values))
-    command = [sys.executable, "-m", "tests.bench.engine_throughput", "--side", side, "--root", str(root)]
-    output = subprocess.run(command, check=True, cwd=PROJECT, stdout=subprocess.PIPE, text=True).stdout
+    command = [
+        sys.executable,
+        "-m",
+        "tests.bench.engine_throughput",
+        "--side",
+        side,
+        "--root",
+        str(root),
+    ]
+    output = subprocess.run(
+        command, check=True, cwd=PROJECT, stdout=subprocess.PIPE, text=True
+    ).stdout
     result = json.loads(output.rpartition(MARK)[2].splitlines()[0])
     rates = {clock: result["tokens"] / result[clock] for clock in CLOCKS}
-    words = ", ".join(f"{result[clock]:6.2f} s {clock} ({rates[clock]:7,.0f} tokens/s)" for clock in CLOCKS)
+    words = ", ".join(
+        f"{result[clock]:6.2f} s {clock} ({rates[clock]:7,.0f} tokens/s)" for clock in CLOCKS
+    )
     print(f"  {side:14} {result['tokens']:9,.0f} tokens: {words}", flush=True)
     return rates
 

@@ -1,10 +1,11 @@
-"""Graded answers a second, for each verifier: in one process (which a hostile answer can hang), and by the pool.
+"""Graded answers a second, for each verifier: in one process (which a hostile answer can hang), and
+by the pool.
 
     python -m tests.bench.grading [--answers 4000] [--processes 2] [--repeats 5]
 
-Answers are generated, half of them right, as long as those of GSM8K (about 300 characters). Both ways alternate in one
-run, after a first round that starts processes and fills caches; medians. The last column is a training step.
-"""
+Answers are generated, half of them right, as long as those of GSM8K (about 300 characters). Both
+ways alternate in one run, after a first round that starts processes and fills caches; medians. The
+last column is a training step."""
 
 import argparse
 import json
@@ -16,10 +17,10 @@ from typing import Any
 import reasoning_gym as library
 
 from tasks.common import registry
-from tasks.sampling import verifiers
-from tasks.sampling.grade import Answer, Grader, Verify
-from tasks.sampling.loading import load
-from tasks.sampling.verifiers.reasoning_gym import gold
+from tasks.grading import verifiers
+from tasks.grading.grader import Answer, Grader, Verify
+from tasks.grading.loading import load
+from tasks.grading.verifiers.reasoning_gym import gold
 
 WORK = "She has 16 - 3 - 4 = 9 eggs a day, and sells each for $2, so 9 * 2 = 18 dollars. " * 3
 CONFIGURED: dict[str, dict[str, Any]] = {
@@ -39,17 +40,26 @@ def answers(name: str, count: int) -> list[Answer]:
     """`count` answers, right and wrong by turns, no two golds alike in a row."""
     if name == "countdown":
         target = json.dumps({"numbers": [6, 34, 11], "target": 39})
-        return [Answer(name, WORK + f"\n34 + 11 {'-+'[i % 2]} 6", target, False) for i in range(count)]
+        return [
+            Answer(name, WORK + f"\n34 + 11 {'-+'[i % 2]} 6", target, False) for i in range(count)
+        ]
     if name == "reasoning_gym":
         problem = gold("chain_sum", library.create_dataset("chain_sum", seed=1, size=1)[0])
         return [Answer(name, f"<answer>{i}</answer>", problem, False) for i in range(count)]
     if name == "choice":
-        return [Answer(name, WORK + f"The answer is {'AB'[i % 2]}.", "A", False) for i in range(count)]
-    ends = {"exact": "{}", "hendrycks": WORK + r"\boxed{{\frac{{{}}}{{7}}}}", "numeric": WORK + "\n#### {}"}
+        return [
+            Answer(name, WORK + f"The answer is {'AB'[i % 2]}.", "A", False) for i in range(count)
+        ]
+    ends = {
+        "exact": "{}",
+        "hendrycks": WORK + r"\boxed{{\frac{{{}}}{{7}}}}",
+        "numeric": WORK + "\n#### {}",
+    }
     tagged = f"<think>{WORK}</think><answer>" + r"$\frac{{{}}}{{7}}$</answer>"
     golds = "{}" if name in ("exact", "numeric") else r"\frac{{{}}}{{7}}"
     return [
-        Answer(name, ends.get(name, tagged).format(i % 97 + i % 2), golds.format(i % 97), False) for i in range(count)
+        Answer(name, ends.get(name, tagged).format(i % 97 + i % 2), golds.format(i % 97), False)
+        for i in range(count)
     ]
 
 
@@ -60,7 +70,8 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def measure(name: str, count: int, processes: int, repeats: int) -> tuple[float, float, float]:
-    """Answers a second in this process and by the pool, and the seconds of 32 by the pool: medians."""
+    """Answers a second in this process and by the pool, and the seconds of 32 by the pool:
+    medians."""
     batch, verifier = answers(name, count), load(name, CONFIGURED)
     direct: Callable[[], object] = lambda: [verifier.verify(a.completion, a.gold) for a in batch]  # noqa: E731
     alone, pooled, step = [], [], []
@@ -79,10 +90,15 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
-    print(f"{'verifier':15} in-process/s  pool of {options.processes}/s  pool/in-process  32 answers (ms)")
+    print(
+        f"{'verifier':15} in-process/s  pool of {options.processes}/s  pool/in-process  32 answers "
+        "(ms)"
+    )
     for name in registry.names(verifiers):
         alone, pooled, step = measure(name, options.answers, options.processes, options.repeats)
-        print(f"{name:15} {alone:12,.0f} {pooled:12,.0f} {pooled / alone:16.2f} {1000 * step:16.2f}")
+        print(
+            f"{name:15} {alone:12,.0f} {pooled:12,.0f} {pooled / alone:16.2f} {1000 * step:16.2f}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""A real policy's pass rates while it learned, as a world that answers requests: see `simulate.py`."""
+"""A real policy's pass rates while it learned, as a world that answers requests: see
+`simulate.py`."""
 
 import json
 from dataclasses import dataclass
@@ -7,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from tasks.engines.engine import Samples
 from tasks.profile.profile import profile_prompts
-from tasks.sampling.engine import Samples
-from tasks.train.batch import Request, Rollouts
+from tasks.train.rollouts import Request, Rollouts
 from tests.bench.lengths import Floats, Ints, in_tokens
 
 PROFILED_SAMPLES = 8
@@ -17,7 +18,8 @@ PROFILED_SAMPLES = 8
 
 @dataclass(frozen=True)
 class World:
-    """Pass rates [epochs, P], lengths of the prompts [P], and of wrong and of correct completions, to draw from."""
+    """Pass rates [epochs, P], lengths of the prompts [P], and of wrong and of correct completions,
+    to draw from."""
 
     pass_rates: Floats
     prompt_tokens: Ints
@@ -28,7 +30,8 @@ class World:
         return [f"p{row}" for row in range(len(self.prompt_tokens))]
 
     def draw(self, epoch: int, rows_B: Ints, rng: np.random.Generator) -> tuple[Floats, Ints]:
-        """Rewards and completion lengths of rollouts of the prompts `rows_B`; past the record's end its last epoch."""
+        """Rewards and completion lengths of rollouts of the prompts `rows_B`; past the record's end
+        its last epoch."""
         rates = self.pass_rates[min(epoch, len(self.pass_rates) - 1)]
         rewards_B = (rng.random(len(rows_B)) < rates[rows_B]).astype(np.float64)
         wrong, correct = (rng.choice(pool, len(rows_B)) for pool in self.completion_tokens)
@@ -36,18 +39,26 @@ class World:
 
 
 def read_world(data: Path, window: int) -> World:
-    """The record's epochs that all prompts have, each averaged with its neighbours over `window` epochs."""
+    """The record's epochs that all prompts have, each averaged with its neighbours over `window`
+    epochs."""
     history = json.loads((data / "rollouts" / "dsr_sub_acc_history.json").read_text())
     num = min(map(len, history.values()))
     rates = np.array([values[:num] for values in history.values()]).T
-    means = np.stack([rates[max(e - window // 2, 0) : e + window // 2 + 1].mean(axis=0) for e in range(num)])
+    means = np.stack(
+        [rates[max(e - window // 2, 0) : e + window // 2 + 1].mean(axis=0) for e in range(num)]
+    )
     chats = pl.read_parquet(data / "dsr_sub_1209" / "dsr_sub.parquet")["prompt"]
     characters = np.array([len(chats[int(row)][0]["content"]) for row in history])
     lines = (data / "rollouts" / "qwen25math_math100x8.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     wrong, correct = (
         np.array(
-            [len(t) for row in rows for t, right in zip(row["code"], row["score"], strict=True) if right == wanted]
+            [
+                len(t)
+                for row in rows
+                for t, right in zip(row["code"], row["score"], strict=True)
+                if right == wanted
+            ]
         )
         for wanted in (False, True)
     )
@@ -74,7 +85,11 @@ def collect(world: World, epoch: int, request: Request, rng: np.random.Generator
     """What the engine and the verifier would have answered."""
     group_B = np.repeat(np.arange(len(request.counts)), request.counts)
     rewards, lengths = world.draw(epoch, request.prompt_rows[group_B], rng)
-    samples = Samples([[0] * n for n in lengths.tolist()], [[]] * len(lengths), ["stop"] * len(lengths))
+    samples = Samples(
+        [[0] * n for n in lengths.tolist()], [[]] * len(lengths), ["stop"] * len(lengths)
+    )
     prompts = [[0] * n for n in world.prompt_tokens[request.prompt_rows].tolist()]
     outcomes = ["correct" if reward else "wrong" for reward in rewards]
-    return Rollouts(request.prompt_rows, prompts, group_B, samples, [""] * len(lengths), outcomes, rewards)
+    return Rollouts(
+        request.prompt_rows, prompts, group_B, samples, [""] * len(lengths), outcomes, rewards
+    )

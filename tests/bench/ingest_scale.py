@@ -1,12 +1,14 @@
-"""Ingest of a million rows: seconds, and the peak memory of the stage's process; near duplicates at a hundred thousand.
+"""Ingest of a million rows: seconds, and the peak memory of the stage's process; near duplicates at
+a hundred thousand.
 
     python -m tests.bench.ingest_scale [--rows 1000000] [--near 100000]
 
-Runs `python -m tasks.ingest` on made word problems (JSON Lines in gzip, about 280 characters a row; one in a hundred
-repeats another, one in a thousand has no gold), each time in a process of its own, at a quarter of the rows and at all
-of them: reading, checking, grading every gold by its verifier, exact duplicates, splits, writing. Then again, on fewer
-rows and against an evaluation of 5,000, with the search for near duplicates, whose share of the time is what it takes
-beyond the same run without it. Memory that grows less than the rows, and seconds that grow as the rows, are the claims.
+Runs `python -m tasks.ingest` on made word problems (JSON Lines in gzip, about 280 characters a row;
+one in a hundred repeats another, one in a thousand has no gold), each time in a process of its own,
+at a quarter of the rows and at all of them: reading, checking, grading every gold by its verifier,
+exact duplicates, splits, writing. Then again, on fewer rows and against an evaluation of 5,000,
+with the search for near duplicates, whose share of the time is what it takes beyond the same run
+without it. Memory that grows less than the rows, and seconds that grow as the rows, are the claims.
 """
 
 import argparse
@@ -36,14 +38,19 @@ NEAR = {"overlap": 0.7, "ngram": 3, "same_numbers": True}
 def problems(count: int) -> Iterator[dict[str, str | None]]:
     """Word problems of 40 words and three numbers."""
     rng = random.Random(0)
-    words = ["".join(rng.choices("aeioubdfgklmnprst", k=rng.randint(2, 9))) for _ in range(NUM_WORDS)]
+    words = [
+        "".join(rng.choices("aeioubdfgklmnprst", k=rng.randint(2, 9))) for _ in range(NUM_WORDS)
+    ]
     weights = list(itertools.accumulate(1 / (rank + 10) for rank in range(NUM_WORDS)))
     recent: list[dict[str, str | None]] = []
     for number in range(count):
         text = rng.choices(words, cum_weights=weights, k=40)
         for place in (7, 19, 31):
             text[place] = str(rng.randint(2, 999))
-        row: dict[str, str | None] = {"question": " ".join(text) + "?", "gold": str(rng.randint(0, 10**6))}
+        row: dict[str, str | None] = {
+            "question": " ".join(text) + "?",
+            "gold": str(rng.randint(0, 10**6)),
+        }
         if number % 1000 == 500:
             row["gold"] = None
         if number % 100 == 99:
@@ -58,9 +65,16 @@ def write_source(path: Path, count: int) -> None:
 
 
 def run(folder: Path, source: Path, contamination: dict[str, Any]) -> dict[str, float]:
-    """One run of the stage on a fresh data root: seconds, peak memory in MB, and the rows of its tables."""
+    """One run of the stage on a fresh data root: seconds, peak memory in MB, and the rows of its
+    tables."""
     values = yaml.safe_load(Path("params.yaml").read_text())
-    fields = {"name": "made", "prompt": "question", "answer": "gold", "level": None, "verifier": "numeric"}
+    fields = {
+        "name": "made",
+        "prompt": "question",
+        "answer": "gold",
+        "level": None,
+        "verifier": "numeric",
+    }
     values["ingest"] |= {
         "splits": {"train": None, "validation": 1000, "test": NUM_EVALUATION - 1000},
         "sources": [{"preset": "mapping", "settings": {"path": str(source), **fields}}],
@@ -72,23 +86,31 @@ def run(folder: Path, source: Path, contamination: dict[str, Any]) -> dict[str, 
         arguments = ["--params", str(root / "params.yaml"), "--data", str(root / "data")]
         started = time.perf_counter()
         with (root / "log").open("w") as log:
-            process = subprocess.Popen([sys.executable, "-m", "tasks.ingest", *arguments], stdout=log, stderr=log)
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tasks.ingest", *arguments], stdout=log, stderr=log
+            )
             _, status, usage = os.wait4(process.pid, 0)
         seconds = time.perf_counter() - started
         if status:
             raise RuntimeError((root / "log").read_text()[-3000:])
-        return {"seconds": seconds, "megabytes": usage.ru_maxrss / 1024} | rows_of(Layout(root / "data"))
+        return {"seconds": seconds, "megabytes": usage.ru_maxrss / 1024} | rows_of(
+            Layout(root / "data")
+        )
 
 
 def rows_of(layout: Layout) -> dict[str, float]:
     names = ("train", "rejected", "contamination")
-    return {name: pl.scan_parquet(layout.prompts(name)).select(pl.len()).collect().item() for name in names}
+    return {
+        name: pl.scan_parquet(layout.prompts(name)).select(pl.len()).collect().item()
+        for name in names
+    }
 
 
 def show(what: str, found: dict[str, float]) -> None:
     print(
         f"{what:>28}  {found['seconds']:7.1f} s  {found['megabytes']:6.0f} MB  "
-        f"{found['train']:8.0f} in train, {found['rejected']:6.0f} rejected, {found['contamination']:4.0f} pairs",
+        f"{found['train']:8.0f} in train, {found['rejected']:6.0f} rejected, "
+        f"{found['contamination']:4.0f} pairs",
         flush=True,
     )
 
@@ -109,7 +131,10 @@ def main() -> None:
             without, found = run(folder, source, exact), run(folder, source, NEAR)
             show(f"{count:,} rows, exact", without)
             show(f"{count:,} rows, near", found)
-            print(f"{'the near search':>28}  {found['seconds'] - without['seconds']:7.1f} s", flush=True)
+            print(
+                f"{'the near search':>28}  {found['seconds'] - without['seconds']:7.1f} s",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
     python -m tests.bench.kills [--kills 50] [--seed 0]
 
-Trains the small world of the tests twice: once undisturbed, once killed again and again at random times, alternately
-the trainer itself and a parent process that had started it (as `dvc` does). Prints what the kills cost, and fails
-unless policy, steps, curve and rollouts are equal to the last bit.
-"""
+Trains the small world of the tests twice: once undisturbed, once killed again and again at random
+times, alternately the trainer itself and a parent process that had started it (as `dvc` does).
+Prints what the kills cost, and fails unless policy, steps, curve and rollouts are equal to the last
+bit."""
 
 import argparse
 import os
@@ -31,15 +31,30 @@ PARENT = "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:]).returnco
 def command(layout: Layout) -> list[str]:
     """The stage, as a user runs it."""
     root = layout.root
-    line = [sys.executable, "-m", "tasks.train", "--params", str(root / "params.yaml"), "--data", str(root)]
+    line = [
+        sys.executable,
+        "-m",
+        "tasks.train",
+        "--params",
+        str(root / "params.yaml"),
+        "--data",
+        str(root),
+    ]
     return [*line, "--recipe", "r", "--seed", "0"]
 
 
 def run(layout: Layout, seconds: float | None, through_parent: bool) -> bool:
-    """Start the stage and kill it, or its parent, after `seconds`. True when it finished before that."""
+    """Start the stage and kill it, or its parent, after `seconds`. True when it finished before
+    that."""
     line = [sys.executable, "-c", PARENT, *command(layout)] if through_parent else command(layout)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **({"DVC_STAGE": "train"} if through_parent else {})}
-    process = subprocess.Popen(line, stderr=subprocess.DEVNULL, env=environment, start_new_session=through_parent)
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        **({"DVC_STAGE": "train"} if through_parent else {}),
+    }
+    process = subprocess.Popen(
+        line, stderr=subprocess.DEVNULL, env=environment, start_new_session=through_parent
+    )
     children: list[psutil.Process] = []
     try:
         return process.wait(timeout=seconds) == 0
@@ -49,20 +64,26 @@ def run(layout: Layout, seconds: float | None, through_parent: bool) -> bool:
         process.wait()
         return False
     finally:
-        _, alive = psutil.wait_procs(children, timeout=20)  # one that still imports ends as soon as it has
+        _, alive = psutil.wait_procs(
+            children, timeout=20
+        )  # one that still imports ends as soon as it has
         if alive:
             sys.exit(f"processes outlived their killed parent: {alive}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     rng = random.Random(options.seed)
     with tempfile.TemporaryDirectory() as folder:
         policy = make_guesser(Path(folder) / "policy")
-        alone, killed = (make_world(Path(folder) / name, policy, SIZES * 600) for name in ("alone", "killed"))
+        alone, killed = (
+            make_world(Path(folder) / name, policy, SIZES * 600) for name in ("alone", "killed")
+        )
         started = time.perf_counter()
         assert run(alone, None, through_parent=False)
         undisturbed = time.perf_counter() - started
@@ -76,11 +97,20 @@ def main() -> None:
                 sys.exit(f"the run finished after {kills} kills: make it longer")
             kills += 1
         steps = [path.name for path in sorted(killed.checkpoints.glob("*/step-*"))]
-        print(f"{kills} kills in {time.perf_counter() - started:.0f} s; newest checkpoint: {steps[-1:] or 'none'}")
+        print(
+            f"{kills} kills in {time.perf_counter() - started:.0f} s; newest checkpoint: "
+            f"{steps[-1:] or 'none'}"
+        )
         assert run(killed, None, through_parent=False)
-        lost, equal = read_json(killed.train("r", 0) / "cost.json")["lost"], outputs(alone) == outputs(killed)
+        lost, equal = (
+            read_json(killed.train("r", 0) / "cost.json")["lost"],
+            outputs(alone) == outputs(killed),
+        )
         executed = read_json(killed.train("r", 0) / "flops.json")["executed"]["total"]
-    print(f"undisturbed: {undisturbed:.1f} s; lost to kills: {lost['flops'] / executed:.1%} of the run's FLOPs")
+    print(
+        f"undisturbed: {undisturbed:.1f} s; lost to kills: {lost['flops'] / executed:.1%} of the "
+        "run's FLOPs"
+    )
     print(f"outputs equal to the last bit: {equal}")
     sys.exit(0 if equal else 1)
 

@@ -2,13 +2,14 @@
 
     python -m tests.bench.profile_kills [--kills 50] [--batch 128] [--seed 0]
 
-Profiles 1,000 prompts with the embedded policy, eight samples each: once undisturbed, once killed again and again, at
-start-up, while sampling, while storing. Prints the share of rollouts that was sampled in excess, and the seconds and
-tokens of a second, unchanged run; fails unless profile and rollouts are equal, row for row.
+Profiles 1,000 prompts with the embedded policy, eight samples each: once undisturbed, once killed
+again and again, at start-up, while sampling, while storing. Prints the share of rollouts that was
+sampled in excess, and the seconds and tokens of a second, unchanged run; fails unless profile and
+rollouts are equal, row for row.
 
-A kill loses the batch in hand, on average half of it: the excess is about kills x batch / 2 of the 8,000 rollouts.
-What was in the decoder's slots at a kill counts as lost whole, though it was not finished: the share is an upper bound.
-"""
+A kill loses the batch in hand, on average half of it: the excess is about kills x batch / 2 of the
+8,000 rollouts. What was in the decoder's slots at a kill counts as lost whole, though it was not
+finished: the share is an upper bound."""
 
 import argparse
 import os
@@ -30,7 +31,7 @@ from tests.bench.world import PROJECT, parameters
 
 NUM_PROMPTS, NUM_SAMPLES = 1000, 8
 RUN = (
-    "import tasks.sampling.engines as engines, runpy; engines.__path__.append({folder!r}); "
+    "import tasks.engines as engines, runpy; engines.__path__.append({folder!r}); "
     "runpy.run_module('tasks.profile', run_name='__main__')"
 )
 
@@ -53,15 +54,35 @@ def make_prompts(root: Path) -> Any:
     values = parameters(32)
     root.mkdir()
     (root / "params.yaml").write_text(yaml.safe_dump(values))
-    line = [sys.executable, "-m", "tasks.ingest", "--params", str(root / "params.yaml"), "--data", str(root)]
+    line = [
+        sys.executable,
+        "-m",
+        "tasks.ingest",
+        "--params",
+        str(root / "params.yaml"),
+        "--data",
+        str(root),
+    ]
     subprocess.run(line, check=True, stderr=subprocess.DEVNULL, cwd=PROJECT)
     return PROMPTS.read(Layout(root).prompts("train")).head(NUM_PROMPTS)
 
 
 def start(layout: Layout) -> "subprocess.Popen[bytes]":
     code = RUN.format(folder=str(Path(__file__).parent / "engines"))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "WINNOW_COUNTS": str(layout.root / "counts.txt")}
-    line = [sys.executable, "-c", code, "--params", str(layout.root / "params.yaml"), "--data", str(layout.root)]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "WINNOW_COUNTS": str(layout.root / "counts.txt"),
+    }
+    line = [
+        sys.executable,
+        "-c",
+        code,
+        "--params",
+        str(layout.root / "params.yaml"),
+        "--data",
+        str(layout.root),
+    ]
     return subprocess.Popen(line, stderr=subprocess.DEVNULL, env=environment, cwd=PROJECT)
 
 
@@ -82,12 +103,19 @@ def num_done(layout: Layout) -> int:
 
 
 def kill_once(layout: Layout, rng: random.Random, kills: int) -> bool:
-    """Start the stage and kill it: one time in five while it starts, else after some rollouts more, on average so many
-    that `kills` of it are half of all. True when it had finished."""
+    """Start the stage and kill it: one time in five while it starts, else after some rollouts more,
+    on average so many that `kills` of it are half of all. True when it had finished."""
     process, started = start(layout), time.perf_counter()
-    early, target = rng.random() < 0.2, num_done(layout) + rng.uniform(0.0, NUM_PROMPTS * NUM_SAMPLES / kills)
+    early, target = (
+        rng.random() < 0.2,
+        num_done(layout) + rng.uniform(0.0, NUM_PROMPTS * NUM_SAMPLES / kills),
+    )
     patience = rng.uniform(0.0, 3.0) if early else 120.0
-    while process.poll() is None and time.perf_counter() - started < patience and num_done(layout) < target:
+    while (
+        process.poll() is None
+        and time.perf_counter() - started < patience
+        and num_done(layout) < target
+    ):
         time.sleep(0.005)
     time.sleep(rng.uniform(0.0, 0.1))
     process.send_signal(signal.SIGKILL)
@@ -106,7 +134,9 @@ def handed_out(layout: Layout, max_rows: int) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--batch", type=int, default=128, help="store.batch_rollouts")
     parser.add_argument("--seed", type=int, default=0)
@@ -114,11 +144,17 @@ def main() -> None:
     rng = random.Random(options.seed)
     with tempfile.TemporaryDirectory() as folder:
         prompts = make_prompts(Path(folder) / "prompts")
-        alone, killed = (make_root(Path(folder) / name, prompts, options.batch) for name in ("alone", "killed"))
+        alone, killed = (
+            make_root(Path(folder) / name, prompts, options.batch) for name in ("alone", "killed")
+        )
         cold, warm = timed(alone), timed(alone)
         sampling = read_json(alone.profile / "cost.json")["seconds"]["profile"]
         print(f"undisturbed: {cold:.1f} s, of which sampling {sampling:.1f} s", flush=True)
-        print(f"again, unchanged: {warm:.1f} s; {read_json(alone.draw('profile'))['sampled']['said']}", flush=True)
+        print(
+            f"again, unchanged: {warm:.1f} s; "
+            f"{read_json(alone.draw('profile'))['sampled']['said']}",
+            flush=True,
+        )
         started = time.perf_counter()
         for number in range(options.kills):
             if kill_once(killed, rng, options.kills):

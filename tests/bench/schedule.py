@@ -1,17 +1,22 @@
-"""python -m tests.bench.schedule: how long a step's rollouts decode in a few slots, by the order in which they go in.
+"""python -m tests.bench.schedule: how long a step's rollouts decode in a few slots, by the order in
+which they go in.
 
-Replays real lengths (no model runs, a minute) through `tasks.train.scheduling`, with the lengths known, and as they
-would be predicted by a ridge regression that has seen the earlier steps only. Four sets of steps:
+Replays real lengths (no model runs, a minute) through `tests.bench.scheduling`, with the lengths
+known, and as they would be predicted by a ridge regression that has seen the earlier steps only.
+Four sets of steps:
 
-- `log-normal`: 32 rollouts of one prompt, median 245, cut at 1,024 tokens (drawn, the numbers of the literature);
-- `service`: output tokens of a production code assistant (Azure, 2023), 32 requests in a row: short, heavy-tailed;
-- `math`: 8 prompts x 4 of Qwen2.5-Math's completions of MATH, the 4 others of each prompt standing for its profile.
-  Only characters are known: CHARACTERS_PER_TOKEN of them are taken for one token, and that factor cancels in ratios;
+- `log-normal`: 32 rollouts of one prompt, median 245, cut at 1,024 tokens (drawn, the numbers of
+  the literature);
+- `service`: output tokens of a production code assistant (Azure, 2023), 32 requests in a row:
+  short, heavy-tailed;
+- `math`: 8 prompts x 4 of Qwen2.5-Math's completions of MATH, the 4 others of each prompt standing
+  for its profile. Only characters are known: CHARACTERS_PER_TOKEN of them are taken for one token,
+  and that factor cancels in ratios;
 - `math, one prompt`: the 8 completions of one prompt, in half as many slots.
 
-Seconds are decoding only, from milliseconds measured on an A100 (7B, bfloat16), by rows at once and mean context,
-bilinear between the measured points. Left out: prefill, the cost of refilling, slots that depend on free memory.
-"""
+Seconds are decoding only, from milliseconds measured on an A100 (7B, bfloat16), by rows at once and
+mean context, bilinear between the measured points. Left out: prefill, the cost of refilling, slots
+that depend on free memory."""
 
 import argparse
 import csv
@@ -25,8 +30,27 @@ import numpy as np
 from scipy.interpolate import RegularGridInterpolator
 from scipy.stats import spearmanr
 
-from tasks.train.scheduling import Order, balance, in_slots, lower_bound, makespan, occupied, queue, refill, rounds
-from tests.bench.lengths import SO_FAR, Floats, Ints, Step, log_normal, math_steps, one_prompt, predict_online, service
+from tasks.train.methods.generate.micro_groups import Order, queue
+from tests.bench.lengths import (
+    SO_FAR,
+    Floats,
+    Ints,
+    Step,
+    log_normal,
+    math_steps,
+    one_prompt,
+    predict_online,
+    service,
+)
+from tests.bench.scheduling import (
+    balance,
+    in_slots,
+    lower_bound,
+    makespan,
+    occupied,
+    refill,
+    rounds,
+)
 
 Milliseconds = Callable[[Ints, Floats], Floats]
 
@@ -35,23 +59,34 @@ MAX_BALANCED = 50  # steps that the FPTAS is shown on
 
 
 def decode_milliseconds(data: Path) -> Milliseconds:
-    """Measured milliseconds of one decode step, by rows and mean context; outside of the sweep as at its edge."""
+    """Measured milliseconds of one decode step, by rows and mean context; outside of the sweep as
+    at its edge."""
     with (data / "traces" / "sweep_a100_tp1_qwen257b.csv").open() as file:
-        rows = [r for r in csv.DictReader(file) if r["mode"] == "target_decode" and r["batch"] != "0"]
+        rows = [
+            r for r in csv.DictReader(file) if r["mode"] == "target_decode" and r["batch"] != "0"
+        ]
     points = {(int(r["batch"]), int(r["seq"])): float(r["median_ms"]) for r in rows}
     batches, contexts = (sorted({point[axis] for point in points}) for axis in (0, 1))
-    grid = RegularGridInterpolator((batches, contexts), [[points[b, c] for c in contexts] for b in batches])
+    grid = RegularGridInterpolator(
+        (batches, contexts), [[points[b, c] for c in contexts] for b in batches]
+    )
     low, high = (batches[0], contexts[0]), (batches[-1], contexts[-1])
-    return lambda rows_T, context_T: np.asarray(grid(np.clip(np.stack([rows_T, context_T], axis=-1), low, high)))
+    return lambda rows_T, context_T: np.asarray(
+        grid(np.clip(np.stack([rows_T, context_T], axis=-1), low, high))
+    )
 
 
 def context_sum(step: Step, starts_B: Ints) -> Ints:
     """[steps] tokens of prompt and completion that all decoding rollouts have behind them."""
     steps = int(makespan(step.lengths_B, starts_B)) + 1
     behind = (step.prompt_tokens_B - starts_B).astype(np.float64)
-    entered = np.bincount(starts_B, behind, steps) - np.bincount(starts_B + step.lengths_B, behind, steps)
+    entered = np.bincount(starts_B, behind, steps) - np.bincount(
+        starts_B + step.lengths_B, behind, steps
+    )
     rows = occupied(step.lengths_B, starts_B)
-    return np.asarray(np.rint(np.cumsum(entered)[:-1]) + np.arange(steps - 1) * rows, dtype=np.int64)
+    return np.asarray(
+        np.rint(np.cumsum(entered)[:-1]) + np.arange(steps - 1) * rows, dtype=np.int64
+    )
 
 
 def seconds(step: Step, starts_B: Ints, milliseconds: Milliseconds) -> float:
@@ -78,8 +113,8 @@ def schedules(step: Step, predicted_B: Floats, slots: int) -> dict[str, Ints]:
 
 @dataclass(frozen=True)
 class Result:
-    """A policy on a set: median over the steps of decode steps over the bound, the same of their sums (where the worst
-    steps show), and mean modelled seconds a step."""
+    """A policy on a set: median over the steps of decode steps over the bound, the same of their
+    sums (where the worst steps show), and mean modelled seconds a step."""
 
     median: float
     total: float
@@ -102,7 +137,9 @@ def compare(
     results = {}
     for name, rows in found.items():
         spans, spent = np.array(rows).T
-        results[name] = Result(float(np.median(spans / bound)), float(spans.sum() / bound.sum()), float(spent.mean()))
+        results[name] = Result(
+            float(np.median(spans / bound)), float(spans.sum() / bound.sum()), float(spent.mean())
+        )
     return results
 
 
@@ -112,7 +149,9 @@ def balanced(steps: list[Step], slots: int) -> dict[str, float]:
     orders: dict[str, Order] = {"FIFO": "fifo", "LPT": "lpt"}
     for step in steps:
         lengths = step.lengths_B
-        starts = {name: refill(lengths, queue(lengths, order), slots) for name, order in orders.items()}
+        starts = {
+            name: refill(lengths, queue(lengths, order), slots) for name, order in orders.items()
+        }
         starts["FPTAS"] = in_slots(lengths, balance(lengths, slots, EPSILON[slots]))
         for name, begins in starts.items():
             total[name] += int(makespan(lengths, begins))
@@ -120,9 +159,12 @@ def balanced(steps: list[Step], slots: int) -> dict[str, float]:
     return {name: total[name] / total["bound"] for name in ("FIFO", "LPT", "FPTAS")}
 
 
-def errors(steps: list[Step], predictions: list[dict[int, Floats]]) -> dict[int, tuple[float, float]]:
-    """By tokens so far, of rollouts that got there: median relative error of the predicted length, and its rank
-    correlation with the true one within a step (0 where all predictions of a step are alike)."""
+def errors(
+    steps: list[Step], predictions: list[dict[int, Floats]]
+) -> dict[int, tuple[float, float]]:
+    """By tokens so far, of rollouts that got there: median relative error of the predicted length,
+    and its rank correlation with the true one within a step (0 where all predictions of a step are
+    alike)."""
     found = {}
     for so_far in SO_FAR:
         relative, ranks = [], []
@@ -145,32 +187,64 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 def report(sets: dict[str, tuple[list[Step], int]], milliseconds: Milliseconds) -> None:
     """Print the tables: policies against sets, the FPTAS, the predictions."""
     predictions = {name: predict_online(steps) for name, (steps, _) in sets.items()}
-    found = {name: compare(steps, predictions[name], slots, milliseconds) for name, (steps, slots) in sets.items()}
-    head = ["", *(f"{name} ({len(steps)} steps, {slots} slots)" for name, (steps, slots) in sets.items())]
-    rows = [[policy, *(str(of[policy]) for of in found.values())] for policy in next(iter(found.values()))]
-    print("Decode steps over the lower bound, median step (sum of all), and modelled seconds:\n\n" + table(head, rows))
+    found = {
+        name: compare(steps, predictions[name], slots, milliseconds)
+        for name, (steps, slots) in sets.items()
+    }
+    head = [
+        "",
+        *(f"{name} ({len(steps)} steps, {slots} slots)" for name, (steps, slots) in sets.items()),
+    ]
+    rows = [
+        [policy, *(str(of[policy]) for of in found.values())]
+        for policy in next(iter(found.values()))
+    ]
+    print(
+        "Decode steps over the lower bound, median step (sum of all), and modelled seconds:\n\n"
+        + table(head, rows)
+    )
     shares = [
-        [f"{name}, {slots} slots", *(f"{share:.4f}" for share in balanced(steps[:MAX_BALANCED], slots).values())]
+        [
+            f"{name}, {slots} slots",
+            *(f"{share:.4f}" for share in balanced(steps[:MAX_BALANCED], slots).values()),
+        ]
         for name, (steps, _) in sets.items()
         for slots in EPSILON
     ]
-    print("\nSlots few enough for the FPTAS, lengths known:\n\n" + table(["", "FIFO", "LPT", "FPTAS"], shares))
+    print(
+        "\nSlots few enough for the FPTAS, lengths known:\n\n"
+        + table(["", "FIFO", "LPT", "FPTAS"], shares)
+    )
     quality = [
-        [name, *(f"{e:.0%}, {r:.2f}".replace("nan", "too few") for e, r in errors(steps, predictions[name]).values())]
+        [
+            name,
+            *(
+                f"{e:.0%}, {r:.2f}".replace("nan", "too few")
+                for e, r in errors(steps, predictions[name]).values()
+            ),
+        ]
         for name, (steps, _) in sets.items()
     ]
     head = ["", *(f"after {so_far} tokens" for so_far in SO_FAR)]
-    print("\nPredicted lengths: median relative error, rank correlation within a step:\n\n" + table(head, quality))
+    print(
+        "\nPredicted lengths: median relative error, rank correlation within a step:\n\n"
+        + table(head, quality)
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--slots", type=int, default=4)
     parser.add_argument("--steps", type=int, default=275, help="of each set, at most")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     if "WINNOW_REAL_DATA" not in os.environ:
-        sys.exit("set WINNOW_REAL_DATA to the folder of real data: lengths and decode times are read from it")
+        sys.exit(
+            "set WINNOW_REAL_DATA to the folder of real data: lengths and decode times are read "
+            "from it"
+        )
     data = Path(os.environ["WINNOW_REAL_DATA"])
     sets = {
         "log-normal": (log_normal(chosen.steps, chosen.seed), chosen.slots),

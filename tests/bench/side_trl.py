@@ -1,19 +1,24 @@
-"""TRL's side of a comparison: GRPOTrainer over the same prompts in the same order, set to compute what Winnow computes.
+"""TRL's side of a comparison: GRPOTrainer over the same prompts in the same order, set to compute
+what Winnow computes.
 
     python -m tests.bench.side_trl ROOT --steps N --seed S --points N/4 N/2 ... --out FILE
 
-On-policy GRPO with DAPO's loss (over the tokens of the step, clips 0.2 and 0.28), no KL, AdamW as in params.yaml,
-float32. What would slow TRL down and has no counterpart on the other side is off: logging, saving, evaluation, gradient
-checkpointing (TRL's default) and bf16 (TRL's default; slower than float32 on a CPU). It generates by transformers.
-TRL divides advantages by the sample standard deviation, Winnow by the population's (7 % smaller at 8 rollouts).
-"""
+On-policy GRPO with DAPO's loss (over the tokens of the step, clips 0.2 and 0.28), no KL, AdamW as
+in params.yaml, float32. What would slow TRL down and has no counterpart on the other side is off:
+logging, saving, evaluation, gradient checkpointing (TRL's default) and bf16 (TRL's default; slower
+than float32 on a CPU). It generates by transformers. TRL divides advantages by the sample standard
+deviation, Winnow by the population's (7 % smaller at 8 rollouts)."""
 
 # ruff: noqa: E402 (what TRL looks at while it is imported is set before)
 import json
 import os
 import sys
 
-os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TRL_EXPERIMENTAL_SILENCE": "1"}
+os.environ |= {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TRL_EXPERIMENTAL_SILENCE": "1",
+}
 sys.modules["vllm"] = None  # type: ignore[assignment]  # TRL imports it where it is installed: memory it does not use
 
 import shutil
@@ -26,7 +31,7 @@ from datasets import Dataset, disable_progress_bars
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer  # type: ignore[attr-defined]
 
-from tasks.sampling.verifiers.numeric import verify
+from tasks.grading.verifiers.numeric import verify
 from tests.bench.clock import Clock, children_megabytes, peak_megabytes, seconds_since_start
 from tests.bench.world import side_options
 
@@ -68,17 +73,28 @@ def config(values: dict[str, Any], steps: int, seed: int, folder: Path) -> GRPOC
 
 
 class Recorder(TrainerCallback):
-    """The reward function (`numeric`, in process) and the clock, in one place: both see every step."""
+    """The reward function (`numeric`, in process) and the clock, in one place: both see every
+    step."""
 
     __name__ = "numeric"
 
-    def __init__(self, out: Path, seed: int, points: list[int], policy: Path, tokenizer: Any) -> None:
-        self.out, self.seed, self.wanted, self.policy, self.tokenizer = out, seed, points, policy, tokenizer
+    def __init__(
+        self, out: Path, seed: int, points: list[int], policy: Path, tokenizer: Any
+    ) -> None:
+        self.out, self.seed, self.wanted, self.policy, self.tokenizer = (
+            out,
+            seed,
+            points,
+            policy,
+            tokenizer,
+        )
         self.rewards: list[float] = []
         self.completion_tokens: list[int] = []
         self.points: list[dict[str, Any]] = []
 
-    def __call__(self, prompts: Any, completions: Any, completion_ids: Any, answer: Any, **_: Any) -> list[float]:
+    def __call__(
+        self, prompts: Any, completions: Any, completion_ids: Any, answer: Any, **_: Any
+    ) -> list[float]:
         """1 for a completion that ended and whose last number is the gold's."""
         stop = self.tokenizer.eos_token_id
         rewards = [
@@ -100,7 +116,9 @@ class Recorder(TrainerCallback):
                 kwargs["model"].save_pretrained(folder)
                 self.tokenizer.save_pretrained(folder)
                 shutil.copy(self.policy / "generation_config.json", folder)
-            self.points.append({"step": state.global_step, "seconds": self.clock.wall[-1], "folder": str(folder)})
+            self.points.append(
+                {"step": state.global_step, "seconds": self.clock.wall[-1], "folder": str(folder)}
+            )
 
 
 def main() -> None:
@@ -110,7 +128,9 @@ def main() -> None:
     values = yaml.safe_load((options.root / "params.yaml").read_text())
     rows = [json.loads(line) for line in (options.root / "order.jsonl").read_text().splitlines()]
     policy = options.root / "policy"
-    model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32, attn_implementation="sdpa")
+    model = AutoModelForCausalLM.from_pretrained(
+        policy, dtype=torch.float32, attn_implementation="sdpa"
+    )
     tokenizer = AutoTokenizer.from_pretrained(policy)
     recorder = Recorder(options.out, options.seed, options.points, policy, tokenizer)
     trainer = GRPOTrainer(

@@ -1,4 +1,5 @@
-"""Winnow's side of a comparison: its own training loop (`tasks.train.run.train`) over the plan of a world, timed.
+"""Winnow's side of a comparison: its own training loop (`tasks.train.loop.run.train`) over the plan
+of a world, timed.
 
 python -m tests.bench.side_winnow ROOT --steps N --seed S --points N/4 N/2 ... --out FILE
 """
@@ -15,28 +16,31 @@ import torch
 
 from tasks.common import params, stage, tracking
 from tasks.common.artifacts import PLAN, Layout
-from tasks.sampling.engine import EngineSettings, Sampling
-from tasks.sampling.grade import Grader, Verify
-from tasks.sampling.models import read_policy, save_policy
+from tasks.engines.engine import EngineSettings, Sampling
+from tasks.grading.grader import Grader, Verify
+from tasks.models.policy import read_policy, save_policy
 from tasks.train.__main__ import build
-from tasks.train.checkpoint import Checkpoints
-from tasks.train.ranks import Ranks
-from tasks.train.run import train
+from tasks.train.learner.ranks import Ranks
+from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.loop.run import train
+from tasks.train.loop.trainer import Trainer
 from tasks.train.settings import CheckpointSettings, TrainSettings
-from tasks.train.trainer import Trainer
 from tests.bench.clock import Clock, children_megabytes, peak_megabytes, seconds_since_start
 from tests.bench.world import RECIPE, side_options
 
 
 def make_trainer(root: Path, seed: int, **changes: Any) -> Trainer:
-    """The trainer of the world under `root`; `changes` to the section `train`, or to `engine` by `max_rows`."""
+    """The trainer of the world under `root`; `changes` to the section `train`, or to `engine` by
+    `max_rows`."""
     layout, values = Layout(root), params.load(root / "params.yaml")
     engine = dataclasses.replace(
         params.section(values, "engine", EngineSettings),
         **{name: changes.pop(name) for name in ("max_rows",) if name in changes},
     )
     settings = dataclasses.replace(params.parse(values["train"], TrainSettings, "train"), **changes)
-    run = stage.Stage("bench", values, layout, RECIPE, seed, argparse.Namespace(), tracking.Tracker())
+    run = stage.Stage(
+        "bench", values, layout, RECIPE, seed, argparse.Namespace(), tracking.Tracker()
+    )
     trainer = build(
         run,
         read_policy(layout),
@@ -48,7 +52,9 @@ def make_trainer(root: Path, seed: int, **changes: Any) -> Trainer:
         seed,
         PLAN.read(layout.recipe(RECIPE) / "plan.parquet"),
     )
-    held_out = trainer.validation  # training validates at its start and end, whatever the interval: make it one prompt
+    held_out = (
+        trainer.validation
+    )  # training validates at its start and end, whatever the interval: make it one prompt
     trainer.validation = dataclasses.replace(
         held_out, **{f.name: getattr(held_out, f.name)[:1] for f in dataclasses.fields(held_out)}
     )
@@ -61,8 +67,12 @@ def main() -> None:
     torch.set_num_threads(1)
     trainer = make_trainer(options.root, options.seed)
     ready, points = seconds_since_start(), []
-    settings = params.section(params.load(options.root / "params.yaml"), "checkpoint", CheckpointSettings)
-    checkpoints = Checkpoints(Layout(options.root).checkpoints, {"recipe": RECIPE, "seed": options.seed}, settings.keep)
+    settings = params.section(
+        params.load(options.root / "params.yaml"), "checkpoint", CheckpointSettings
+    )
+    checkpoints = Checkpoints(
+        Layout(options.root).checkpoints, {"recipe": RECIPE, "seed": options.seed}, settings.keep
+    )
     trainer.settings = dataclasses.replace(trainer.settings, max_steps=options.steps)
     trainer.validate_if_due()
     with closing(trainer.collector.grader):
@@ -70,7 +80,8 @@ def main() -> None:
         clock = Clock()
 
         def record(values: Any, step: int, flops: float) -> None:
-            """A step has ended: note when; keep the policy at the points that are evaluated later."""
+            """A step has ended: note when; keep the policy at the points that are evaluated
+            later."""
             if "reward_mean" not in values:
                 return
             clock.tick()
@@ -78,9 +89,14 @@ def main() -> None:
                 folder = options.out.parent / f"winnow-{options.seed}-{trainer.num_steps}"
                 with clock.paused():
                     save_policy(
-                        trainer.model, trainer.collector.tokenizer, folder, generation_from=trainer.policy.folder
+                        trainer.model,
+                        trainer.collector.tokenizer,
+                        folder,
+                        generation_from=trainer.policy.folder,
                     )
-                points.append({"step": trainer.num_steps, "seconds": clock.wall[-1], "folder": str(folder)})
+                points.append(
+                    {"step": trainer.num_steps, "seconds": clock.wall[-1], "folder": str(folder)}
+                )
 
         train(trainer, checkpoints, settings, record)
         memory = {"peak_mb": peak_megabytes(), "children_mb": children_megabytes()}

@@ -1,12 +1,13 @@
 """A store of a million rollouts: how long it takes to see what is missing, and in how much memory.
 
-    python -m tests.bench.store_scale [--rollouts 1000000] [--tokens 100] [--location s3://bucket/prefix]
+    python -m tests.bench.store_scale [--rollouts 1000000] [--tokens 100] [--location
+    s3://bucket/prefix]
 
-Fills a store (eight samples a prompt, batches of 2,048 as a stage appends them, random tokens and text), then asks it
-three things, each in a process of its own: what is missing of all prompts and a tenth more; the rows of 1,000 prompts
-that one stage had appended; and, for comparison, all rows read whole, as finding what is missing would be without the
-key columns. All of it before and after compaction. Memory is the peak above that of an empty process with the imports.
-"""
+Fills a store (eight samples a prompt, batches of 2,048 as a stage appends them, random tokens and
+text), then asks it three things, each in a process of its own: what is missing of all prompts and a
+tenth more; the rows of 1,000 prompts that one stage had appended; and, for comparison, all rows
+read whole, as finding what is missing would be without the key columns. All of it before and after
+compaction. Memory is the peak above that of an empty process with the imports."""
 
 import argparse
 import json
@@ -23,9 +24,9 @@ import polars as pl
 
 from tasks.common.artifacts import STORE
 from tasks.common.locations import open_location
-from tasks.sampling.store import compaction
-from tasks.sampling.store.folder import Holdings, RolloutStore
-from tasks.sampling.store.shards import KEYS
+from tasks.store import compaction
+from tasks.store.folder import Holdings, RolloutStore
+from tasks.store.shards import KEYS
 
 NUM_SAMPLES, BATCH = 8, 2048
 
@@ -59,10 +60,13 @@ def fill(store: RolloutStore, num_prompts: int, num_tokens: int) -> None:
             "text": pl.Series("text", [row.tobytes().decode() for row in letters]),
             "completion_tokens": pl.lit(num_tokens),
         }
-        store.append(STORE.check(keys.with_columns(**columns).cast(dict(STORE.columns)), "the benchmark"))  # type: ignore[arg-type]
+        store.append(
+            STORE.check(keys.with_columns(**columns).cast(dict(STORE.columns)), "the benchmark")
+        )  # type: ignore[arg-type]
 
 
-# ------------------------------------------------------------------------- what is asked, each in its own process
+# ------------------------------------------------------------------------- what is asked, each in
+# its own process
 
 
 def ask_nothing(store: RolloutStore, num_prompts: int) -> int:
@@ -76,13 +80,19 @@ def ask_missing(store: RolloutStore, num_prompts: int) -> int:
 
 def ask_rows(store: RolloutStore, num_prompts: int) -> int:
     half = num_prompts // 2
-    return len(Holdings(store, keys_of(half, half + 1000)).read(["text", "finish_reason", "completion_tokens"]))
+    return len(
+        Holdings(store, keys_of(half, half + 1000)).read(
+            ["text", "finish_reason", "completion_tokens"]
+        )
+    )
 
 
 def ask_whole(store: RolloutStore, num_prompts: int) -> int:
     wanted = keys_of(0, num_prompts + num_prompts // 10)
     found = [store.load(span, list(STORE.columns)) for span in store.spans()]
-    return len(wanted.join(pl.concat([part for part in found if part is not None]), on=KEYS, how="anti"))
+    return len(
+        wanted.join(pl.concat([part for part in found if part is not None]), on=KEYS, how="anti")
+    )
 
 
 ASK: dict[str, Callable[[RolloutStore, int], int]] = {
@@ -98,12 +108,26 @@ def answer(question: str, location: str, num_prompts: int) -> dict[str, Any]:
     rows = ASK[question](open_folder(location), num_prompts)
     seconds = time.perf_counter() - started
     status = Path("/proc/self/status").read_text()  # getrusage would know the parent's peak as well
-    return {"rows": rows, "seconds": seconds, "megabytes": int(status.split("VmHWM:")[1].split()[0]) / 1024}
+    return {
+        "rows": rows,
+        "seconds": seconds,
+        "megabytes": int(status.split("VmHWM:")[1].split()[0]) / 1024,
+    }
 
 
 def ask(question: str, location: str, num_prompts: int) -> dict[str, Any]:
-    line = [sys.executable, "-m", "tests.bench.store_scale", "--ask", question, "--location", location]
-    done = subprocess.run([*line, "--rollouts", str(num_prompts * NUM_SAMPLES)], capture_output=True, text=True)
+    line = [
+        sys.executable,
+        "-m",
+        "tests.bench.store_scale",
+        "--ask",
+        question,
+        "--location",
+        location,
+    ]
+    done = subprocess.run(
+        [*line, "--rollouts", str(num_prompts * NUM_SAMPLES)], capture_output=True, text=True
+    )
     if done.returncode:
         sys.exit(done.stderr)
     result: dict[str, Any] = json.loads(done.stdout)
@@ -115,16 +139,25 @@ def report(location: str, num_prompts: int) -> None:
     print(f"\n{len(sizes)} shards, {sum(sizes.values()) / 1e6:,.0f} MB")
     empty = ask("nothing", location, num_prompts)["megabytes"]
     for question in list(ASK)[1:]:
-        runs = sorted((ask(question, location, num_prompts) for _ in range(3)), key=lambda run: run["seconds"])
+        runs = sorted(
+            (ask(question, location, num_prompts) for _ in range(3)), key=lambda run: run["seconds"]
+        )
         seconds, memory = runs[1]["seconds"], max(run["megabytes"] for run in runs) - empty
-        print(f"{question:28s} {runs[1]['rows']:>9,} rows  {seconds:6.2f} s  {memory:6.0f} MB", flush=True)
+        print(
+            f"{question:28s} {runs[1]['rows']:>9,} rows  {seconds:6.2f} s  {memory:6.0f} MB",
+            flush=True,
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rollouts", type=int, default=1_000_000)
     parser.add_argument("--tokens", type=int, default=100, help="of a completion")
-    parser.add_argument("--location", help="an empty folder or s3://bucket/prefix; a temporary folder otherwise")
+    parser.add_argument(
+        "--location", help="an empty folder or s3://bucket/prefix; a temporary folder otherwise"
+    )
     parser.add_argument("--ask", choices=list(ASK), help=argparse.SUPPRESS)
     options = parser.parse_args()
     num_prompts = options.rollouts // NUM_SAMPLES
@@ -135,7 +168,10 @@ def main() -> None:
         location = options.location or folder
         started = time.perf_counter()
         fill(open_folder(location), num_prompts, options.tokens)
-        print(f"filled in {time.perf_counter() - started:.0f} s: {num_prompts:,} prompts, {NUM_SAMPLES} samples each")
+        print(
+            f"filled in {time.perf_counter() - started:.0f} s: {num_prompts:,} prompts, "
+            f"{NUM_SAMPLES} samples each"
+        )
         report(location, num_prompts)
         started = time.perf_counter()
         compaction.compact(open_folder(location))

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from tasks.train.scheduling import queue, refill
+from tasks.train.methods.generate.micro_groups import queue
 from tests.bench.lengths import Step, log_normal, predict_online
 from tests.bench.schedule import context_sum, seconds
+from tests.bench.scheduling import refill
 
 
 def step(lengths, prompts, means=None):
@@ -27,7 +28,11 @@ def test_contexts_are_those_of_decoding_token_by_token():
         starts = refill(short.lengths_B, queue(short.lengths_B, "lpt"), 5)
         ends = starts + short.lengths_B
         expected = [
-            sum(short.prompt_tokens_B[b] + t - starts[b] for b in range(32) if starts[b] <= t < ends[b])
+            sum(
+                short.prompt_tokens_B[b] + t - starts[b]
+                for b in range(32)
+                if starts[b] <= t < ends[b]
+            )
             for t in range(ends.max())
         ]
         assert context_sum(short, starts).tolist() == expected

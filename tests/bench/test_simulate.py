@@ -16,7 +16,8 @@ BATCH = BatchSettings("rollouts", 32)
 
 
 def world(*rates):
-    """Prompts of these pass rates at every epoch; wrong completions are of 20 tokens, correct ones of 5."""
+    """Prompts of these pass rates at every epoch; wrong completions are of 20 tokens, correct ones
+    of 5."""
     return World(np.array([rates] * 3), np.full(len(rates), 10), (np.array([20]), np.array([5])))
 
 
@@ -42,7 +43,11 @@ def test_the_oracle_is_the_best_of_all_choices():
 def test_prompts_that_are_always_or_never_solved_give_no_mixed_group():
     found = replay(world(0.0, 1.0, 0.0), recipe("grpo"), BATCH, 0, first=0, passes=2, profiled=0)
     assert sorted(found) == [0, 1]
-    assert found[0] == found[1] == Tally(groups=3, rollouts=24, tokens=3 * 8 * 10 + 16 * 20 + 8 * 5, tokens_kept=600)
+    assert (
+        found[0]
+        == found[1]
+        == Tally(groups=3, rollouts=24, tokens=3 * 8 * 10 + 16 * 20 + 8 * 5, tokens_kept=600)
+    )
     assert found[0].charged == 600
 
 
@@ -74,7 +79,15 @@ def test_a_controller_sees_what_came_out():
 
 def test_equal_seeds_replay_equally():
     one, two, other = (
-        replay(world(*np.linspace(0, 1, 30)), recipe("sagc"), BATCH, seed, first=0, passes=2, profiled=0)
+        replay(
+            world(*np.linspace(0, 1, 30)),
+            recipe("sagc"),
+            BATCH,
+            seed,
+            first=0,
+            passes=2,
+            profiled=0,
+        )
         for seed in (0, 0, 1)
     )
     assert one == two != other

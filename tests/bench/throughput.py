@@ -1,12 +1,14 @@
-"""Where Winnow's time goes: tokens per second against what this machine's float32 matmul allows, and a step by parts.
+"""Where Winnow's time goes: tokens per second against what this machine's float32 matmul allows,
+and a step by parts.
 
     python -m tests.bench.throughput [--steps 40] [--no-large] [--no-compile] [--out FILE]
 
-For the embedded tiny policy and for a 53-million-parameter Qwen3 with random weights (its rewards are invented, so that
-every group has a gradient), on one thread. The matmul rate is measured around each part; settings that are compared see
-the same rollouts and alternate, A B A B, medians. Shares are executed FLOPs (the ledger's) over seconds over that rate:
-100 % would be a program that does nothing but its matrix products, all of them large. Seconds are CPU seconds of this
-process, which another job on the same cores disturbs least; the verifier's own process, beside it, is not in them.
+For the embedded tiny policy and for a 53-million-parameter Qwen3 with random weights (its rewards
+are invented, so that every group has a gradient), on one thread. The matmul rate is measured around
+each part; settings that are compared see the same rollouts and alternate, A B A B, medians. Shares
+are executed FLOPs (the ledger's) over seconds over that rate: 100 % would be a program that does
+nothing but its matrix products, all of them large. Seconds are CPU seconds of this process, which
+another job on the same cores disturbs least; the verifier's own process, beside it, is not in them.
 """
 
 import argparse
@@ -28,12 +30,13 @@ import torch
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from tasks.common.artifacts import Layout
-from tasks.sampling.engine import Samples
-from tasks.sampling.engines import hf
-from tasks.sampling.models import save_policy
-from tasks.train.batch import MicroBatch, Rollouts, StepTotals, micro_batches
-from tasks.train.trainer import Trainer
-from tasks.train.update import Objective, batch_flops, token_logprobs
+from tasks.engines.engine import Samples
+from tasks.engines.hf import engine as hf
+from tasks.models.policy import save_policy
+from tasks.train.learner.micro_batches import MicroBatch, micro_batches
+from tasks.train.learner.update import Objective, batch_flops, token_logprobs
+from tasks.train.loop.trainer import Trainer
+from tasks.train.rollouts import Rollouts, StepTotals
 from tests.bench.clock import peak_megabytes
 from tests.bench.side_winnow import make_trainer
 from tests.bench.world import make_world
@@ -83,12 +86,20 @@ def matmul_rate(size: int = 1024, repeats: int = 15) -> float:
 
 
 def make_large(layout: Layout) -> None:
-    """A Qwen3 of 53 million parameters with random weights and the tiny policy's tokenizer, in the world's place."""
+    """A Qwen3 of 53 million parameters with random weights and the tiny policy's tokenizer, in the
+    world's place."""
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(layout.policy)
     sizes = {"hidden_size": 640, "intermediate_size": 1920, "num_hidden_layers": 10, "head_dim": 64}
     heads = {"num_attention_heads": 10, "num_key_value_heads": 10, "tie_word_embeddings": True}
-    config = Qwen3Config(vocab_size=100, max_position_embeddings=512, eos_token_id=1, pad_token_id=0, **sizes, **heads)
+    config = Qwen3Config(
+        vocab_size=100,
+        max_position_embeddings=512,
+        eos_token_id=1,
+        pad_token_id=0,
+        **sizes,
+        **heads,
+    )
     model = Qwen3ForCausalLM(config)
     model.generation_config.eos_token_id = 1
     (layout.policy / "generation_config.json").unlink()
@@ -99,7 +110,9 @@ def make_large(layout: Layout) -> None:
 # --- a training step by parts
 
 
-def run_steps(trainer: Trainer, steps: int, *, invent_rewards: bool) -> tuple[Stopwatch, list[Rollouts]]:
+def run_steps(
+    trainer: Trainer, steps: int, *, invent_rewards: bool
+) -> tuple[Stopwatch, list[Rollouts]]:
     """`steps` training steps after a warm-up, their seconds by part, and their rollouts."""
     watch, rollouts = Stopwatch(), []
     step(trainer, Stopwatch(), invent_rewards)
@@ -110,7 +123,12 @@ def run_steps(trainer: Trainer, steps: int, *, invent_rewards: bool) -> tuple[St
     trainer.update = watch.wrap("update", trainer.update)  # type: ignore[method-assign]
     for _ in range(steps):
         rollouts.append(step(trainer, watch, invent_rewards))
-    for owner, name in ((engine, "generate"), (grader, "grade"), (trainer.optimizer, "step"), (trainer, "update")):
+    for owner, name in (
+        (engine, "generate"),
+        (grader, "grade"),
+        (trainer.optimizer, "step"),
+        (trainer, "update"),
+    ):
         delattr(owner, name)
     return watch, rollouts
 
@@ -121,23 +139,31 @@ def borrowed(trainer: Trainer) -> tuple[Any, Any]:
 
 
 def step(trainer: Trainer, watch: Stopwatch, invent_rewards: bool) -> Rollouts:
-    """One training step, as `tasks.train.run.train` makes it."""
+    """One training step, as `tasks.train.loop.run.train` makes it."""
     with watch.measure("step"):
         drawn = trainer.sample()
         assert drawn is not None
         request, rollouts = drawn
         if invent_rewards:
-            rollouts = dataclasses.replace(rollouts, rewards_B=np.arange(len(rollouts.group_B)) % 2.0)
+            rollouts = dataclasses.replace(
+                rollouts, rewards_B=np.arange(len(rollouts.group_B)) % 2.0
+            )
         trainer.learn(request, rollouts)
     return rollouts
 
 
 def step_parts(watch: Stopwatch, passes: Stopwatch) -> dict[str, float]:
-    """Seconds of all steps by part. Forward and backward are measured apart, on the same rollouts."""
+    """Seconds of all steps by part. Forward and backward are measured apart, on the same
+    rollouts."""
     parts = {name: watch.total(name) for name in ("generate", "grade")}
-    parts |= {"update: forward": passes.total("forward"), "update: backward": passes.total("backward")}
+    parts |= {
+        "update: forward": passes.total("forward"),
+        "update: backward": passes.total("backward"),
+    }
     parts["update: optimizer"] = watch.total("optimizer")
-    parts["update: batches, clipping, statistics"] = max(watch.total("update") - sum(list(parts.values())[2:]), 0.0)
+    parts["update: batches, clipping, statistics"] = max(
+        watch.total("update") - sum(list(parts.values())[2:]), 0.0
+    )
     parts["advantages, record, ledger, seeds"] = max(watch.total("step") - sum(parts.values()), 0.0)
     return parts
 
@@ -145,13 +171,17 @@ def step_parts(watch: Stopwatch, passes: Stopwatch) -> dict[str, float]:
 # --- the update alone
 
 
-def batches_of(trainer: Trainer, rollouts: Rollouts, objective: Objective, limit: int | None) -> list[MicroBatch]:
+def batches_of(
+    trainer: Trainer, rollouts: Rollouts, objective: Objective, limit: int | None
+) -> list[MicroBatch]:
     """The micro-batches of the groups that have a gradient, as the trainer makes them."""
     advantages_B = trainer.slots.advantage(rollouts.rewards_B, rollouts.group_B)
     rows, limit = np.flatnonzero(advantages_B), limit or trainer.settings.max_tokens_per_micro_batch
     if not len(rows):
         return []
-    return micro_batches(rollouts, rows, limit, trainer.model.device, by_group=objective.share_prompts)
+    return micro_batches(
+        rollouts, rows, limit, trainer.model.device, by_group=objective.share_prompts
+    )
 
 
 def update_passes(
@@ -163,7 +193,8 @@ def update_passes(
     limit: int | None = None,
     model: Any = None,
 ) -> dict[str, float]:
-    """Forward and backward over the steps' rollouts, no optimizer; FLOPs, completion tokens and padding share."""
+    """Forward and backward over the steps' rollouts, no optimizer; FLOPs, completion tokens and
+    padding share."""
     model = trainer.model if model is None else model
     objective = dataclasses.replace(trainer.objective, share_prompts=share)
     sums: dict[str, float] = defaultdict(float)
@@ -175,7 +206,9 @@ def update_passes(
             with watch.measure("forward"):
                 logprobs_BT, _ = token_logprobs(model, batch, objective)
                 advantages = torch.from_numpy(advantages_B[batch.rows]).to(logprobs_BT)
-                loss, _ = objective.loss(logprobs_BT, batch.sampler_logprobs_BT, advantages, batch.mask_BT, totals)
+                loss, _ = objective.loss(
+                    logprobs_BT, batch.sampler_logprobs_BT, advantages, batch.mask_BT, totals
+                )
             with watch.measure("backward"):
                 loss.backward()
             computed, real = sizes(batch, share)
@@ -192,25 +225,38 @@ def sizes(batch: MicroBatch, share: bool) -> tuple[int, int]:
     if share:
         computed = len(batch.shared[0].ids)
         return computed, fed + sum(map(len, batch.prompts))
-    return batch.whole.input_ids.numel(), fed + sum(len(batch.prompts[owner]) for owner in batch.owner_B)
+    return batch.whole.input_ids.numel(), fed + sum(
+        len(batch.prompts[owner]) for owner in batch.owner_B
+    )
 
 
 def compare_batches(trainer: Trainer, steps: list[Rollouts], rounds: int) -> list[dict[str, Any]]:
-    """The update with each prompt read once, and with every rollout read whole; in fewer or more micro-batches."""
+    """The update with each prompt read once, and with every rollout read whole; in fewer or more
+    micro-batches."""
     watch, found = Stopwatch(), {}
     limits = [trainer.settings.max_tokens_per_micro_batch, 2048, 1024, 512]
     for _ in range(rounds):
         for case in [(share, limit) for limit in limits for share in (True, False)]:
             with watch.measure(str(case)):
-                found[case] = update_passes(trainer, steps, Stopwatch(), share=case[0], limit=case[1])
+                found[case] = update_passes(
+                    trainer, steps, Stopwatch(), share=case[0], limit=case[1]
+                )
     return [
-        row(f"share_prompts {str(c[0]).lower()}, max_tokens {c[1]}", watch.median(str(c)), found[c], len(steps))
+        row(
+            f"share_prompts {str(c[0]).lower()}, max_tokens {c[1]}",
+            watch.median(str(c)),
+            found[c],
+            len(steps),
+        )
         for c in found
     ]
 
 
-def compare_compiled(trainer: Trainer, steps: list[Rollouts], rounds: int) -> list[dict[str, Any]] | str:
-    """The update eager and by torch.compile (dynamic shapes); a sentence where it cannot compile."""
+def compare_compiled(
+    trainer: Trainer, steps: list[Rollouts], rounds: int
+) -> list[dict[str, Any]] | str:
+    """The update eager and by torch.compile (dynamic shapes); a sentence where it cannot
+    compile."""
     compiled, watch, found = copy.deepcopy(trainer.model), Stopwatch(), {}
     compiled.base_model.compile(dynamic=True)
     try:
@@ -221,9 +267,14 @@ def compare_compiled(trainer: Trainer, steps: list[Rollouts], rounds: int) -> li
         for _ in range(rounds):
             for name, model in (("eager", trainer.model), ("torch.compile", compiled)):
                 with watch.measure(name):
-                    found[name] = update_passes(trainer, steps, Stopwatch(), share=True, model=model)
+                    found[name] = update_passes(
+                        trainer, steps, Stopwatch(), share=True, model=model
+                    )
     except Exception as error:  # whatever the compiler's tool chain lacks here is the result
-        return f"torch.compile does not work here: {type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+        return (
+            f"torch.compile does not work here: {type(error).__name__}: "
+            f"{str(error).strip().splitlines()[0][:200]}"
+        )
     rows = [row(name, watch.median(name), found[name], len(steps)) for name in found]
     rows[1]["compile, s"] = first - 2 * watch.median("torch.compile")
     return rows
@@ -232,7 +283,12 @@ def compare_compiled(trainer: Trainer, steps: list[Rollouts], rounds: int) -> li
 def row(name: str, seconds: float, sums: dict[str, float], steps: int) -> dict[str, Any]:
     """A line of a table about the update."""
     rates = {"ms a step": 1e3 * seconds / steps, "completion tokens/s": sums["tokens"] / seconds}
-    return {"update": name, **rates, "GFLOPs a step": sums["flops"] / steps / 1e9, "padding": sums["padding"]}
+    return {
+        "update": name,
+        **rates,
+        "GFLOPs a step": sums["flops"] / steps / 1e9,
+        "padding": sums["padding"],
+    }
 
 
 # --- generation alone
@@ -248,7 +304,8 @@ def draw(trainer: Trainer, num_prompts: int, max_rows: int) -> Samples:
 
 
 def compare_generation(trainer: Trainer, rounds: int) -> list[dict[str, Any]]:
-    """Tokens per second by rollouts drawn at once, by rows in flight, and by how many slots must be free to refill."""
+    """Tokens per second by rollouts drawn at once, by rows in flight, and by how many slots must be
+    free to refill."""
     default = hf.REFILL_RATE
     cases = [(prompts, 256, default) for prompts in (4, 8, 16, 32, 64)]
     cases += [(32, rows, default) for rows in (32, 64, 128)]
@@ -273,7 +330,9 @@ def compare_generation(trainer: Trainer, rounds: int) -> list[dict[str, Any]]:
 # --- the whole report
 
 
-def measure_policy(root: Path, steps: int, rounds: int, *, large: bool, compiled: bool) -> dict[str, Any]:
+def measure_policy(
+    root: Path, steps: int, rounds: int, *, large: bool, compiled: bool
+) -> dict[str, Any]:
     """All tables of one policy."""
     trainer = make_trainer(root, 0)
     with closing(trainer.collector.grader):
@@ -284,7 +343,11 @@ def measure_policy(root: Path, steps: int, rounds: int, *, large: bool, compiled
         update_passes(trainer, rollouts, passes, share=True)
         parts = step_parts(watch, passes)
         completion = sum(int(r.completion_tokens_B().sum()) for r in rollouts)
-        seconds = {"generate": watch.total("generate"), "update": watch.total("update"), "step": watch.total("step")}
+        seconds = {
+            "generate": watch.total("generate"),
+            "update": watch.total("update"),
+            "step": watch.total("step"),
+        }
         flops = {name: ledger.executed[name] for name in ("generate", "update")}
         flops["step"] = sum(flops.values())
         sample = rollouts[: max(steps // 2, 1)]
@@ -302,7 +365,8 @@ def measure_policy(root: Path, steps: int, rounds: int, *, large: bool, compiled
                 for name in seconds
             ],
             "parts": [
-                {"part": k, "ms a step": 1e3 * v / steps, "share": v / seconds["step"]} for k, v in parts.items()
+                {"part": k, "ms a step": 1e3 * v / steps, "share": v / seconds["step"]}
+                for k, v in parts.items()
             ],
             "update": compare_batches(trainer, sample, rounds),
             "compiled": compare_compiled(trainer, sample, rounds) if compiled else "not measured",
@@ -315,7 +379,9 @@ def table(rows: list[dict[str, Any]] | str) -> str:
     if isinstance(rows, str):
         return rows
     columns = list(dict.fromkeys(key for line in rows for key in line))
-    lines = [columns, ["---"] * len(columns)] + [[cell(c, line.get(c)) for c in columns] for line in rows]
+    lines = [columns, ["---"] * len(columns)] + [
+        [cell(c, line.get(c)) for c in columns] for line in rows
+    ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -327,9 +393,13 @@ def cell(column: str, value: Any) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=40, help="training steps of the tiny policy")
-    parser.add_argument("--rounds", type=int, default=3, help="how often compared settings alternate")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="how often compared settings alternate"
+    )
     parser.add_argument("--large", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--out", type=Path, help="also write everything measured, as JSON")
@@ -344,7 +414,11 @@ def main() -> None:
             if large:
                 make_large(layout)
             found[name] = measure_policy(
-                layout.root, steps, 1 if large else options.rounds, large=large, compiled=options.compile
+                layout.root,
+                steps,
+                1 if large else options.rounds,
+                large=large,
+                compiled=options.compile,
             )
         for title, rows in found[name].items():
             print(f"\n{name}: {title}\n\n{table(rows)}", flush=True)

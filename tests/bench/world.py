@@ -1,9 +1,9 @@
-"""The small world of the benchmarks: a data root with the embedded policy, prompts and one recipe's plan.
+"""The small world of the benchmarks: a data root with the embedded policy, prompts and one recipe's
+plan.
 
-It is made by the project's own stages from `params.yaml`, so it measures what a user runs, with a constant learning
-rate (a schedule would make policies of different numbers of steps incomparable) and with tracking, checkpoints and
-validation out of the way.
-"""
+It is made by the project's own stages from `params.yaml`, so it measures what a user runs, with a
+constant learning rate (a schedule would make policies of different numbers of steps incomparable)
+and with tracking, checkpoints and validation out of the way."""
 
 import argparse
 import json
@@ -23,21 +23,33 @@ RECIPE = "bench"
 NEVER = 1e30
 
 
-def make_world(root: Path, *, steps: int, group_size: int = 8, rollouts: int = 32, seed: int = 0) -> Layout:
-    """Prompts, policy, parameters, a plan of `steps` steps, and the same prompts in the plan's order as JSON lines."""
+def make_world(
+    root: Path, *, steps: int, group_size: int = 8, rollouts: int = 32, seed: int = 0
+) -> Layout:
+    """Prompts, policy, parameters, a plan of `steps` steps, and the same prompts in the plan's
+    order as JSON lines."""
     layout, values = Layout(root), parameters(rollouts)
     root.mkdir(parents=True, exist_ok=True)
     (root / "params.yaml").write_text(yaml.safe_dump(values))
     shutil.copytree(PROJECT / "data" / "policy", layout.policy)
     shutil.copy(PROJECT / "data" / "policy.json", layout.policy_card)
-    command = [sys.executable, "-m", "tasks.ingest", "--params", str(root / "params.yaml"), "--data", str(root)]
+    command = [
+        sys.executable,
+        "-m",
+        "tasks.ingest",
+        "--params",
+        str(root / "params.yaml"),
+        "--data",
+        str(root),
+    ]
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL, cwd=PROJECT)
     write_plan(layout, steps * rollouts // group_size, group_size, seed)
     return layout
 
 
 def parameters(rollouts: int) -> dict[str, Any]:
-    """params.yaml, with what would disturb a measurement turned off and the machine's choices made for it."""
+    """params.yaml, with what would disturb a measurement turned off and the machine's choices made
+    for it."""
     values: dict[str, Any] = yaml.safe_load((PROJECT / "params.yaml").read_text())
     values["engine"] |= {"name": "hf", "device": "cpu", "dtype": "float32", "threads": 1}
     values["checkpoint"] |= {"every_seconds": NEVER}
@@ -49,16 +61,27 @@ def parameters(rollouts: int) -> dict[str, Any]:
         "kl_coefficient": 0.0,
         "validation": {"num_samples": 1, "every_flops": NEVER},
     }
-    return {**values, "recipes": {RECIPE: {"allocate": {"strategy": "uniform", "group_size": 8}, "train": {}}}}
+    return {
+        **values,
+        "recipes": {RECIPE: {"allocate": {"strategy": "uniform", "group_size": 8}, "train": {}}},
+    }
 
 
 def write_plan(layout: Layout, visits: int, group_size: int, seed: int) -> None:
-    """`visits` groups over the shuffled training prompts, repeated where they run out; and order.jsonl."""
+    """`visits` groups over the shuffled training prompts, repeated where they run out; and
+    order.jsonl."""
     prompts = PROMPTS.read(layout.prompts("train")).to_dicts()
     order = [prompts[i] for i in np.random.default_rng(seed).permutation(len(prompts))]
     chosen = [order[i % len(order)] for i in range(visits)]
     rows = [
-        {"visit": i, "pass": 0, "phase": 0, "order": i, "prompt_id": row["prompt_id"], "group_size": group_size}
+        {
+            "visit": i,
+            "pass": 0,
+            "phase": 0,
+            "order": i,
+            "prompt_id": row["prompt_id"],
+            "group_size": group_size,
+        }
         for i, row in enumerate(chosen)
     ]
     PLAN.write(layout.recipe(RECIPE) / "plan.parquet", PLAN.frame(rows))
@@ -72,6 +95,8 @@ def side_options(description: str | None) -> argparse.Namespace:
     parser.add_argument("root", type=Path, help="the data root that make_world made")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--points", type=int, nargs="*", default=[], help="save the policy after so many steps")
+    parser.add_argument(
+        "--points", type=int, nargs="*", default=[], help="save the policy after so many steps"
+    )
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()

@@ -20,7 +20,8 @@ def test_example_row_is_written_and_read(table: Table, tmp_path: Path) -> None:
 def test_wrong_columns_name_the_file(tmp_path: Path) -> None:
     frame = PLAN.frame([PLAN.example])
     with pytest.raises(
-        ArtifactError, match=r"p\.parquet is not a plan table: missing: \['order'\]; unknown: \['rank'\]"
+        ArtifactError,
+        match=r"p\.parquet is not a plan table: missing: \['order'\]; unknown: \['rank'\]",
     ):
         PLAN.write(tmp_path / "p.parquet", frame.rename({"order": "rank"}))
     frame.with_columns(pl.col("group_size").cast(pl.Int64)).write_parquet(tmp_path / "p.parquet")

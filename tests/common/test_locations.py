@@ -1,4 +1,5 @@
-"""Buckets on a real server: what goes wrong is said in words, waits are bounded, nothing half-written is read."""
+"""Buckets on a real server: what goes wrong is said in words, waits are bounded, nothing
+half-written is read."""
 
 import logging
 import socket
@@ -18,7 +19,9 @@ from tasks.common.files import ArtifactError
 from tasks.common.locations import SIGNERS, hush, open_file, open_location, reaching
 from tests.s3_server import ACCESS_KEY, SECRET_KEY, S3Server, free_ports
 
-BODY = bytes(range(256)) * 2**17  # 32 MiB: more than the kernel keeps for a server that does not read
+BODY = (
+    bytes(range(256)) * 2**17
+)  # 32 MiB: more than the kernel keeps for a server that does not read
 
 
 def write(location: str, body: bytes) -> None:
@@ -58,7 +61,10 @@ def test_a_folder_is_a_location(tmp_path: Path) -> None:
     [
         ("gs://bucket/x", "'gs://bucket/x' is not a location: give a folder or s3://bucket/prefix"),
         ("s3://", "'s3://' names no bucket"),
-        ("s3://name:hidden@bucket/x", "a location (s3://) must not hold credentials: set AWS_ACCESS_KEY_ID"),
+        (
+            "s3://name:hidden@bucket/x",
+            "a location (s3://) must not hold credentials: set AWS_ACCESS_KEY_ID",
+        ),
     ],
 )
 def test_what_is_no_location_is_refused(location: str, message: str) -> None:
@@ -78,21 +84,40 @@ def test_an_endpoint_that_is_not_one_is_refused(monkeypatch: pytest.MonkeyPatch,
 def test_a_fault_of_this_machine_is_not_blamed_on_the_bucket(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError) as raised, reaching("s3://bucket/x"):
         (tmp_path / "no-such-folder" / "y").write_text("")
-    assert str(raised.value) == f"s3://bucket/x: {tmp_path}/no-such-folder/y: No such file or directory"
-    with pytest.raises(ArtifactError) as raised, reaching("s3://bucket/x"), Path("/dev/full").open("w") as full:
+    assert (
+        str(raised.value)
+        == f"s3://bucket/x: {tmp_path}/no-such-folder/y: No such file or directory"
+    )
+    with (
+        pytest.raises(ArtifactError) as raised,
+        reaching("s3://bucket/x"),
+        Path("/dev/full").open("w") as full,
+    ):
         full.write("x")
     assert "s3://bucket/x: OSError (No space left on device)" in str(raised.value)
 
 
 @pytest.mark.s3
-def test_what_the_server_refuses_is_said_in_words(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_server_refuses_is_said_in_words(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(f"{bucket}/x", b"1")
     assert read(f"{bucket}/x") == b"1"
     assert "there is no such bucket or file" in failure(read, f"{bucket}/y")
-    assert "there is no such bucket or file (NoSuchBucket)" in failure(write, "s3://not-there/x", b"1")
+    assert "there is no such bucket or file (NoSuchBucket)" in failure(
+        write, "s3://not-there/x", b"1"
+    )
     for name, value, message in (
-        ("AWS_SECRET_ACCESS_KEY", "wrong", "access denied (SignatureDoesNotMatch): check the credentials"),
-        ("AWS_ACCESS_KEY_ID", "nobody", "access denied (InvalidAccessKeyId): check the credentials"),
+        (
+            "AWS_SECRET_ACCESS_KEY",
+            "wrong",
+            "access denied (SignatureDoesNotMatch): check the credentials",
+        ),
+        (
+            "AWS_ACCESS_KEY_ID",
+            "nobody",
+            "access denied (InvalidAccessKeyId): check the credentials",
+        ),
     ):
         monkeypatch.setenv(name, value)
         S3FileSystem.clear_instance_cache()
@@ -100,7 +125,10 @@ def test_what_the_server_refuses_is_said_in_words(bucket: str, monkeypatch: pyte
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     S3FileSystem.clear_instance_cache()
-    assert "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE" in failure(names, bucket)
+    assert (
+        "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+        in failure(names, bucket)
+    )
 
 
 @pytest.mark.s3
@@ -129,12 +157,16 @@ def test_nobody_at_the_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
     S3FileSystem.clear_instance_cache()
     said = failure(write, "s3://bucket/x", b"1")
-    assert "the server does not answer (EndpointConnectionError; endpoint: http://127.0.0.1:" in said
+    assert (
+        "the server does not answer (EndpointConnectionError; endpoint: http://127.0.0.1:" in said
+    )
     assert "run the same command again when it is back" in said
 
 
 @pytest.mark.s3
-def test_a_server_that_accepts_and_is_silent(bucket: str, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_accepts_and_is_silent(
+    bucket: str, s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(locations, "READ_SECONDS", 1)
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
     S3FileSystem.clear_instance_cache()
@@ -147,8 +179,8 @@ def test_a_server_that_accepts_and_is_silent(bucket: str, s3: S3Server, monkeypa
 
 
 def cut_during(s3: S3Server, action: Callable[[], Any], *, away: bool = False) -> "Future[Any]":
-    """Start `action` against a server that takes no more, kill the server under it, and bring it back: at once, or
-    when `away` only after the action has ended. Returns the action's future."""
+    """Start `action` against a server that takes no more, kill the server under it, and bring it
+    back: at once, or when `away` only after the action has ended. Returns the action's future."""
     s3.hold_gateway()
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(action)
@@ -180,7 +212,9 @@ def test_a_write_that_was_cut_off_leaves_nothing_to_read(
         future = cut_during(s3, lambda name=name: write(f"{bucket}/{name}", BODY), away=True)
         assert "the server does not answer" in failure(future.result)
     assert names(bucket) == ["old"]
-    assert read(f"{bucket}/old") == b"before"  # an overwritten object is the old one until the new one is whole
+    assert (
+        read(f"{bucket}/old") == b"before"
+    )  # an overwritten object is the old one until the new one is whole
     write(f"{bucket}/old", BODY)
     assert read(f"{bucket}/old") == BODY
 
@@ -197,13 +231,16 @@ def test_an_upload_in_parts_that_never_ends_is_no_object(bucket: str, s3: S3Serv
     assert names(bucket) == []
     assert "there is no such bucket or file" in failure(read, f"{bucket}/large")
     parts = {"Parts": [{"PartNumber": 1, "ETag": etag}]}
-    files.call_s3("complete_multipart_upload", Bucket=name, Key=key, UploadId=upload, MultipartUpload=parts)
+    files.call_s3(
+        "complete_multipart_upload", Bucket=name, Key=key, UploadId=upload, MultipartUpload=parts
+    )
     assert read(f"{bucket}/large") == BODY
 
 
 @contextmanager
 def cutting(url: str, after: int) -> Iterator[str]:
-    """A way to the server at `url` on which each answer ends after `after` bytes, as when a machine on it fails."""
+    """A way to the server at `url` on which each answer ends after `after` bytes, as when a machine
+    on it fails."""
     to = url.removeprefix("http://").split(":")
 
     def carry(client: socket.socket) -> None:
@@ -223,7 +260,8 @@ def cutting(url: str, after: int) -> Iterator[str]:
 
 
 def pour(source: socket.socket, target: socket.socket, limit: int | None) -> None:
-    """Bytes from one to the other until the source ends, or `limit` is reached and both are shut."""
+    """Bytes from one to the other until the source ends, or `limit` is reached and both are
+    shut."""
     with suppress(OSError):
         while limit is None or limit > 0:
             data = source.recv(2**16 if limit is None else min(2**16, limit))

@@ -25,11 +25,18 @@ class Outer:
     buckets: list[int]
 
 
-GOOD: dict[str, Any] = {"rate": 1, "limit": None, "inner": {"unit": "rollouts", "size": 4}, "buckets": [2, 4]}
+GOOD: dict[str, Any] = {
+    "rate": 1,
+    "limit": None,
+    "inner": {"unit": "rollouts", "size": 4},
+    "buckets": [2, 4],
+}
 
 
 def test_reads_nested_sections() -> None:
-    assert params.section({"outer": GOOD}, "outer", Outer) == Outer(1.0, None, Inner("rollouts", 4), [2, 4])
+    assert params.section({"outer": GOOD}, "outer", Outer) == Outer(
+        1.0, None, Inner("rollouts", 4), [2, 4]
+    )
 
 
 @pytest.mark.parametrize(
@@ -37,7 +44,10 @@ def test_reads_nested_sections() -> None:
     [
         ({"rates": 1}, r"outer\.rates is unknown; allowed: rate, limit, inner, buckets"),
         ({"inner": {"unit": "rollouts"}}, r"outer\.inner\.size is missing"),
-        ({"inner": {"unit": "tokens", "size": 1}}, r"outer\.inner\.unit is 'tokens'; allowed: 'rollouts', 'prompts'"),
+        (
+            {"inner": {"unit": "tokens", "size": 1}},
+            r"outer\.inner\.unit is 'tokens'; allowed: 'rollouts', 'prompts'",
+        ),
         ({"buckets": [2, "4"]}, r"outer\.buckets\[1\] is '4', which is not int"),
         ({"rate": "1e9"}, r"outer\.rate is '1e9', which is not float \(write exponents"),
         ({"limit": True}, r"outer\.limit is True, which is not int"),
@@ -69,10 +79,15 @@ def test_a_recipe_replaces_whole_slots() -> None:
             "c": {"allocate": {}, "train": {"optimizer": {}}},
         },
     }
-    assert params.recipe(values, "a")["train"] == {"select": {"method": "all"}, "loss": {"method": "tis"}}
+    assert params.recipe(values, "a")["train"] == {
+        "select": {"method": "all"},
+        "loss": {"method": "tis"},
+    }
     with pytest.raises(ParamsError, match="recipes.b must have exactly the keys allocate, train"):
         params.recipe(values, "b")
-    with pytest.raises(ParamsError, match="recipes.c.train.optimizer is unknown; allowed: loss, select"):
+    with pytest.raises(
+        ParamsError, match="recipes.c.train.optimizer is unknown; allowed: loss, select"
+    ):
         params.recipe(values, "c")
     with pytest.raises(ParamsError, match="recipe 'd' is unknown; recipes in params.yaml: a, b, c"):
         params.recipe(values, "d")

@@ -26,7 +26,9 @@ PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', *sys.arg
 
 
 @pytest.mark.parametrize(("imports", "expected"), [(0.0, "alive "), (1.0, "")])
-def test_a_stage_ends_with_dvc_also_when_dvc_ends_first(imports: float, expected: str, tmp_path: Path) -> None:
+def test_a_stage_ends_with_dvc_also_when_dvc_ends_first(
+    imports: float, expected: str, tmp_path: Path
+) -> None:
     marker = tmp_path / "marker"
     marker.touch()
     environment = {**os.environ, "DVC_STAGE": "train"}
@@ -51,11 +53,15 @@ def test_a_stage_whose_parent_lives_is_left_alone(tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     environment = {**os.environ, "DVC_STAGE": "train"}
     command = [sys.executable, "-c", PARENT, CHILD, str(marker), "0"]
-    subprocess.run(command, check=True, env=environment, start_new_session=True, capture_output=True)
+    subprocess.run(
+        command, check=True, env=environment, start_new_session=True, capture_output=True
+    )
     assert marker.read_text() == "alive still alive"
 
 
-def test_a_second_holder_waits_and_is_told_for_whom(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_second_holder_waits_and_is_told_for_whom(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     lock = tmp_path / "lock"
     code = (
         "import sys, time; from pathlib import Path; from tasks.common.process import exclusive\n"

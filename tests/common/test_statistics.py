@@ -1,4 +1,5 @@
-"""Intervals, pass@k and the chance of a mixed group, against hand-computed and brute-force values."""
+"""Intervals, pass@k and the chance of a mixed group, against hand-computed and brute-force
+values."""
 
 import itertools
 import math
@@ -8,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.common.statistics import bootstrap_interval, fit_beta, mixed_probability, pass_at_k, wilson_interval
+from tasks.common.statistics import (
+    bootstrap_interval,
+    fit_beta,
+    mixed_probability,
+    pass_at_k,
+    wilson_interval,
+)
 
 
 def test_wilson_interval_by_hand() -> None:
@@ -18,7 +25,9 @@ def test_wilson_interval_by_hand() -> None:
     assert all(np.isnan(bound).all() for bound in wilson_interval([0], [0]))
 
 
-@given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n), st.integers(1, n))))
+@given(
+    st.integers(1, 9).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n), st.integers(1, n)))
+)
 def test_pass_at_k_is_the_share_of_subsets_with_a_success(case: tuple[int, int, int]) -> None:
     correct, trials, k = case
     outcomes = [1] * correct + [0] * (trials - correct)
@@ -27,7 +36,8 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_success(case: tuple[int, int, 
 
 
 def test_pass_at_k_of_many_trials() -> None:
-    # a thousand of two thousand samples without one of the five hundred right ones: all but impossible
+    # a thousand of two thousand samples without one of the five hundred right ones: all but
+    # impossible
     assert pass_at_k([500, 0], [2000, 2000], 1000) == pytest.approx([1.0, 0.0])
 
 
@@ -45,7 +55,8 @@ def test_mixed_probability_by_quadrature() -> None:
 
 
 def test_forecast_of_mixed_groups_is_calibrated_where_the_plug_in_is_not() -> None:
-    """Prompts chosen for looking half-solved: the posterior says how many groups will really be mixed."""
+    """Prompts chosen for looking half-solved: the posterior says how many groups will really be
+    mixed."""
     rng = np.random.default_rng(0)
     rates = rng.beta(0.5, 1.5, 20_000)
     counts = rng.binomial(8, rates)

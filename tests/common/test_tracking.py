@@ -1,4 +1,5 @@
-"""The record: against a real sqlite database, a real MLflow server that dies in mid-stage, and no server at all."""
+"""The record: against a real sqlite database, a real MLflow server that dies in mid-stage, and no
+server at all."""
 
 import json
 import logging
@@ -55,7 +56,9 @@ def test_bare_stages_share_a_parent_and_are_named_by_their_coordinates(layout: L
     parents = [run for name, run in runs.items() if name not in children]
     assert set(children) == {"profile", "train sgpo/0"}
     assert len(parents) == 1
-    assert {run.data.tags["mlflow.parentRunId"] for run in children.values()} == {parents[0].info.run_id}
+    assert {run.data.tags["mlflow.parentRunId"] for run in children.values()} == {
+        parents[0].info.run_id
+    }
     assert {run.info.status for run in runs.values()} == {"FINISHED"}
     tags = children["train sgpo/0"].data.tags
     assert (tags["stage"], tags["recipe"], tags["seed"]) == ("train", "sgpo", "0")
@@ -69,7 +72,9 @@ def test_the_database_and_its_artifacts_stand_under_the_data_root(layout: Layout
     with track(LOCAL, layout, "report", None, None) as tracker:
         tracker.artifact(kept)
     assert (layout.tracking / "mlflow.db").exists()
-    assert [path.read_text() for path in (layout.tracking / "artifacts").rglob("note.txt")] == ["seen"]
+    assert [path.read_text() for path in (layout.tracking / "artifacts").rglob("note.txt")] == [
+        "seen"
+    ]
 
 
 def test_metrics_are_sent_together(layout: Layout) -> None:
@@ -81,7 +86,9 @@ def test_metrics_are_sent_together(layout: Layout) -> None:
     run = runs_of(layout)["train grpo/0"]
     for name in ("loss", "by_gflops/loss"):
         history = tracking.connect(uri).get_metric_history(run.info.run_id, name)
-        assert [(point.step, point.value) for point in history] == [(step, step / 700) for step in range(700)]
+        assert [(point.step, point.value) for point in history] == [
+            (step, step / 700) for step in range(700)
+        ]
 
 
 def test_metrics_are_curves_over_steps_and_over_gflops(layout: Layout) -> None:
@@ -100,7 +107,15 @@ def test_metrics_are_curves_over_steps_and_over_gflops(layout: Layout) -> None:
 def test_parameters_are_flattened_and_long_values_cut_with_a_note(layout: Layout) -> None:
     many = {f"key{index}": index for index in range(250)}
     with track(LOCAL, layout, "train", "grpo", 0) as tracker:
-        tracker.params({"loss": {"clip": {"low": 0.2}}, "buckets": [2, 4], "text": "x" * 7000, "empty": {}, **many})
+        tracker.params(
+            {
+                "loss": {"clip": {"low": 0.2}},
+                "buckets": [2, 4],
+                "text": "x" * 7000,
+                "empty": {},
+                **many,
+            }
+        )
     params = runs_of(layout)["train grpo/0"].data.params
     assert params["loss.clip.low"] == "0.2"
     assert params["buckets"] == "[2, 4]"
@@ -158,7 +173,9 @@ def test_an_interrupted_stage_is_killed(layout: Layout) -> None:
     assert runs_of(layout)["profile"].info.status == "KILLED"
 
 
-def test_a_flow_opens_and_closes_its_pipeline(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flow_opens_and_closes_its_pipeline(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
     metrics = layout.baseline / "metrics.json"
     with track(LOCAL, layout, "baseline", None, None):
         metrics.parent.mkdir(parents=True)
@@ -171,7 +188,11 @@ def test_a_flow_opens_and_closes_its_pipeline(layout: Layout, monkeypatch: pytes
         pass
     assert runs_of(layout)[f"flow {pipeline}"].info.status == "RUNNING"
     tracking.end_pipeline(
-        LOCAL, layout, pipeline, "FINISHED", cached=[("baseline", None, None), ("policy", None, None)]
+        LOCAL,
+        layout,
+        pipeline,
+        "FINISHED",
+        cached=[("baseline", None, None), ("policy", None, None)],
     )
     parent = runs_of(layout)[f"flow {pipeline}"]
     assert parent.info.status == "FINISHED"
@@ -194,17 +215,22 @@ def test_another_launcher_is_another_pipeline(layout: Layout) -> None:
         "print(pipelines.current_pipeline(artifacts.Layout(Path(sys.argv[1])))['id'])"
     )
     command = [sys.executable, "-c", script, str(layout.root)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, start_new_session=True)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, start_new_session=True
+    )
     assert done.stdout.strip() != first["id"]
 
 
 def test_stages_of_one_dvc_process_share_a_pipeline(layout: Layout, tmp_path: Path) -> None:
     stage = (
         "from pathlib import Path; from tasks.common import pipelines, artifacts; import sys; "
-        "p = pipelines.current_pipeline(artifacts.Layout(Path(sys.argv[1]))); print(p['kind'], p['id'])"
+        "p = pipelines.current_pipeline(artifacts.Layout(Path(sys.argv[1]))); print(p['kind'], "
+        "p['id'])"
     )
     dvc = tmp_path / "dvc"
-    dvc.write_text("import subprocess, sys\nfor _ in range(2):\n    subprocess.run(sys.argv[1:], check=True)\n")
+    dvc.write_text(
+        "import subprocess, sys\nfor _ in range(2):\n    subprocess.run(sys.argv[1:], check=True)\n"
+    )
     command = [sys.executable, str(dvc), sys.executable, "-c", stage, str(layout.root)]
     first = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")
     second = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")
@@ -216,7 +242,8 @@ def test_stages_of_one_dvc_process_share_a_pipeline(layout: Layout, tmp_path: Pa
 def test_a_run_whose_process_is_gone_is_marked_killed(layout: Layout) -> None:
     script = (
         "from pathlib import Path; from tasks.common import tracking, artifacts; import os, sys\n"
-        "with tracking.track(tracking.Tracking(None, 'winnow', False), artifacts.Layout(Path(sys.argv[1])), 'train', "
+        "with tracking.track(tracking.Tracking(None, 'winnow', False), "
+        "artifacts.Layout(Path(sys.argv[1])), 'train', "
         "'grpo', 0):\n    os.kill(os.getpid(), 9)\n"
     )
     subprocess.run([sys.executable, "-c", script, str(layout.root)], check=False)
@@ -233,7 +260,9 @@ def trained(layout: Layout, recipe: str, accuracy: float, weights: bool = False)
         (folder / "policy").mkdir(parents=True)
         (folder / "policy" / "model.safetensors").write_text(recipe)
         (folder / "curve.parquet").write_text(f"{accuracy}")
-        tracker.model(f"{recipe}/0", folder / "policy", digest_file(folder / "policy" / "model.safetensors"))
+        tracker.model(
+            f"{recipe}/0", folder / "policy", digest_file(folder / "policy" / "model.safetensors")
+        )
     return folder / "curve.parquet"
 
 
@@ -247,14 +276,18 @@ def test_the_champion_is_an_alias_and_weights_are_uploaded_only_on_demand(layout
         with track(LOCAL, layout, "report", None, None) as tracker:
             tracker.champion(evidence, "it was better")
         version = client.get_model_version_by_alias("winnow", "champion")
-        assert version.tags["digest"] == digest_file(layout.train(recipe, 0) / "policy" / "model.safetensors")
+        assert version.tags["digest"] == digest_file(
+            layout.train(recipe, 0) / "policy" / "model.safetensors"
+        )
     assert len(client.search_model_versions("name = 'winnow'")) == 2
     with track(LOCAL, layout, "report", None, None) as tracker:
         tracker.champion(None, "none beat the initial policy")
     assert client.get_registered_model("winnow").aliases == {}
 
 
-def test_what_mlflow_refuses_is_said_and_the_rest_goes_on(layout: Layout, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_mlflow_refuses_is_said_and_the_rest_goes_on(
+    layout: Layout, caplog: pytest.LogCaptureFixture
+) -> None:
     with track(LOCAL, layout, "train", "grpo", 0) as tracker:
         tracker.params({"rate": 1})
         tracker.params({"rate": 2})
@@ -267,7 +300,9 @@ def test_what_mlflow_refuses_is_said_and_the_rest_goes_on(layout: Layout, caplog
     assert not (layout.tracking / "pending").exists()
 
 
-def test_a_tracker_without_a_journal_records_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_without_a_journal_records_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     tracker = Tracker()
     tracker.metrics({"loss": 1.0}, step=1, flops=1.0)
@@ -279,7 +314,9 @@ def pending_files(layout: Layout, suffix: str = "jsonl") -> list[Path]:
     return sorted((layout.tracking / "pending").glob(f"*.{suffix}"))
 
 
-def test_a_server_that_is_not_there_delays_a_stage_by_seconds(layout: Layout, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_is_not_there_delays_a_stage_by_seconds(
+    layout: Layout, caplog: pytest.LogCaptureFixture
+) -> None:
     settings = Tracking(f"http://127.0.0.1:{free_port()}", "winnow", False)
     started = time.monotonic()
     with track(settings, layout, "train", "grpo", 0) as tracker:
@@ -310,14 +347,18 @@ def test_a_pending_file_is_replayed_with_its_times(layout: Layout) -> None:
     runs = runs_of(layout)
     run = runs["train grpo/0"]
     history = tracking.connect(uri).get_metric_history(run.info.run_id, "loss")
-    assert [(m.value, m.step, m.timestamp) for m in history] == [(0.5, 3, events[1]["points"][0]["time"])]
+    assert [(m.value, m.step, m.timestamp) for m in history] == [
+        (0.5, 3, events[1]["points"][0]["time"])
+    ]
     assert (run.info.start_time, run.info.end_time) == (events[0]["time"], events[2]["time"])
     assert {run.info.status for run in runs.values()} == {"FINISHED"}
     assert pending_files(layout) == []
     assert len(pending_files(layout, "replayed")) == 1
 
 
-def test_a_file_that_is_still_written_is_not_replayed_and_a_broken_off_one_is_killed(layout: Layout) -> None:
+def test_a_file_that_is_still_written_is_not_replayed_and_a_broken_off_one_is_killed(
+    layout: Layout,
+) -> None:
     settings = Tracking(f"http://127.0.0.1:{free_port()}", "winnow", False)
     with track(settings, layout, "profile", None, None):
         (pending,) = pending_files(layout)
@@ -330,7 +371,9 @@ def test_a_file_that_is_still_written_is_not_replayed_and_a_broken_off_one_is_ki
     assert runs_of(layout)["profile"].info.status == "KILLED"
 
 
-def test_a_database_that_cannot_be_opened_stops_nothing(layout: Layout, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_database_that_cannot_be_opened_stops_nothing(
+    layout: Layout, caplog: pytest.LogCaptureFixture
+) -> None:
     (layout.tracking / "mlflow.db").mkdir(parents=True)
     with track(LOCAL, layout, "profile", None, None) as tracker:
         tracker.metrics({"pass_rate": 0.5})
@@ -338,7 +381,9 @@ def test_a_database_that_cannot_be_opened_stops_nothing(layout: Layout, caplog: 
     assert len(pending_files(layout)) == 1
 
 
-def test_no_place_to_write_at_all_is_said_once(layout: Layout, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_place_to_write_at_all_is_said_once(
+    layout: Layout, caplog: pytest.LogCaptureFixture
+) -> None:
     layout.root.mkdir()
     layout.tracking.write_text("a file where the folder should be")
     with track(LOCAL, layout, "profile", None, None) as tracker:
@@ -368,7 +413,8 @@ def test_a_locked_database_is_waited_for_and_then_left(layout: Layout) -> None:
 
 @dataclass
 class Server:
-    """A real `mlflow server` on this machine, which can be stopped and started again on the same database."""
+    """A real `mlflow server` on this machine, which can be stopped and started again on the same
+    database."""
 
     folder: Path
     port: int
@@ -379,14 +425,26 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        where = ["--backend-store-uri", f"sqlite:///{self.folder}/server.db", "--artifacts-destination", "artifacts"]
+        where = [
+            "--backend-store-uri",
+            f"sqlite:///{self.folder}/server.db",
+            "--artifacts-destination",
+            "artifacts",
+        ]
         address = ["--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"]
-        environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+        environment = {
+            **os.environ,
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "mlflow", "server", *where, *address],
-            cwd=self.folder, env=environment, start_new_session=True,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            cwd=self.folder,
+            env=environment,
+            start_new_session=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         self.wait()
 
     def wait(self) -> None:
@@ -420,7 +478,9 @@ def free_port() -> int:
 
 
 @pytest.mark.slow
-def test_a_server_killed_in_mid_stage_and_the_replay_into_the_same_run(layout: Layout, server: Server) -> None:
+def test_a_server_killed_in_mid_stage_and_the_replay_into_the_same_run(
+    layout: Layout, server: Server
+) -> None:
     settings = Tracking(server.uri, "winnow", False)
     kept = layout.root / "kept" / "note.txt"
     kept.parent.mkdir(parents=True)
@@ -447,7 +507,9 @@ def test_a_server_killed_in_mid_stage_and_the_replay_into_the_same_run(layout: L
     assert {run.info.status for run in runs.values()} == {"FINISHED"}
     assert run.data.params == {"rate": "1"}
     assert [m.value for m in client.get_metric_history(run.info.run_id, "loss")] == [0.5, 0.4]
-    assert [file.path for file in client.list_artifacts(run.info.run_id, "kept")] == ["kept/note.txt"]
+    assert [file.path for file in client.list_artifacts(run.info.run_id, "kept")] == [
+        "kept/note.txt"
+    ]
     assert run.data.tags["output.kept"] == "abc"
     with track(settings, layout, "report", None, None) as tracker:
         tracker.champion(kept, "it was better")

@@ -32,7 +32,9 @@ def prefect_url(environment: dict[str, str]) -> Iterator[str]:
     """One Prefect server for all tests: starting it takes longer than most of them."""
     port = server.free_port()
     command = commands.launcher(*server.APP, "--port", str(port))
-    child = subprocess.Popen(command, cwd=ROOT, env={**environment, **server.SETTINGS}, process_group=0)
+    child = subprocess.Popen(
+        command, cwd=ROOT, env={**environment, **server.SETTINGS}, process_group=0
+    )
     try:
         server.wait_until_healthy(child, f"http://127.0.0.1:{port}/api/health")
         yield f"http://127.0.0.1:{port}/api"
@@ -51,7 +53,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, st
 
 
 @pytest.fixture
-def project(tmp_path: Path, finished: Path, environment: dict[str, str], prefect_url: str) -> Project:
+def project(
+    tmp_path: Path, finished: Path, environment: dict[str, str], prefect_url: str
+) -> Project:
     """A copy of the finished project, to change and run again."""
     root = tmp_path / "project"
     shutil.copytree(finished, root, symlinks=True)

@@ -1,9 +1,9 @@
-"""A stage that takes milliseconds: it writes every output that dvc.yaml promises for it, as a digest of what it read.
+"""A stage that takes milliseconds: it writes every output that dvc.yaml promises for it, as a
+digest of what it read.
 
-The scratch project of the tests runs it as `python -m tasks.<stage>`. What it writes depends on its parameters and
-data, not on its code, as with the real stages: a comment changes nothing downstream. `behaviour.json` at the root
-makes a stage fail, or hang until it is killed.
-"""
+The scratch project of the tests runs it as `python -m tasks.<stage>`. What it writes depends on its
+parameters and data, not on its code, as with the real stages: a comment changes nothing downstream.
+`behaviour.json` at the root makes a stage fail, or hang until it is killed."""
 
 import hashlib
 import json

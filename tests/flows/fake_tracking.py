@@ -1,4 +1,5 @@
-"""Stands for `tasks.common.tracking` in the scratch project: it writes down what the flow says, without MLflow."""
+"""Stands for `tasks.common.tracking` in the scratch project: it writes down what the flow says,
+without MLflow."""
 
 import json
 from collections.abc import Iterable
@@ -29,4 +30,6 @@ def end_pipeline(
     cached: Iterable[tuple[str, str | None, int | None]] = (),
 ) -> None:
     record = {"pipeline": pipeline, "status": status, "cached": sorted(map(list, cached), key=str)}
-    replace_file(layout.tracking / "record.json", lambda file: file.write(json.dumps(record).encode()))
+    replace_file(
+        layout.tracking / "record.json", lambda file: file.write(json.dumps(record).encode())
+    )

@@ -14,7 +14,15 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 STAGES = ("ingest", "policy", "profile", "baseline", "allocate", "train", "evaluate", "report")
-COPIED = ("dvc.yaml", "params.yaml", ".dvcignore", ".gitignore", ".dvc/config", ".dvc/.gitignore", "data/.gitignore")
+COPIED = (
+    "dvc.yaml",
+    "params.yaml",
+    ".dvcignore",
+    ".gitignore",
+    ".dvc/config",
+    ".dvc/.gitignore",
+    "data/.gitignore",
+)
 
 
 def build(root: Path) -> Path:
@@ -27,7 +35,9 @@ def build(root: Path) -> Path:
     shutil.copy(Path(__file__).with_name("fake_tracking.py"), root / "tasks/common/tracking.py")
     for stage in STAGES:
         (root / "tasks" / stage).mkdir()
-        shutil.copy(Path(__file__).with_name("fake_stage.py"), root / "tasks" / stage / "__main__.py")
+        shutil.copy(
+            Path(__file__).with_name("fake_stage.py"), root / "tasks" / stage / "__main__.py"
+        )
     for path in sorted(code_dependencies()):
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         if not (root / path).exists():
@@ -46,7 +56,12 @@ def build(root: Path) -> Path:
 def code_dependencies() -> set[Path]:
     """The code that dvc.yaml's stages name, as far as it has a place of its own there."""
     stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"].values()
-    return {Path(name) for stage in stages for name in stage.get("deps", []) if str(name).startswith("tasks/")}
+    return {
+        Path(name)
+        for stage in stages
+        for name in stage.get("deps", [])
+        if str(name).startswith("tasks/")
+    }
 
 
 def make_folder(path: Path) -> Path:
@@ -57,7 +72,9 @@ def make_folder(path: Path) -> Path:
 
 def shell(root: Path, environment: dict[str, str], *command: str) -> str:
     """The output of a command that must succeed."""
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, cwd=root, env=environment, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -109,7 +126,9 @@ class Project:
 
     def behave(self, **behaviour: str) -> None:
         """Make stages `fail` or `hang`; `train@sgpo-0` is written train__sgpo_0."""
-        named = {stage.replace("__", "@").replace("_", "-"): what for stage, what in behaviour.items()}
+        named = {
+            stage.replace("__", "@").replace("_", "-"): what for stage, what in behaviour.items()
+        }
         (self.root / "behaviour.json").write_text(json.dumps(named))
 
     def hanging(self) -> int:

@@ -1,4 +1,5 @@
-"""What one has run, another takes from the bucket: `dvc push` here, a clone and `dvc pull` there, nothing to run."""
+"""What one has run, another takes from the bucket: `dvc push` here, a clone and `dvc pull` there,
+nothing to run."""
 
 import shutil
 from pathlib import Path
@@ -15,7 +16,9 @@ def test_a_clone_pulls_what_was_pushed_and_has_nothing_to_run(
 ) -> None:
     mine = Project(tmp_path / "mine", {**environment, **s3.environment()})
     shutil.copytree(finished, mine.root, symlinks=True)
-    mine.dvc("remote", "add", "--default", "team", f"{bucket}/dvc")  # all that a project needs to know
+    mine.dvc(
+        "remote", "add", "--default", "team", f"{bucket}/dvc"
+    )  # all that a project needs to know
     shell(mine.root, mine.environment, "git", "commit", "--quiet", "--all", "--message", "remote")
     mine.dvc("push")
     theirs = Project(tmp_path / "theirs", mine.environment)
@@ -27,4 +30,6 @@ def test_a_clone_pulls_what_was_pushed_and_has_nothing_to_run(
     assert (theirs.root / report).read_bytes() == (mine.root / report).read_bytes()
     for project in (mine, theirs):
         written = [path.read_bytes() for path in project.root.rglob("*") if path.is_file()]
-        assert not any(key.encode() in content for content in written for key in (ACCESS_KEY, SECRET_KEY))
+        assert not any(
+            key.encode() in content for content in written for key in (ACCESS_KEY, SECRET_KEY)
+        )

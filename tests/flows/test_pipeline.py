@@ -30,7 +30,9 @@ def task_runs(project: Project) -> list[dict[str, Any]]:
 def post(project: Project, path: str, body: dict[str, Any]) -> Any:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     url = f"{project.environment['PREFECT_API_URL']}/{path}"
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    request = urllib.request.Request(
+        url, json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
     with opener.open(request, timeout=30) as answer:
         return json.load(answer)
 
@@ -48,7 +50,9 @@ def test_a_flow_after_dvc_finds_nothing_to_do(project: Project) -> None:
     assert versions["train@grpo-0"] == versions["train@sgpo-0"] != versions["ingest"]
 
 
-def test_a_changed_parameter_runs_what_reads_it_and_changing_it_back_restores(project: Project) -> None:
+def test_a_changed_parameter_runs_what_reads_it_and_changing_it_back_restores(
+    project: Project,
+) -> None:
     project.edit("params.yaml", r"^  num_samples: 8\n  pass_at", "  num_samples: 9\n  pass_at")
     output = project.flow()
     assert lines(output, "ran") == ["baseline", *CELLS, "report"]
@@ -68,7 +72,10 @@ def test_a_stage_that_runs_and_makes_the_same_stops_there(project: Project) -> N
     project.edit("tasks/profile/__main__.py", r"\Z", "# a comment\n")
     output = project.flow("--force", "ingest")
     reason = next(message for task, message in messages(project) if task == "profile")
-    assert reason == "code tasks/profile changed; 40 rollouts reused, 8 sampled: 1 prompt new to the store"
+    assert (
+        reason
+        == "code tasks/profile changed; 40 rollouts reused, 8 sampled: 1 prompt new to the store"
+    )
     assert "ingest: starts (asked for by --force)" in output
     assert "profile: starts (code tasks/profile changed)" in output
     assert lines(output, "starts") == lines(output, "ran") == ["ingest", "profile"]

@@ -45,9 +45,15 @@ NEEDS: dict[str, set[str]] = {
             {"changed deps": {"data/prompts/train.parquet": "modified"}},
             ["data/prompts/train.parquet 3f2a -> 91c0"],
         ),
-        ({"changed deps": {"data/prompts/train.parquet": "deleted"}}, ["input missing: data/prompts/train.parquet"]),
+        (
+            {"changed deps": {"data/prompts/train.parquet": "deleted"}},
+            ["input missing: data/prompts/train.parquet"],
+        ),
         ({"changed deps": {"data/runs": "modified"}}, ["data/runs changed"]),
-        ({"changed outs": {"data/x": "deleted", "data/y": "not in cache"}}, ["output missing: data/x and 1 more"]),
+        (
+            {"changed outs": {"data/x": "deleted", "data/y": "not in cache"}},
+            ["output missing: data/x and 1 more"],
+        ),
         ({"changed outs": {"data/x": "modified"}}, ["output changed since: data/x"]),
         ("changed command", ["command changed"]),
     ],
@@ -69,7 +75,9 @@ def test_everything_is_selected_by_default_in_order() -> None:
     ordered, left_out = selection.select(NEEDS, [], None, None)
     assert left_out == []
     assert [ordered[0], ordered[-1]] == ["ingest", "report"]
-    assert all(ordered.index(need) < ordered.index(stage) for stage in NEEDS for need in NEEDS[stage])
+    assert all(
+        ordered.index(need) < ordered.index(stage) for stage in NEEDS for need in NEEDS[stage]
+    )
 
 
 def test_a_recipe_and_a_seed_select_a_cell_and_what_it_needs() -> None:
@@ -79,13 +87,22 @@ def test_a_recipe_and_a_seed_select_a_cell_and_what_it_needs() -> None:
 
 
 def test_an_unknown_recipe_is_refused() -> None:
-    with pytest.raises(selection.SelectionError, match=r"recipe dapo is not in the experiment: it has a, b-c"):
+    with pytest.raises(
+        selection.SelectionError, match=r"recipe dapo is not in the experiment: it has a, b-c"
+    ):
         selection.select(NEEDS, [], ["dapo"], None)
 
 
 def test_the_report_stays_when_the_other_cells_are_up_to_date() -> None:
     ordered, left_out = selection.select(NEEDS, ["evaluate@b-c-1", "report"], ["b-c"], None)
-    assert ordered == ["ingest", "baseline", "allocate@b-c", "evaluate@b-c-0", "evaluate@b-c-1", "report"]
+    assert ordered == [
+        "ingest",
+        "baseline",
+        "allocate@b-c",
+        "evaluate@b-c-0",
+        "evaluate@b-c-1",
+        "report",
+    ]
     assert left_out == ["allocate@a", "evaluate@a-0", "evaluate@a-1"]
 
 
@@ -102,7 +119,9 @@ def test_the_graph_is_read_from_dot() -> None:
 
 def test_every_command_takes_the_shells_place() -> None:
     stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
-    assert all(stage["cmd"].startswith(f"exec python -m tasks.{name} ") for name, stage in stages.items())
+    assert all(
+        stage["cmd"].startswith(f"exec python -m tasks.{name} ") for name, stage in stages.items()
+    )
 
 
 def test_the_pipeline_has_the_edges_of_its_picture() -> None:
@@ -110,4 +129,6 @@ def test_the_pipeline_has_the_edges_of_its_picture() -> None:
     assert needs["profile"] == {"ingest", "policy"}
     assert needs["train@sgpo-0"] == {"ingest", "policy", "allocate@sgpo"}
     assert needs["evaluate@sgpo-0"] == {"ingest", "policy", "train@sgpo-0"}
-    assert {"baseline", "profile", "allocate@grpo", "train@grpo-0", "evaluate@sgpo-0"} <= needs["report"]
+    assert {"baseline", "profile", "allocate@grpo", "train@grpo-0", "evaluate@sgpo-0"} <= needs[
+        "report"
+    ]

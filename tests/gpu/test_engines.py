@@ -1,4 +1,5 @@
-"""vLLM on a GPU beside a trainer: the same samples, memory lent and taken again, and what does not fit refused."""
+"""vLLM on a GPU beside a trainer: the same samples, memory lent and taken again, and what does not
+fit refused."""
 
 import dataclasses
 from pathlib import Path
@@ -9,8 +10,8 @@ import torch
 
 from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError
-from tasks.sampling.engine import Engine, Sampling, load_engine
-from tasks.sampling.models import Policy, load_model, named_weights, read_policy
+from tasks.engines.engine import Engine, Sampling, load_engine
+from tasks.models.policy import Policy, load_model, named_weights, read_policy
 from tests.policies import ENGINE, place_policy
 
 pytestmark = [pytest.mark.gpu, pytest.mark.vllm]

@@ -1,8 +1,8 @@
-"""What only a GPU can show. Run with `make test ARGS="-m gpu"` on a machine that has one; elsewhere it is skipped.
+"""What only a GPU can show. Run with `make test ARGS="-m gpu"` on a machine that has one; elsewhere
+it is skipped.
 
-Random weights at real shapes: a bfloat16 step, the `hf` engine on CUDA, peak memory and tokens a second at 0.5B and
-1.5B, and a resumed run.
-"""
+Random weights at real shapes: a bfloat16 step, the `hf` engine on CUDA, peak memory and tokens a
+second at 0.5B and 1.5B, and a resumed run."""
 
 import dataclasses
 import time
@@ -14,20 +14,31 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from tasks.sampling.engine import Sampling
-from tasks.sampling.engines.hf import HfEngine
-from tasks.sampling.models import load_model
-from tasks.sampling.packing import ATTENTION
-from tasks.train.batch import Rollouts, StepTotals, micro_batches
-from tasks.train.loss import clip
-from tasks.train.update import Objective, UpdateStats, accumulate_gradients
-from tests.sampling.test_flops import architecture_of
+from tasks.engines.engine import Sampling
+from tasks.engines.hf.engine import HfEngine
+from tasks.models.packing import ATTENTION
+from tasks.models.policy import load_model
+from tasks.train.learner.micro_batches import micro_batches
+from tasks.train.learner.update import Objective, UpdateStats, accumulate_gradients
+from tasks.train.methods.loss import clip
+from tasks.train.rollouts import Rollouts, StepTotals
+from tests.engines.test_flops import architecture_of
 
 pytestmark = pytest.mark.gpu
 
 SHAPES = {
-    "0.5B": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16},
-    "1.5B": {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16},
+    "0.5B": {
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+    },
+    "1.5B": {
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+    },
 }
 SAMPLING = Sampling(1.0, 1.0, 0, 256, 0)
 
@@ -35,7 +46,11 @@ SAMPLING = Sampling(1.0, 1.0, 0, 256, 0)
 def make_model(name: str, dtype: torch.dtype) -> Any:
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=151_936, num_key_value_heads=8, head_dim=128, tie_word_embeddings=True, **SHAPES[name]
+        vocab_size=151_936,
+        num_key_value_heads=8,
+        head_dim=128,
+        tie_word_embeddings=True,
+        **SHAPES[name],
     )
     with torch.device("cuda"):
         model = Qwen3ForCausalLM(config).to(dtype).eval()
@@ -46,13 +61,19 @@ def make_model(name: str, dtype: torch.dtype) -> Any:
 def draw(model: Any, num_prompts: int, group_size: int) -> Rollouts:
     prompts = [[(7 * i + j) % 1000 + 10 for j in range(100)] for i in range(num_prompts)]
     counts, total = [group_size] * num_prompts, num_prompts * group_size
-    samples = HfEngine(model, [1], 256, 4096).generate(prompts, counts, SAMPLING, list(range(total)))
+    samples = HfEngine(model, [1], 256, 4096).generate(
+        prompts, counts, SAMPLING, list(range(total))
+    )
     group_B = np.repeat(np.arange(num_prompts), group_size)
     rewards = np.arange(total) % 2.0
-    return Rollouts(np.arange(num_prompts), prompts, group_B, samples, [""] * total, ["wrong"] * total, rewards)
+    return Rollouts(
+        np.arange(num_prompts), prompts, group_B, samples, [""] * total, ["wrong"] * total, rewards
+    )
 
 
-def update(model: Any, rollouts: Rollouts, dtype: torch.dtype, share_prompts: bool = True) -> UpdateStats:
+def update(
+    model: Any, rollouts: Rollouts, dtype: torch.dtype, share_prompts: bool = True
+) -> UpdateStats:
     def loss(*arrays: Any) -> Any:
         return clip.loss(*arrays, clip_low=0.2, clip_high=0.28, ratio="token", normalize="token")
 
@@ -61,7 +82,9 @@ def update(model: Any, rollouts: Rollouts, dtype: torch.dtype, share_prompts: bo
     objective = Objective(loss, 1.0, None, 0.0, share_prompts, 4096)
     batches = micro_batches(rollouts, rows, 16_384, torch.device("cuda"), by_group=share_prompts)
     with torch.autocast("cuda", torch.bfloat16, enabled=dtype == torch.bfloat16):
-        return accumulate_gradients(model, batches, advantages, objective, totals, architecture_of(model))
+        return accumulate_gradients(
+            model, batches, advantages, objective, totals, architecture_of(model)
+        )
 
 
 def test_the_engine_samples_the_same_on_cuda_and_cpu(guesser: Path) -> None:
@@ -69,10 +92,14 @@ def test_the_engine_samples_the_same_on_cuda_and_cpu(guesser: Path) -> None:
     drawn = []
     for device in ("cpu", "cuda"):
         model = load_model(guesser, dtype=torch.float32, device=torch.device(device))
-        drawn.append(HfEngine(model, [1], 64, 512).generate(prompts, [8] * 4, sampling, list(range(32))))
+        drawn.append(
+            HfEngine(model, [1], 64, 512).generate(prompts, [8] * 4, sampling, list(range(32)))
+        )
     same = sum(a == b for a, b in zip(drawn[0].token_ids, drawn[1].token_ids, strict=True))
     assert same >= 31  # a uniform number may fall between two roundings
-    np.testing.assert_allclose(np.concatenate(drawn[0].logprobs)[:8], np.concatenate(drawn[1].logprobs)[:8], atol=1e-4)
+    np.testing.assert_allclose(
+        np.concatenate(drawn[0].logprobs)[:8], np.concatenate(drawn[1].logprobs)[:8], atol=1e-4
+    )
 
 
 def test_a_bfloat16_step_is_close_to_a_float32_one() -> None:
@@ -82,8 +109,12 @@ def test_a_bfloat16_step_is_close_to_a_float32_one() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         model.zero_grad(set_to_none=True)
         stats = update(model, rollouts, dtype)
-        assert float(torch.cat(stats.log_ratios).abs().mean()) < (1e-3 if dtype == torch.float32 else 0.05)
-        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).cpu())
+        assert float(torch.cat(stats.log_ratios).abs().mean()) < (
+            1e-3 if dtype == torch.float32 else 0.05
+        )
+        gradients.append(
+            torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).cpu()
+        )
     assert torch.nn.functional.cosine_similarity(*gradients, dim=0) > 0.95
 
 
@@ -100,8 +131,14 @@ def test_tokens_a_second_and_peak_memory(name: str, record_property: Any) -> Non
     started = time.perf_counter()
     update(model, rollouts, torch.bfloat16)
     torch.cuda.synchronize()
-    updated, peak = tokens / (time.perf_counter() - started), torch.cuda.max_memory_allocated() / 2**30
-    print(f"\n{name}: {generated:,.0f} generated and {updated:,.0f} updated tokens/s, peak {peak:.1f} GiB")
+    updated, peak = (
+        tokens / (time.perf_counter() - started),
+        torch.cuda.max_memory_allocated() / 2**30,
+    )
+    print(
+        f"\n{name}: {generated:,.0f} generated and {updated:,.0f} updated tokens/s, peak "
+        f"{peak:.1f} GiB"
+    )
     for key, value in (("generated", generated), ("updated", updated), ("peak_gib", peak)):
         record_property(key, value)
     assert tokens > 0

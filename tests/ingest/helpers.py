@@ -8,8 +8,20 @@ from tasks.ingest.candidates import Rejection, Row
 from tasks.ingest.reading import read, sources
 from tasks.ingest.spool import Spool
 
-FIELDS = {"name": "mine", "prompt": "question", "answer": "gold", "level": None, "verifier": "numeric"}
-CHAIN_SUM = {"name": "chain_sum", "weight": 1.0, "config": {}, "level": "num_terms", "verifier": "numeric"}
+FIELDS = {
+    "name": "mine",
+    "prompt": "question",
+    "answer": "gold",
+    "level": None,
+    "verifier": "numeric",
+}
+CHAIN_SUM = {
+    "name": "chain_sum",
+    "weight": 1.0,
+    "config": {},
+    "level": "num_terms",
+    "verifier": "numeric",
+}
 
 
 def entry(path: Path | str, **changes: object) -> dict[str, Any]:
@@ -21,24 +33,39 @@ def preset(preset_name: str, path: Path | str, **settings: object) -> dict[str, 
     return {"preset": preset_name, "settings": {"path": str(path), **settings}}
 
 
-def found(*entries: dict[str, Any], max_characters: int | None = None) -> tuple[list[Row], list[Rejection]]:
+def found(
+    *entries: dict[str, Any], max_characters: int | None = None
+) -> tuple[list[Row], list[Rejection]]:
     """The clean rows of the sources and the others, before any two are compared."""
     items = [item for _, item in read(sources(list(entries)), max_characters, None)]
-    return [item for item in items if isinstance(item, Row)], [item for item in items if isinstance(item, Rejection)]
+    return [item for item in items if isinstance(item, Row)], [
+        item for item in items if isinstance(item, Rejection)
+    ]
 
 
 def lines(path: Path, *contents: object) -> Path:
     """A JSON Lines file; bytes are written as they are."""
-    path.write_bytes(b"".join((c if isinstance(c, bytes) else json.dumps(c).encode()) + b"\n" for c in contents))
+    path.write_bytes(
+        b"".join((c if isinstance(c, bytes) else json.dumps(c).encode()) + b"\n" for c in contents)
+    )
     return path
 
 
 def row(asked: str, answer: str = "1", line: int = 1, **changes: Any) -> Row:
-    values = {"content": "raw", "prompt": asked, "messages": None, "verifier": "numeric", "level": "", "source": "mine"}
+    values = {
+        "content": "raw",
+        "prompt": asked,
+        "messages": None,
+        "verifier": "numeric",
+        "level": "",
+        "source": "mine",
+    }
     return Row(**{**values, "asked": asked, "answer": answer, "line": line, **changes})
 
 
-def spool(folder: Path, *rows: Row | Rejection | tuple[int, Row | Rejection], seed: int = 0) -> Spool:
+def spool(
+    folder: Path, *rows: Row | Rejection | tuple[int, Row | Rejection], seed: int = 0
+) -> Spool:
     """A spool of rows, each of entry 0 or of the one it is paired with."""
     result = Spool(folder, seed)
     for item in rows:

@@ -1,4 +1,5 @@
-"""Every way a row is turned away by itself, with its reason, line and text; golds and prompts as they come out."""
+"""Every way a row is turned away by itself, with its reason, line and text; golds and prompts as
+they come out."""
 
 import json
 from pathlib import Path
@@ -37,13 +38,18 @@ USER = {"role": "user", "content": "1 + 1?"}
         ({"question": ["1 + 1?"], "gold": "2"}, "malformed"),
         ({"question": {"text": "1 + 1?"}, "gold": "2"}, "malformed"),
         ({"question": [USER, {"role": "assistant", "content": "2"}], "gold": "2"}, "malformed"),
-        ({"question": [{"role": "user", "content": [{"type": "image_url"}]}], "gold": "2"}, "malformed"),
+        (
+            {"question": [{"role": "user", "content": [{"type": "image_url"}]}], "gold": "2"},
+            "malformed",
+        ),
         ({"question": [{"role": "robot", "content": "1 + 1?"}], "gold": "2"}, "malformed"),
         ({"question": "1 + 1?", "gold": ["2"]}, "malformed"),
         ({"question": "1 + 1?", "gold": True}, "malformed"),
     ],
 )
-def test_a_bad_line_is_rejected_alone_with_its_reason_line_and_text(tmp_path: Path, content: Any, reason: str) -> None:
+def test_a_bad_line_is_rejected_alone_with_its_reason_line_and_text(
+    tmp_path: Path, content: Any, reason: str
+) -> None:
     good = [{"question": "2 + 2?", "gold": "4"}, {"question": "3 + 3?", "gold": "6"}]
     path = lines(tmp_path / "a.jsonl", good[0], content, good[1])
     kept, rejected = found(entry(path), max_characters=100)
@@ -55,7 +61,15 @@ def test_a_bad_line_is_rejected_alone_with_its_reason_line_and_text(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("gold", "text"), [(145.0, "145"), (0.5, "0.5"), (7, "7"), (-3, "-3"), (1e20, "1" + 20 * "0"), (" 1,000 ", "1,000")]
+    ("gold", "text"),
+    [
+        (145.0, "145"),
+        (0.5, "0.5"),
+        (7, "7"),
+        (-3, "-3"),
+        (1e20, "1" + 20 * "0"),
+        (" 1,000 ", "1,000"),
+    ],
 )
 def test_golds_become_text_a_verifier_can_read(tmp_path: Path, gold: Any, text: str) -> None:
     kept, _ = found(entry(lines(tmp_path / "a.jsonl", {"question": "q", "gold": gold})))
@@ -71,9 +85,14 @@ def test_template_nested_fields_and_level(tmp_path: Path) -> None:
 
 
 def test_chat_stays_chat_and_is_compared_by_what_is_asked(tmp_path: Path) -> None:
-    parts = {"role": "user", "content": [{"type": "text", "text": "1 + "}, {"type": "text", "text": "1?"}]}
+    parts = {
+        "role": "user",
+        "content": [{"type": "text", "text": "1 + "}, {"type": "text", "text": "1?"}],
+    }
     chat = [{"role": "system", "content": "Be brief.", "name": None}, parts]
-    path = lines(tmp_path / "a.jsonl", {"question": chat, "gold": "2"}, {"question": "1 + 1?", "gold": "2"})
+    path = lines(
+        tmp_path / "a.jsonl", {"question": chat, "gold": "2"}, {"question": "1 + 1?", "gold": "2"}
+    )
     (chatting, plain), _ = found(entry(path))
     assert json.loads(chatting.messages or "") == [{"role": "system", "content": "Be brief."}, USER]
     assert (chatting.prompt, chatting.asked) == ("1 + 1?", plain.asked)

@@ -1,4 +1,5 @@
-"""The command: tables that are the same every time, several sources in one run, the dry run, real files."""
+"""The command: tables that are the same every time, several sources in one run, the dry run, real
+files."""
 
 import json
 import subprocess
@@ -16,14 +17,19 @@ from tests.ingest.helpers import CHAIN_SUM, entry, lines, preset
 CONTAMINATED = {"overlap": 0.7, "ngram": 3, "same_numbers": True}
 
 
-def command(tmp_path: Path, sources: list[dict[str, Any]], splits: dict[str, Any], *more: str) -> str:
+def command(
+    tmp_path: Path, sources: list[dict[str, Any]], splits: dict[str, Any], *more: str
+) -> str:
     """Run the stage as a user would; what it printed and logged. Its data root is `data`."""
     values = yaml.safe_load(Path("params.yaml").read_text())
     values["ingest"] |= {"splits": splits, "sources": sources, "contamination": CONTAMINATED}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
     arguments = ["--params", str(tmp_path / "params.yaml"), "--data", str(tmp_path / "data"), *more]
     done = subprocess.run(
-        [sys.executable, "-m", "tasks.ingest", *arguments], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "tasks.ingest", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
@@ -57,12 +63,17 @@ def test_the_command_writes_the_tables_the_same_every_time(tmp_path: Path) -> No
     written = []
     for _ in range(2):
         command(tmp_path, sources, {"train": 30, "validation": 10, "test": 15})
-        written.append({path.name: path.read_bytes() for path in (tmp_path / "data" / "prompts").iterdir()})
+        written.append(
+            {path.name: path.read_bytes() for path in (tmp_path / "data" / "prompts").iterdir()}
+        )
     assert written[0] == written[1]
     assert [path.name for path in (tmp_path / "data").iterdir() if path.name.startswith(".")] == []
     found = tables(tmp_path)
     assert [found[name].height for name in ("train", "validation", "test")] == [30, 10, 15]
-    assert pl.concat([found[name] for name in ("train", "validation", "test")])["prompt_id"].n_unique() == 55
+    assert (
+        pl.concat([found[name] for name in ("train", "validation", "test")])["prompt_id"].n_unique()
+        == 55
+    )
     rejected = found["rejected"].filter(pl.col("source") == "mine")
     assert rejected.select("line", "reason").rows() == [
         (1, "empty_answer"),
@@ -78,7 +89,10 @@ def test_the_command_writes_the_tables_the_same_every_time(tmp_path: Path) -> No
 
 
 def test_several_sources_chat_and_contamination(tmp_path: Path) -> None:
-    question = "How many legs do {} spiders have when each of them has lost one leg in a fight with a bird?"
+    question = (
+        "How many legs do {} spiders have when each of them has lost one leg in a fight with a "
+        "bird?"
+    )
     train = [{"question": question.format(n), "gold": 7 * n} for n in range(10, 40)]
     chat = [
         {
@@ -91,8 +105,15 @@ def test_several_sources_chat_and_contamination(tmp_path: Path) -> None:
     pl.DataFrame(chat).write_parquet(tmp_path / "b.parquet")
     sources = [
         {**entry(lines(tmp_path / "a.jsonl", *train, exact)), "split": "train"},
-        {**preset("verl", tmp_path / "b.parquet", level=None), "split": "test", "verifier": "numeric"},
-        {**entry(lines(tmp_path / "c.jsonl", {"question": "What is the capital?", "gold": 3})), "split": "validation"},
+        {
+            **preset("verl", tmp_path / "b.parquet", level=None),
+            "split": "test",
+            "verifier": "numeric",
+        },
+        {
+            **entry(lines(tmp_path / "c.jsonl", {"question": "What is the capital?", "gold": 3})),
+            "split": "validation",
+        },
     ]
     log = command(tmp_path, sources, {"train": None, "validation": 1, "test": 8})
     found = tables(tmp_path)
@@ -103,7 +124,9 @@ def test_several_sources_chat_and_contamination(tmp_path: Path) -> None:
         (5, "near", "test", 3),
     ]
     reasons = found["rejected"].select("source", "line", "reason").rows()
-    assert reasons == [("mine", line, "contaminated") for line in (3, 4, 5)] + [("mine", 31, "duplicate")]
+    assert reasons == [("mine", line, "contaminated") for line in (3, 4, 5)] + [
+        ("mine", 31, "duplicate")
+    ]
     assert set(pairs["eval_prompt_id"]) <= set(found["test"]["prompt_id"])
     assert found["test"]["source"].unique().to_list() == ["verl"]
     assert json.loads(found["test"]["messages"][0])[0]["role"] == "user"
@@ -113,10 +136,19 @@ def test_several_sources_chat_and_contamination(tmp_path: Path) -> None:
 
 def test_a_dry_run_prints_the_table_and_writes_nothing(tmp_path: Path) -> None:
     rows = [{"question": f"{n} + 1?", "gold": n + 1} for n in range(9)]
-    path = lines(tmp_path / "a.jsonl", *rows, {"question": "0 + 1?", "gold": 1}, {"question": "?", "gold": ""})
+    path = lines(
+        tmp_path / "a.jsonl",
+        *rows,
+        {"question": "0 + 1?", "gold": 1},
+        {"question": "?", "gold": ""},
+    )
     sources = [entry(path), {**entry(path, name="capped"), "max_rows": 1}]
     printed = command(tmp_path, sources, {"train": 4, "validation": 1, "test": 2}, "--dry-run")
-    table = [line.split() for line in printed.splitlines() if line.startswith(("source", "mine", "capped", "all"))]
+    table = [
+        line.split()
+        for line in printed.splitlines()
+        if line.startswith(("source", "mine", "capped", "all"))
+    ]
     assert table == [
         ["source", "read", "train", "validation", "test", "unused", "duplicate", "empty_answer"],
         ["mine", "11", "4", "1", "2", "2", "1", "1"],
@@ -134,7 +166,11 @@ REAL: dict[str, tuple[dict[str, Any], int, dict[int, str]]] = {
         7474,
         {887: "empty_answer", 1010: "empty_answer", 5329: "empty_answer", 5331: "empty_answer"},
     ),
-    "dsr_sub": (preset("verl", "dsr_sub_1209/dsr_sub.parquet", level=None), 1209, {266: "empty_answer"}),
+    "dsr_sub": (
+        preset("verl", "dsr_sub_1209/dsr_sub.parquet", level=None),
+        1209,
+        {266: "empty_answer"},
+    ),
 }
 """Of each file its rows and those known to be bad, by number from 1."""
 EXACT = {"verifier": "exact"}  # quicker than the presets' own
@@ -145,13 +181,21 @@ EXACT = {"verifier": "exact"}  # quicker than the presets' own
 @pytest.mark.parametrize("name", REAL)
 def test_a_real_file_by_one_command(name: str, real_data: Path, tmp_path: Path) -> None:
     source, num_rows, bad = REAL[name]
-    source = {**source, "settings": {**source["settings"], "path": str(real_data / source["settings"]["path"])}}
+    source = {
+        **source,
+        "settings": {**source["settings"], "path": str(real_data / source["settings"]["path"])},
+    }
     command(tmp_path, [source], {"train": None, "validation": 50, "test": 100})
     found = tables(tmp_path)
     kept = pl.concat([found[split] for split in ("train", "validation", "test")])
     rejected = found["rejected"]
     assert kept.height + rejected.height == num_rows
-    assert dict(rejected.filter(pl.col("reason") == "empty_answer").select("line", "reason").iter_rows()) == bad
+    assert (
+        dict(
+            rejected.filter(pl.col("reason") == "empty_answer").select("line", "reason").iter_rows()
+        )
+        == bad
+    )
     assert rejected.height <= 0.01 * num_rows
     assert kept["prompt_id"].n_unique() == kept.height
     assert kept["answer"].str.strip_chars().str.len_chars().min() > 0  # type: ignore[operator]
@@ -165,11 +209,18 @@ def test_a_real_file_by_one_command(name: str, real_data: Path, tmp_path: Path) 
 
 @pytest.mark.slow
 @pytest.mark.real_data
-def test_the_questions_of_dsr_sub_that_are_in_math_are_found(real_data: Path, tmp_path: Path) -> None:
-    """DSR-sub's prompts carry an instruction that MATH's do not. All whose rest is a question of MATH must be found."""
+def test_the_questions_of_dsr_sub_that_are_in_math_are_found(
+    real_data: Path, tmp_path: Path
+) -> None:
+    """DSR-sub's prompts carry an instruction that MATH's do not. All whose rest is a question of
+    MATH must be found."""
     sources = [
         {**preset("math", str(real_data / "math_train" / "math.json")), **EXACT, "split": "train"},
-        {**preset("verl", str(real_data / "dsr_sub_1209" / "dsr_sub.parquet"), level=None), **EXACT, "split": "test"},
+        {
+            **preset("verl", str(real_data / "dsr_sub_1209" / "dsr_sub.parquet"), level=None),
+            **EXACT,
+            "split": "test",
+        },
         {**preset("svamp", str(real_data / "svamp" / "SVAMP.json")), "split": "validation"},
     ]
     command(tmp_path, sources, {"train": None, "validation": 100, "test": 1200})
@@ -177,6 +228,8 @@ def test_the_questions_of_dsr_sub_that_are_in_math_are_found(real_data: Path, tm
     instruction = " Let's think step by step and output the final answer within \\boxed{}."
     evaluated = set(found["test"]["prompt"].str.strip_suffix(instruction).str.strip_chars())
     assert not evaluated & set(found["train"]["prompt"].str.strip_chars())
-    in_both = found["contamination"].filter(pl.col("prompt").str.strip_chars().is_in(list(evaluated)))
+    in_both = found["contamination"].filter(
+        pl.col("prompt").str.strip_chars().is_in(list(evaluated))
+    )
     assert in_both["line"].n_unique() > 150
     assert found["contamination"]["line"].n_unique() < 1.2 * in_both["line"].n_unique()

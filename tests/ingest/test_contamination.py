@@ -1,4 +1,5 @@
-"""Training prompts that the evaluation asks too: equal ones, nearly equal ones, and those that only look alike."""
+"""Training prompts that the evaluation asks too: equal ones, nearly equal ones, and those that only
+look alike."""
 
 from pathlib import Path
 
@@ -10,7 +11,10 @@ from tasks.ingest.contamination import Contamination, Index, check, pairs
 from tests.ingest.helpers import row, spool
 
 SETTINGS = Contamination(overlap=0.7, ngram=3, same_numbers=True)
-TRAIN = "A farmer has 12 cows and 30 sheep on the hill. How many animals does the farmer have on the hill in all?"
+TRAIN = (
+    "A farmer has 12 cows and 30 sheep on the hill. How many animals does the farmer have on the "
+    "hill in all?"
+)
 
 
 def search(
@@ -21,7 +25,9 @@ def search(
     index = kept.index
     found = pairs(kept, index[: len(train)], index[len(train) :], settings)
     texts = [*train, *evaluation]
-    return [(texts[one], texts[two], kind, overlap) for one, two, kind, overlap in found.iter_rows()]
+    return [
+        (texts[one], texts[two], kind, overlap) for one, two, kind, overlap in found.iter_rows()
+    ]
 
 
 @pytest.mark.parametrize(
@@ -43,7 +49,9 @@ def test_a_pair_is_equal_near_or_neither(tmp_path: Path, other: str, kind: str |
 
 
 def test_signs_and_numbers_keep_formulas_apart(tmp_path: Path) -> None:
-    question = "Find the product of all complex roots of the equation {} = 0 that lie on the unit circle."
+    question = (
+        "Find the product of all complex roots of the equation {} = 0 that lie on the unit circle."
+    )
     formulas = [
         "z^4 - z^2 + 1",
         "z^4 + z^2 + 1",
@@ -52,11 +60,16 @@ def test_signs_and_numbers_keep_formulas_apart(tmp_path: Path) -> None:
         "z^4 + 2z^2 + 1",
         "z^4 + z^{2} + 11",
     ]
-    train, evaluation = [question.format(one) for one in formulas[:1]], [question.format(one) for one in formulas[1:]]
+    train, evaluation = (
+        [question.format(one) for one in formulas[:1]],
+        [question.format(one) for one in formulas[1:]],
+    )
     assert search(tmp_path, train, evaluation) == []
     careless = Contamination(overlap=0.7, ngram=3, same_numbers=False)
     (tmp_path / "careless").mkdir()
-    assert evaluation[0] in {pair[1] for pair in search(tmp_path / "careless", train, evaluation, careless)}
+    assert evaluation[0] in {
+        pair[1] for pair in search(tmp_path / "careless", train, evaluation, careless)
+    }
 
 
 def test_thousands_commas_do_not_hide_a_number(tmp_path: Path) -> None:
@@ -69,7 +82,10 @@ def test_thousands_commas_do_not_hide_a_number(tmp_path: Path) -> None:
 
 
 def test_what_many_prompts_share_says_nothing(tmp_path: Path) -> None:
-    instruction = "Spell the following word backwards, letter by letter, and write nothing else than the letters: {}"
+    instruction = (
+        "Spell the following word backwards, letter by letter, and write nothing else than the "
+        "letters: {}"
+    )
     words = [f"{a}{b}{a}" for a in "bcdfghklmn" for b in "aeiou"]
     prompts = [instruction.format(word) for word in words]
     assert search(tmp_path, prompts[:40], prompts[40:]) == []
@@ -78,20 +94,27 @@ def test_what_many_prompts_share_says_nothing(tmp_path: Path) -> None:
 def test_only_equal_prompts_are_looked_for_without_a_threshold(tmp_path: Path) -> None:
     equal_only = Contamination(overlap=None, ngram=3, same_numbers=True)
     near = TRAIN.replace("the hill. How", "a hill. How")
-    assert search(tmp_path, [TRAIN, near], [TRAIN.lower()], equal_only) == [(TRAIN, TRAIN.lower(), "exact", 1.0)]
+    assert search(tmp_path, [TRAIN, near], [TRAIN.lower()], equal_only) == [
+        (TRAIN, TRAIN.lower(), "exact", 1.0)
+    ]
 
 
 def test_every_evaluation_prompt_is_listed(tmp_path: Path) -> None:
-    evaluation = [TRAIN.replace("on the hill in all", f"on the hill {word}") for word in ("together", "altogether")]
+    evaluation = [
+        TRAIN.replace("on the hill in all", f"on the hill {word}")
+        for word in ("together", "altogether")
+    ]
     assert [pair[1] for pair in search(tmp_path, [TRAIN], evaluation)] == evaluation
 
 
 def test_the_search_finds_what_comparing_all_pairs_finds(tmp_path: Path) -> None:
-    """The hash tables may miss only pairs whose n-grams differ much: here the fewest words of both are shared."""
+    """The hash tables may miss only pairs whose n-grams differ much: here the fewest words of both
+    are shared."""
     names = ["Ann", "Bob", "Cid", "Dan", "Eve", "Fay", "Gus", "Hal", "Ida", "Jim"]
     things = ["apples", "pears", "plums", "nuts", "figs", "limes"]
     train = [
-        f"{name} buys {n} {thing} at the market near {names[n]} and eats {m} of them on the way. How many are left?"
+        f"{name} buys {n} {thing} at the market near {names[n]} and eats {m} of them on the way. "
+        "How many are left?"
         for n, name in enumerate(names)
         for m, thing in enumerate(things)
     ]
@@ -116,11 +139,18 @@ def test_settings_out_of_range_are_named(settings: Contamination, message: str) 
 def test_no_pairs_is_an_empty_table(tmp_path: Path) -> None:
     kept = spool(tmp_path, row("1 + 1?"), row("What else?"))
     found = pairs(kept, kept.index[:1], kept.index[1:], SETTINGS)
-    assert found.schema == {"row": pl.UInt32, "other": pl.UInt32, "kind": pl.String, "overlap": pl.Float64}
+    assert found.schema == {
+        "row": pl.UInt32,
+        "other": pl.UInt32,
+        "kind": pl.String,
+        "overlap": pl.Float64,
+    }
     assert found.is_empty()
 
 
 def test_sums_without_words_are_told_apart() -> None:
     sums = ["2+2", "3+3", "5 + 1", "7+1", "12 - 4", "3 * 9"]
     index = Index(enumerate(sums), set(), Contamination(overlap=0.7, ngram=3, same_numbers=True))
-    assert [[row for row, _ in index.search(text)] for text in sums] == [[n] for n in range(len(sums))]
+    assert [[row for row, _ in index.search(text)] for text in sums] == [
+        [n] for n in range(len(sums))
+    ]

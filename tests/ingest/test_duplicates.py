@@ -1,4 +1,5 @@
-"""The same question twice: one stays; with two golds none does, unless the verifier calls the golds equal."""
+"""The same question twice: one stays; with two golds none does, unless the verifier calls the golds
+equal."""
 
 from pathlib import Path
 
@@ -11,11 +12,18 @@ from tasks.ingest.identity import normalised, prompt_id
 from tests.ingest.helpers import row, spool
 
 
-def fates(folder: Path, *questions: tuple[str, str], splits: tuple[str | None, ...] = ()) -> dict[int, tuple[str, int]]:
-    """Reason and other row of the rejected, by row; each question is an entry of its own where `splits` are given."""
+def fates(
+    folder: Path, *questions: tuple[str, str], splits: tuple[str | None, ...] = ()
+) -> dict[int, tuple[str, int]]:
+    """Reason and other row of the rejected, by row; each question is an entry of its own where
+    `splits` are given."""
     rows = [(n if splits else 0, row(asked, answer)) for n, (asked, answer) in enumerate(questions)]
     index = resolve(spool(folder, *rows).index, splits or (None,))
-    return {n: (reason, other) for n, reason, other in index.select("row", "reason", "other").iter_rows() if reason}
+    return {
+        n: (reason, other)
+        for n, reason, other in index.select("row", "reason", "other").iter_rows()
+        if reason
+    }
 
 
 def test_duplicates_keep_the_first_and_conflicting_golds_keep_none(tmp_path: Path) -> None:
@@ -37,9 +45,9 @@ def test_duplicates_keep_the_first_and_conflicting_golds_keep_none(tmp_path: Pat
 
 
 def test_case_alone_makes_no_conflict(tmp_path: Path) -> None:
-    assert fates(tmp_path, ("The code of A?", "65"), ("The code of a?", "97"), ("THE code of A?", "65")) == {
-        2: ("duplicate", 0)
-    }
+    assert fates(
+        tmp_path, ("The code of A?", "65"), ("The code of a?", "97"), ("THE code of A?", "65")
+    ) == {2: ("duplicate", 0)}
 
 
 def test_of_equal_rows_the_one_of_the_evaluation_stays(tmp_path: Path) -> None:
@@ -51,12 +59,21 @@ def test_of_equal_rows_the_one_of_the_evaluation_stays(tmp_path: Path) -> None:
 
 
 def test_golds_that_the_verifier_calls_equal_are_no_conflict(tmp_path: Path) -> None:
-    rows = [row("How many?", "1,200"), row("How many?", "1200"), row("How far?", "1"), row("How far?", "2")]
+    rows = [
+        row("How many?", "1,200"),
+        row("How many?", "1200"),
+        row("How far?", "1"),
+        row("How far?", "2"),
+    ]
     kept = spool(tmp_path, *rows)
     texts = kept.take(differing(kept.index)["row"], "answer", "verifier")
     assert texts["row"].to_list() == [0, 1, 2, 3]
-    index = unify(kept.index, texts, lambda pairs: [one.replace(",", "") == two for _, one, two in pairs])
-    index = unify(index, texts, lambda pairs: [one == two.replace(",", "") for _, one, two in pairs])
+    index = unify(
+        kept.index, texts, lambda pairs: [one.replace(",", "") == two for _, one, two in pairs]
+    )
+    index = unify(
+        index, texts, lambda pairs: [one == two.replace(",", "") for _, one, two in pairs]
+    )
     reasons = resolve(index, (None,))["reason"].to_list()
     assert reasons == [None, "duplicate", "conflicting_answers", "conflicting_answers"]
 

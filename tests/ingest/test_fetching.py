@@ -1,4 +1,5 @@
-"""Sources that are elsewhere: a web server and a stand-in of the hub on loopback, and a real S3 server."""
+"""Sources that are elsewhere: a web server and a stand-in of the hub on loopback, and a real S3
+server."""
 
 import gzip
 import http.server
@@ -23,7 +24,8 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Web(http.server.BaseHTTPRequestHandler):
-    """What the tests ask for, by path; a path under /cut/ breaks off as often as its first number says."""
+    """What the tests ask for, by path; a path under /cut/ breaks off as often as its first number
+    says."""
 
     protocol_version = "HTTP/1.1"
     asked: ClassVar[list[str]] = []
@@ -36,9 +38,13 @@ class Web(http.server.BaseHTTPRequestHandler):
         parts = self.path.partition("?")[0].strip("/").split("/")
         if parts[0] == "moved":
             return self.reply(
-                302, b"", Location="/rows.jsonl" if parts[-1] == "here" else "http://example.invalid/rows"
+                302,
+                b"",
+                Location="/rows.jsonl" if parts[-1] == "here" else "http://example.invalid/rows",
             )
-        if parts[0] == "busy" or (parts[0] == "cut" and self.asked.count(self.path) <= int(parts[1])):
+        if parts[0] == "busy" or (
+            parts[0] == "cut" and self.asked.count(self.path) <= int(parts[1])
+        ):
             return self.reply(503, b"") if parts[0] == "busy" else self.reply(200, ROWS, cut=20)
         if parts[0] == "datasets":  # the hub's address of a file
             return self.reply(200, ROWS, ETag='"abc"', **{"X-Repo-Commit": COMMIT})
@@ -70,14 +76,17 @@ def web() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    "path", ["rows.jsonl", "rows.jsonl.gz", "moved/here", "cut/2/rows.jsonl", "rows.jsonl?key=secret"]
+    "path",
+    ["rows.jsonl", "rows.jsonl.gz", "moved/here", "cut/2/rows.jsonl", "rows.jsonl?key=secret"],
 )
 def test_a_file_of_a_web_server(web: str, path: str, tmp_path: Path) -> None:
     kept, rejected = found(entry(f"{web}/{path}"))
     assert ([row.answer for row in kept], rejected) == (["4", "6"], [])
 
 
-def test_a_fetched_file_is_removed_and_a_local_one_is_used_where_it_lies(web: str, tmp_path: Path) -> None:
+def test_a_fetched_file_is_removed_and_a_local_one_is_used_where_it_lies(
+    web: str, tmp_path: Path
+) -> None:
     with local_file(f"{web}/rows.jsonl", tmp_path) as path:
         assert tmp_path in path.parents
         assert path.read_bytes() == ROWS
@@ -107,7 +116,10 @@ def test_what_a_web_server_does_wrong_is_said(web: str, path: str, message: str)
     [
         ("http://example.invalid/a.jsonl", "only https:// is read"),
         ("https://me:secret@example.invalid/a.jsonl", "must not hold credentials"),
-        ("https://127.0.0.1:1/a.jsonl?key=secret", r"https://127.0.0.1:1/a.jsonl cannot be fetched \(ConnectError"),
+        (
+            "https://127.0.0.1:1/a.jsonl?key=secret",
+            r"https://127.0.0.1:1/a.jsonl cannot be fetched \(ConnectError",
+        ),
         ("hf://org/name", "is not a file of the hub: hf://datasets/ORG/NAME@REVISION/PATH"),
         ("ftp://example.invalid/a.jsonl", "is not a location"),
         ("/nowhere/a.jsonl", r"/nowhere/a.jsonl: No such file"),
@@ -120,16 +132,26 @@ def test_a_wrong_location_is_named_without_its_secrets(location: str, message: s
 
 
 def fetch_from_hub(tmp_path: Path, location: str, **environment: str) -> tuple[str, str]:
-    """What a process of its own (the hub's address is read when its library is imported) finds, and its errors."""
+    """What a process of its own (the hub's address is read when its library is imported) finds, and
+    its errors."""
     code = (
         "import sys; from tasks.ingest.fetching import local_file\n"
         "with local_file(sys.argv[1], None) as path: print(path.read_text())"
     )
     clean = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    settings = {"HF_HOME": str(tmp_path / "hub"), "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    settings = {
+        "HF_HOME": str(tmp_path / "hub"),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
     command = [sys.executable, "-c", code, location]
     done = subprocess.run(
-        command, capture_output=True, text=True, env={**clean, **settings, **environment}, check=False, timeout=120
+        command,
+        capture_output=True,
+        text=True,
+        env={**clean, **settings, **environment},
+        check=False,
+        timeout=120,
     )
     return done.stdout, done.stderr
 
@@ -138,7 +160,9 @@ def test_a_file_of_the_hub_is_cached_and_then_needs_no_connection(web: str, tmp_
     location = f"hf://datasets/org/name@{COMMIT}/data/rows.jsonl"
     text, log = fetch_from_hub(tmp_path, location, HF_ENDPOINT=web)
     assert text.encode().rstrip() == ROWS.rstrip(), log
-    assert any(f"/datasets/org/name/resolve/{COMMIT}/data/rows.jsonl" in asked for asked in Web.asked)
+    assert any(
+        f"/datasets/org/name/resolve/{COMMIT}/data/rows.jsonl" in asked for asked in Web.asked
+    )
     text, log = fetch_from_hub(tmp_path, location, HF_HUB_OFFLINE="1")
     assert text.encode().rstrip() == ROWS.rstrip(), log
 
@@ -152,7 +176,8 @@ def test_a_hub_out_of_reach_is_said(tmp_path: Path) -> None:
 def test_an_object_of_a_bucket(bucket: str) -> None:
     files, path = open_location(bucket)
     files.pipe_file(
-        f"{path}/a.json.gz", gzip.compress(json.dumps([json.loads(line) for line in ROWS.splitlines()]).encode())
+        f"{path}/a.json.gz",
+        gzip.compress(json.dumps([json.loads(line) for line in ROWS.splitlines()]).encode()),
     )
     location: Any = f"{bucket}/a.json.gz"
     assert [row.answer for row in found(entry(location))[0]] == ["4", "6"]

@@ -1,4 +1,5 @@
-"""Every format in every packing gives the same rows; every bad row costs itself alone and keeps its line and text."""
+"""Every format in every packing gives the same rows; every bad row costs itself alone and keeps its
+line and text."""
 
 import gzip
 import json
@@ -19,7 +20,11 @@ ROWS = [
     {"question": 'How, "so"\nto say?', "gold": "5"},
     {"question": "é", "gold": "6"},
 ]
-PACKED = {"": bytes, ".gz": gzip.compress, ".zst": lambda data: pa.compress(data, "zstd", asbytes=True)}
+PACKED = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".zst": lambda data: pa.compress(data, "zstd", asbytes=True),
+}
 
 
 def contents(ending: str) -> bytes:
@@ -34,11 +39,15 @@ def contents(ending: str) -> bytes:
 
 @pytest.mark.parametrize("packing", PACKED)
 @pytest.mark.parametrize("ending", [".json", ".jsonl", ".csv", ".tsv"])
-def test_a_file_reads_the_same_in_every_format_and_packing(tmp_path: Path, ending: str, packing: str) -> None:
+def test_a_file_reads_the_same_in_every_format_and_packing(
+    tmp_path: Path, ending: str, packing: str
+) -> None:
     path = tmp_path / f"a{ending}{packing}"
     path.write_bytes(PACKED[packing](contents(ending)))
     kept, rejected = found(entry(path))
-    assert [(row.prompt, row.answer) for row in kept] == [(row["question"], row["gold"]) for row in ROWS]
+    assert [(row.prompt, row.answer) for row in kept] == [
+        (row["question"], row["gold"]) for row in ROWS
+    ]
     assert rejected == []
 
 
@@ -54,10 +63,14 @@ def test_a_name_that_says_nothing_is_looked_into(tmp_path: Path, ending: str) ->
 def test_csv_keeps_lines_and_raw_text_of_bad_rows(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(
-        b'question,gold\r\n"two\nlines",2\r\n1 + 1?,2,3\r\n\r\ncaf\xe9,4\r\nnul\0,5\r\n3 + 3?,6\r\n"never closed,7\r\n'
+        b'question,gold\r\n"two\nlines",2\r\n1 + 1?,2,3\r\n\r\ncaf\xe9,4\r\nnul\0,5\r\n'
+        b'3 + 3?,6\r\n"never closed,7\r\n'
     )
     kept, rejected = found(entry(path))
-    assert [(row.line, row.prompt, row.answer) for row in kept] == [(2, "two\nlines", "2"), (8, "3 + 3?", "6")]
+    assert [(row.line, row.prompt, row.answer) for row in kept] == [
+        (2, "two\nlines", "2"),
+        (8, "3 + 3?", "6"),
+    ]
     assert [(one.line, one.reason) for one in rejected] == [
         (4, "malformed"),
         (6, "undecodable"),
@@ -71,7 +84,9 @@ def test_csv_keeps_lines_and_raw_text_of_bad_rows(tmp_path: Path) -> None:
 
 def test_one_bad_byte_in_an_array_costs_one_entry(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    path.write_bytes(b'[{"question": "caf\xe9", "gold": "1"}, {"question": "2 + 2?", "gold": "4"}, 3]')
+    path.write_bytes(
+        b'[{"question": "caf\xe9", "gold": "1"}, {"question": "2 + 2?", "gold": "4"}, 3]'
+    )
     kept, rejected = found(entry(path))
     assert [(row.line, row.answer) for row in kept] == [(2, "4")]
     assert [(one.line, one.reason) for one in rejected] == [(1, "undecodable"), (3, "malformed")]
@@ -80,10 +95,15 @@ def test_one_bad_byte_in_an_array_costs_one_entry(tmp_path: Path) -> None:
 def test_parquet_rows_keep_all_their_columns_when_rejected(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     rewards = [{"gold": "4"}, {"gold": None}, {"gold": "6"}]
-    pl.DataFrame({"q": ["2 + 2?", "1 + 1?", None], "reward": rewards, "note": list("abc")}).write_parquet(path)
+    pl.DataFrame(
+        {"q": ["2 + 2?", "1 + 1?", None], "reward": rewards, "note": list("abc")}
+    ).write_parquet(path)
     kept, rejected = found(entry(path, prompt="q", answer="reward.gold"))
     assert [(row.line, row.prompt, row.answer) for row in kept] == [(1, "2 + 2?", "4")]
-    assert [(one.line, one.reason) for one in rejected] == [(2, "empty_answer"), (3, "empty_prompt")]
+    assert [(one.line, one.reason) for one in rejected] == [
+        (2, "empty_answer"),
+        (3, "empty_prompt"),
+    ]
     assert json.loads(rejected[0].content) == {"q": "1 + 1?", "reward": {"gold": None}, "note": "b"}
 
 
@@ -115,11 +135,16 @@ def test_a_damaged_file_is_named(tmp_path: Path, kind: str) -> None:
 
 def test_a_field_that_no_row_has_is_named_with_the_fields_there_are(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", *ROWS)
-    with pytest.raises(ParamsError, match=r"in every one of 3 rows there is no answer field.*the last row is .*gold"):
+    with pytest.raises(
+        ParamsError,
+        match=r"in every one of 3 rows there is no answer field.*the last row is .*gold",
+    ):
         found(entry(path, answer="answer"))
 
 
-@pytest.mark.parametrize("value", [b"[" * 100_000, b'{"question": ' + b"[" * 900 + b"]" * 900 + b', "gold": 1}'])
+@pytest.mark.parametrize(
+    "value", [b"[" * 100_000, b'{"question": ' + b"[" * 900 + b"]" * 900 + b', "gold": 1}']
+)
 def test_deep_nesting_is_a_bad_row(tmp_path: Path, value: bytes) -> None:
     kept, rejected = found(entry(lines(tmp_path / "a.jsonl", value, ROWS[0])))
     assert ([row.line for row in kept], [one.reason for one in rejected]) == ([2], ["malformed"])

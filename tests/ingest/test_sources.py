@@ -8,10 +8,10 @@ import polars as pl
 import pytest
 
 from tasks.common.params import ParamsError
+from tasks.grading.verifiers.reasoning_gym import verify
 from tasks.ingest import sources as presets
 from tasks.ingest.reading import load, sources
 from tasks.ingest.sources.math import last_boxed
-from tasks.sampling.verifiers.reasoning_gym import verify
 from tests.ingest.helpers import CHAIN_SUM, entry, found, lines, preset
 
 
@@ -27,7 +27,11 @@ def test_gsm8k_reads_the_gold_after_the_mark(tmp_path: Path) -> None:
     assert [(row.prompt, row.answer, row.verifier, row.level) for row in kept] == [
         ("How many?\n", "1200", "numeric", "2")
     ]
-    assert [(one.line, one.reason) for one in rejected] == [(2, "malformed"), (3, "empty_answer"), (4, "missing_field")]
+    assert [(one.line, one.reason) for one in rejected] == [
+        (2, "malformed"),
+        (3, "empty_answer"),
+        (4, "missing_field"),
+    ]
 
 
 def test_math_in_both_forms_never_guesses_an_empty_gold(tmp_path: Path) -> None:
@@ -45,7 +49,11 @@ def test_math_in_both_forms_never_guesses_an_empty_gold(tmp_path: Path) -> None:
         (r"\frac{1}{2}", "3", "math"),
         (r"\frac{1}{3}", "5", "math"),
     ]
-    assert [(one.line, one.reason) for one in rejected] == [(3, "empty_answer"), (4, "empty_answer"), (5, "malformed")]
+    assert [(one.line, one.reason) for one in rejected] == [
+        (3, "empty_answer"),
+        (4, "empty_answer"),
+        (5, "malformed"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +72,14 @@ def test_the_last_box_with_its_braces(solution: str, answer: str | None) -> None
 
 
 def test_svamp_joins_body_and_question(tmp_path: Path) -> None:
-    rows = [{"Body": "Each pack costs 76.0 dollars.", "Question": "How much?", "Answer": 145.0, "Type": "Subtraction"}]
+    rows = [
+        {
+            "Body": "Each pack costs 76.0 dollars.",
+            "Question": "How much?",
+            "Answer": 145.0,
+            "Type": "Subtraction",
+        }
+    ]
     (tmp_path / "SVAMP.json").write_text(json.dumps(rows))
     (row,), _ = found(preset("svamp", tmp_path / "SVAMP.json"))
     assert (row.prompt, row.answer) == ("Each pack costs 76.0 dollars. How much?", "145")
@@ -73,14 +88,22 @@ def test_svamp_joins_body_and_question(tmp_path: Path) -> None:
 
 def test_verl_keeps_the_messages(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
-        {"prompt": [{"content": "1 + 1?", "role": "user"}], "reward_model": {"ground_truth": gold, "style": "rule"}}
+        {
+            "prompt": [{"content": "1 + 1?", "role": "user"}],
+            "reward_model": {"ground_truth": gold, "style": "rule"},
+        }
         for gold in ("2", "")
     ]
     extra = {"data_source": "deepscaler", "extra_info": {"index": 4}}
     pl.DataFrame([{**row, **extra} for row in rows]).write_parquet(tmp_path / "a.parquet")
     (row,), (bad,) = found(preset("verl", tmp_path / "a.parquet", level="extra_info.index"))
     assert json.loads(row.messages or "") == [{"role": "user", "content": "1 + 1?"}]
-    assert (row.source, row.answer, row.verifier, row.level) == ("verl/deepscaler", "2", "math", "4")
+    assert (row.source, row.answer, row.verifier, row.level) == (
+        "verl/deepscaler",
+        "2",
+        "math",
+        "4",
+    )
     assert (bad.line, bad.reason) == (2, "empty_answer")
 
 
@@ -105,22 +128,38 @@ def test_openai_chat_takes_the_gold_from_a_field_or_from_the_last_message(tmp_pa
 def test_reasoning_gym_mixes_tasks_by_weight() -> None:
     tasks = [
         {**CHAIN_SUM, "weight": 3.0, "config": {"min_terms": 3, "max_terms": 3}},
-        {"name": "spell_backward", "weight": 1.0, "config": {}, "level": "word_len", "verifier": "exact"},
+        {
+            "name": "spell_backward",
+            "weight": 1.0,
+            "config": {},
+            "level": "word_len",
+            "verifier": "exact",
+        },
     ]
-    kept, _ = found({"preset": "reasoning_gym", "settings": {"seed": 5, "num_prompts": 40, "tasks": tasks}})
-    sums, spelling = ([row for row in kept if row.source.endswith(name)] for name in ("chain_sum", "spell_backward"))
+    kept, _ = found(
+        {"preset": "reasoning_gym", "settings": {"seed": 5, "num_prompts": 40, "tasks": tasks}}
+    )
+    sums, spelling = (
+        [row for row in kept if row.source.endswith(name)]
+        for name in ("chain_sum", "spell_backward")
+    )
     assert (len(sums), len(spelling)) == (30, 10)
     assert {row.level for row in sums} == {"3"}
-    assert all(eval(row.prompt.partition(": ")[2].removesuffix(" =")) == int(row.answer) for row in sums)
+    assert all(
+        eval(row.prompt.partition(": ")[2].removesuffix(" =")) == int(row.answer) for row in sums
+    )
     assert all(len(row.answer) == int(row.level) for row in spelling)
 
 
 def test_reasoning_gym_gives_its_own_scorer_the_whole_problem() -> None:
     task = {**CHAIN_SUM, "verifier": "reasoning_gym"}
-    kept, _ = found({"preset": "reasoning_gym", "settings": {"seed": 5, "num_prompts": 3, "tasks": [task]}})
+    kept, _ = found(
+        {"preset": "reasoning_gym", "settings": {"seed": 5, "num_prompts": 3, "tasks": [task]}}
+    )
     problems = [json.loads(row.answer) for row in kept]
     assert [
-        verify(problem["entry"]["answer"], row.answer).outcome for problem, row in zip(problems, kept, strict=True)
+        verify(problem["entry"]["answer"], row.answer).outcome
+        for problem, row in zip(problems, kept, strict=True)
     ] == ["correct"] * 3
 
 
@@ -138,7 +177,8 @@ def test_every_preset_declares_its_settings_and_one_way_to_read() -> None:
     [
         (
             {"preset": "gsm9k"},
-            "preset is 'gsm9k'; there is: gsm8k, mapping, math, openai_chat, reasoning_gym, svamp, verl",
+            "preset is 'gsm9k'; there is: gsm8k, mapping, math, openai_chat, reasoning_gym, svamp, "
+            "verl",
         ),
         ({"settings": {"pth": "x"}}, "settings.pth is unknown; allowed: path, name, prompt"),
         ({"prompt_template": "Question:"}, "must hold {prompt} once"),
@@ -148,7 +188,9 @@ def test_every_preset_declares_its_settings_and_one_way_to_read() -> None:
         ({"split": "tset"}, "split is 'tset'; allowed: 'train', 'validation', 'test'"),
     ],
 )
-def test_a_wrong_entry_is_named_with_what_is_allowed(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_a_wrong_entry_is_named_with_what_is_allowed(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ParamsError, match=message):
         sources([{**entry(tmp_path / "a.jsonl"), **change}])
 

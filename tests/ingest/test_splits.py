@@ -1,4 +1,5 @@
-"""Splits: by content and seed, by weight and cap, by what sources name; and what is said when rows are lacking."""
+"""Splits: by content and seed, by weight and cap, by what sources name; and what is said when rows
+are lacking."""
 
 from collections import Counter
 from pathlib import Path
@@ -27,9 +28,17 @@ def parts(
     """The questions of every split."""
     folder.mkdir(exist_ok=True)
     kept = spool(folder, *rows, seed=seed)
-    index = split(resolve(kept.index, [share.split for share in shares or (ANY,)]), sizes, shares or (ANY,), dropped)
+    index = split(
+        resolve(kept.index, [share.split for share in shares or (ANY,)]),
+        sizes,
+        shares or (ANY,),
+        dropped,
+    )
     asked = index.with_columns(asked=kept.take(index["row"], "asked")["asked"])
-    return {name: set(asked.filter(pl.col("split") == name)["asked"]) for name in ("train", "validation", "test")}
+    return {
+        name: set(asked.filter(pl.col("split") == name)["asked"])
+        for name in ("train", "validation", "test")
+    }
 
 
 def problems(count: int, name: str = "problem") -> list[Row]:
@@ -39,7 +48,11 @@ def problems(count: int, name: str = "problem") -> list[Row]:
 def test_splits_depend_on_content_and_seed_not_on_order(tmp_path: Path) -> None:
     rows, sizes = problems(60), Sizes(30, 10, 15)
     one = parts(tmp_path, rows, sizes)
-    assert {name: len(part) for name, part in one.items()} == {"train": 30, "validation": 10, "test": 15}
+    assert {name: len(part) for name, part in one.items()} == {
+        "train": 30,
+        "validation": 10,
+        "test": 15,
+    }
     assert not one["train"] & one["test"]
     assert not one["validation"] & (one["train"] | one["test"])
     assert parts(tmp_path / "b", rows[::-1], sizes) == one
@@ -54,7 +67,11 @@ def test_weights_share_every_split(tmp_path: Path) -> None:
     weights = (Share(None, 3.0, None), Share(None, 1.0, None))
     found = parts(tmp_path, rows, Sizes(40, 8, 12), *weights)
     shares = {name: Counter(asked[0] for asked in part) for name, part in found.items()}
-    assert shares == {"train": {"a": 30, "b": 10}, "validation": {"a": 6, "b": 2}, "test": {"a": 9, "b": 3}}
+    assert shares == {
+        "train": {"a": 30, "b": 10},
+        "validation": {"a": 6, "b": 2},
+        "test": {"a": 9, "b": 3},
+    }
     rest = parts(tmp_path / "b", rows, Sizes(None, 8, 12), *weights)["train"]
     assert Counter(asked[0] for asked in rest) == {"a": 75, "b": 25}
 
@@ -83,7 +100,9 @@ def test_what_must_not_be_trained_on_is_replaced_by_other_rows(tmp_path: Path) -
 
     def dropped(train: pl.DataFrame, evaluation: pl.DataFrame) -> pl.DataFrame:
         assert (train.height, evaluation.height) == (20, 10)
-        return train.head(3).select("row", other=pl.lit(evaluation["row"][0]), reason=pl.lit("contaminated"))
+        return train.head(3).select(
+            "row", other=pl.lit(evaluation["row"][0]), reason=pl.lit("contaminated")
+        )
 
     after = parts(tmp_path / "b", rows, sizes, dropped=dropped)
     assert after["test"] == before["test"]
@@ -92,12 +111,20 @@ def test_what_must_not_be_trained_on_is_replaced_by_other_rows(tmp_path: Path) -
 
 def test_too_few_rows_say_the_numbers(tmp_path: Path) -> None:
     rows = [*problems(3), row("problem 1", line=7), Rejection("mine", 8, "empty_answer", "", "")]
-    with pytest.raises(StageError, match=r"split validation .*1 duplicate.* needs 2 prompts and 1 are left"):
+    with pytest.raises(
+        StageError, match=r"split validation .*1 duplicate.* needs 2 prompts and 1 are left"
+    ):
         parts(tmp_path, rows, Sizes(3, 2, 2))
-    with pytest.raises(StageError, match=r"split train .*1 empty_answer.* needs 1 prompts and 0 are left"):
+    with pytest.raises(
+        StageError, match=r"split train .*1 empty_answer.* needs 1 prompts and 0 are left"
+    ):
         parts(tmp_path / "b", rows, Sizes(None, 1, 2))
     weighted = [(0, one) for one in problems(20, "a")] + [(1, one) for one in problems(2, "b")]
-    with pytest.raises(StageError, match=r"ingest.sources\[1\], by its weight, needs 4 prompts and 2 are left"):
-        parts(tmp_path / "c", weighted, Sizes(4, 1, 8), Share(None, 1.0, None), Share(None, 1.0, None))
+    with pytest.raises(
+        StageError, match=r"ingest.sources\[1\], by its weight, needs 4 prompts and 2 are left"
+    ):
+        parts(
+            tmp_path / "c", weighted, Sizes(4, 1, 8), Share(None, 1.0, None), Share(None, 1.0, None)
+        )
     with pytest.raises(ParamsError, match="test is 0"):
         check(Sizes(1, 1, 0))

@@ -1,4 +1,5 @@
-"""The stage policy: the tiny policy, external ones, what is refused, and when a policy is kept or made anew."""
+"""The stage policy: the tiny policy, external ones, what is refused, and when a policy is kept or
+made anew."""
 
 import random
 import shutil
@@ -17,6 +18,7 @@ from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError, read_json, write_json
 from tasks.common.params import ParamsError, parse
 from tasks.common.stage import StageError
+from tasks.models.policy import describe, policy_digest, read_policy, stop_token_ids
 from tasks.policy import provenance
 from tasks.policy.card import skeleton, whole_folder, write_external, write_own
 from tasks.policy.examples import Family, draw
@@ -26,7 +28,6 @@ from tasks.policy.source import from_store, resolve
 from tasks.policy.tiny import Tiny, make
 from tasks.policy.tokenizer import CHARACTERS, character_tokenizer
 from tasks.policy.training import IGNORED, Training, batches, collate, learning_rate
-from tasks.sampling.models import describe, policy_digest, read_policy, stop_token_ids
 from tests.policies import make_policy
 
 CHAIN_SUM: dict[str, Any] = {
@@ -66,7 +67,8 @@ def family(**settings: Any) -> list[Family]:
     return [Family("chain_sum", 1.0, {**CHAIN_SUM, **settings})]
 
 
-# ------------------------------------------------------------------------------------------------ the tiny policy
+# ------------------------------------------------------------------------------------------------
+# the tiny policy
 
 
 def test_a_worked_example_shows_every_step():
@@ -81,7 +83,10 @@ def test_a_wrong_step_is_off_by_1_or_10_and_the_next_builds_on_it():
 
 
 def test_examples_are_right_when_asked_and_direct_when_asked():
-    for settings, steps in (({}, True), ({"direct_rate_shortest": 1.0, "direct_rate_longest": 1.0}, False)):
+    for settings, steps in (
+        ({}, True),
+        ({"direct_rate_shortest": 1.0, "direct_rate_longest": 1.0}, False),
+    ):
         for prompt, completion in next(draw(family(**settings), 0, 50)):
             expression = prompt.removeprefix(INSTRUCTION).removesuffix("=")
             assert int(completion.rpartition("=")[2]) == eval(expression)
@@ -108,7 +113,9 @@ def test_chunks_differ_and_repeat_under_the_seed():
 def test_an_unknown_family_and_an_unknown_setting_are_named():
     with pytest.raises(ParamsError, match="'chain_sums'; there is: chain_sum"):
         next(draw([Family("chain_sums", 1.0, CHAIN_SUM)], 0, 4))
-    with pytest.raises(ParamsError, match=r"chain_sum.settings.noise is unknown; allowed: config, direct_rate"):
+    with pytest.raises(
+        ParamsError, match=r"chain_sum.settings.noise is unknown; allowed: config, direct_rate"
+    ):
         next(draw(family(noise=1), 0, 4))
 
 
@@ -139,7 +146,9 @@ def test_batches_hold_like_lengths_and_every_row():
 
 def test_the_learning_rate_rises_and_falls_to_zero():
     settings = parse({**TINY["training"], "learning_rate": 1.0, "warmup_rate": 0.2}, Training, "t")
-    assert [learning_rate(settings, done) for done in (0.1, 0.2, 0.6, 1.0)] == pytest.approx([0.5, 1.0, 0.5, 0.0])
+    assert [learning_rate(settings, done) for done in (0.1, 0.2, 0.6, 1.0)] == pytest.approx(
+        [0.5, 1.0, 0.5, 0.0]
+    )
 
 
 def test_training_lowers_the_loss(caplog):
@@ -163,16 +172,28 @@ def test_the_tiny_policy_is_an_ordinary_model(tmp_path):
     card = write_own(*make(tiny()), tmp_path / "policy")
     write_json(tmp_path / "policy.json", card)
     policy = read_policy(Layout(tmp_path))
-    assert (card["source"], card["location"], card["digest"]) == ("tiny", None, policy_digest(policy.folder))
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(policy.folder), AutoTokenizer.from_pretrained(policy.folder)
+    assert (card["source"], card["location"], card["digest"]) == (
+        "tiny",
+        None,
+        policy_digest(policy.folder),
+    )
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(policy.folder),
+        AutoTokenizer.from_pretrained(policy.folder),
+    )
     # a layer: q, k, v, o of 32 x 32, three of 32 x 32 in the MLP; the head of vocabulary x 32, tied
     assert card["num_matmul_parameters"] == 7 * 32 * 32 + len(tokenizer) * 32
-    assert (card["max_length"], model.config.head_dim, model.config.tie_word_embeddings) == (128, 32, True)
+    assert (card["max_length"], model.config.head_dim, model.config.tie_word_embeddings) == (
+        128,
+        32,
+        True,
+    )
     assert stop_token_ids(policy.folder, tokenizer) == (tokenizer.eos_token_id,)
     assert model.dtype == torch.float32
 
 
-# ---------------------------------------------------------------------------------------------- external policies
+# ----------------------------------------------------------------------------------------------
+# external policies
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +202,9 @@ def llama(tmp_path_factory) -> Path:
 
 
 def test_an_external_policy_keeps_its_weights_where_they_are(tmp_path, llama):
-    card = write_external(str(llama), resolve(str(llama), tmp_path, False), False, tmp_path / "policy")
+    card = write_external(
+        str(llama), resolve(str(llama), tmp_path, False), False, tmp_path / "policy"
+    )
     model = AutoModelForCausalLM.from_pretrained(llama)
     assert (card["location"], card["architecture"]) == (str(llama), "LlamaForCausalLM")
     assert card["num_parameters"] == sum(weight.numel() for weight in model.parameters())
@@ -194,12 +217,18 @@ def test_an_external_policy_keeps_its_weights_where_they_are(tmp_path, llama):
 
 
 def test_a_model_is_described_without_its_weights(tmp_path):
-    """GPT-2, whose linear layers are of a class of their own: a layer has 4 h^2 in attention and 8 h^2 in the MLP."""
-    GPT2Config(n_layer=2, n_head=2, n_embd=64, vocab_size=100, eos_token_id=1, bos_token_id=1).save_pretrained(tmp_path)
+    """GPT-2, whose linear layers are of a class of their own: a layer has 4 h^2 in attention and 8
+    h^2 in the MLP."""
+    GPT2Config(
+        n_layer=2, n_head=2, n_embd=64, vocab_size=100, eos_token_id=1, bos_token_id=1
+    ).save_pretrained(tmp_path)
     model = skeleton(tmp_path, False)
     assert {weight.device.type for weight in model.parameters()} == {"meta"}
     card = describe(model)
-    assert (card["num_matmul_parameters"], card["num_head_parameters"]) == (2 * 12 * 64 * 64 + 100 * 64, 100 * 64)
+    assert (card["num_matmul_parameters"], card["num_head_parameters"]) == (
+        2 * 12 * 64 * 64 + 100 * 64,
+        100 * 64,
+    )
     assert (card["attention_width"], card["max_length"]) == (64, 1024)
 
 
@@ -216,7 +245,9 @@ def test_the_digest_is_of_content(tmp_path, llama):
     ("weights", "message"),
     [("pytorch_model.bin", "pickled weights only .pytorch_model.bin."), (None, "no .*safetensors")],
 )
-def test_a_folder_without_safetensors_is_refused_and_the_old_policy_stays(tmp_path, llama, weights, message):
+def test_a_folder_without_safetensors_is_refused_and_the_old_policy_stays(
+    tmp_path, llama, weights, message
+):
     (tmp_path / "policy").mkdir()
     (tmp_path / "policy" / "config.json").write_text("old")
     bad = tmp_path / "bad"
@@ -257,7 +288,8 @@ def test_a_policy_in_a_store_is_fetched_once_without_what_could_run_code(tmp_pat
     assert [path.name for path in (tmp_path / "downloads").iterdir()] == [folder.name]
 
 
-# ---------------------------------------------------------------------------------------------- kept or made anew
+# ----------------------------------------------------------------------------------------------
+# kept or made anew
 
 
 def test_an_interrupted_folder_leaves_the_old_one(tmp_path):
@@ -298,8 +330,13 @@ def test_what_counts_as_a_comment(tmp_path, source, only_comments):
     code.write_text(SOURCE)
     before = provenance.made_from({"a": 1}, tmp_path)
     code.write_text(source)
-    assert provenance.only_comments_changed(provenance.made_from({"a": 1}, tmp_path), before) is only_comments
-    assert provenance.only_comments_changed(provenance.made_from({"a": 2}, tmp_path), before) is False
+    assert (
+        provenance.only_comments_changed(provenance.made_from({"a": 1}, tmp_path), before)
+        is only_comments
+    )
+    assert (
+        provenance.only_comments_changed(provenance.made_from({"a": 2}, tmp_path), before) is False
+    )
     assert provenance.only_comments_changed(provenance.made_from({"a": 1}, tmp_path), None) is False
 
 
@@ -376,11 +413,16 @@ def test_another_parameter_makes_another_policy(tmp_path):
     pretend(layout, source="0" * 16)
     other = provided(layout, seed=1)
     assert other["digest"] != card["digest"]
-    assert policy_digest(layout.policy) == other["digest"] == read_json(layout.policy_card)["digest"]
+    assert (
+        policy_digest(layout.policy) == other["digest"] == read_json(layout.policy_card)["digest"]
+    )
 
 
 def test_the_command_makes_a_policy(tmp_path):
-    params = {"policy": section(), "tracking": {"uri": None, "experiment": "test", "log_weights": False}}
+    params = {
+        "policy": section(),
+        "tracking": {"uri": None, "experiment": "test", "log_weights": False},
+    }
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
     arguments = ["--params", str(tmp_path / "params.yaml"), "--data", str(tmp_path / "data")]
     subprocess.run([sys.executable, "-m", "tasks.policy", *arguments], check=True)

@@ -27,17 +27,25 @@ def test_counts_rates_and_intervals_by_hand() -> None:
         "c": ["error", "error"],
     }
     rows = [
-        rollout(name, i, outcome, tokens=i + 1) for name, all_ in outcomes.items() for i, outcome in enumerate(all_)
+        rollout(name, i, outcome, tokens=i + 1)
+        for name, all_ in outcomes.items()
+        for i, outcome in enumerate(all_)
     ]
     profile = profile_prompts(ROLLOUTS.frame(rows))
     b, a, c = profile.to_dicts()
     assert [row["prompt_id"] for row in (b, a, c)] == ["b", "a", "c"]
-    assert [b[name] for name in ("correct", "wrong", "unparsed", "truncated", "timeout", "error")] == [2, 3, 1, 1, 1, 0]
+    assert [
+        b[name] for name in ("correct", "wrong", "unparsed", "truncated", "timeout", "error")
+    ] == [2, 3, 1, 1, 1, 0]
     assert (b["num_samples"], b["pass_rate"], b["truncated_rate"]) == (8, 0.25, 0.125)
     assert (b["completion_tokens"], b["completion_tokens_max"], b["prompt_tokens"]) == (36, 8, 9)
     assert b["pass_rate_low"] == pytest.approx(0.0715, abs=1e-4)
     assert b["pass_rate_high"] == pytest.approx(0.5907, abs=1e-4)
-    assert (a["num_samples"], a["error"], a["pass_rate"]) == (4, 2, 0.5)  # errors leave the denominator
+    assert (a["num_samples"], a["error"], a["pass_rate"]) == (
+        4,
+        2,
+        0.5,
+    )  # errors leave the denominator
     assert (c["pass_rate"], c["pass_rate_low"]) == (None, None)
     summary = summarize(profile)
     assert summary["num_ungraded"] == 1
@@ -45,10 +53,17 @@ def test_counts_rates_and_intervals_by_hand() -> None:
 
 
 def test_summary_forecasts_more_mixed_groups_the_larger_the_group() -> None:
-    rows = [rollout(f"p{p}", i, "correct" if i < p else "wrong") for p in range(9) for i in range(8)]
+    rows = [
+        rollout(f"p{p}", i, "correct" if i < p else "wrong") for p in range(9) for i in range(8)
+    ]
     summary = summarize(profile_prompts(ROLLOUTS.frame(rows)))
-    assert (summary["never_solved"], summary["always_solved"], summary["pass_rate_mean"]) == (1, 1, 0.5)
+    assert (summary["never_solved"], summary["always_solved"], summary["pass_rate_mean"]) == (
+        1,
+        1,
+        0.5,
+    )
     rates = list(summary["mixed_rate"].values())
     assert rates == sorted(rates)
-    # counts spread evenly over 0..8 come from a flat prior, for which a pair is mixed with probability 1/3
+    # counts spread evenly over 0..8 come from a flat prior, for which a pair is mixed with
+    # probability 1/3
     assert summary["mixed_rate"]["2"] == pytest.approx(1 / 3, abs=0.03)

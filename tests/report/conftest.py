@@ -1,4 +1,5 @@
-"""A small finished pipeline, written by hand: numbers in it are round, so that totals can be added up in the head."""
+"""A small finished pipeline, written by hand: numbers in it are round, so that totals can be added
+up in the head."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasks.common.artifacts import CURVE, DECISIONS, OUTCOMES, PLAN, PROFILE, STEPS, TRAIN_ROLLOUTS, Layout
+from tasks.common.artifacts import (
+    CURVE,
+    DECISIONS,
+    OUTCOMES,
+    PLAN,
+    PROFILE,
+    STEPS,
+    TRAIN_ROLLOUTS,
+    Layout,
+)
 from tasks.common.files import write_json
 from tasks.common.ledger import Ledger
 
@@ -42,7 +52,8 @@ def metrics(pass_at_1: float, half: float = 0.04) -> dict[str, Any]:
 
 
 def write_shared(layout: Layout) -> None:
-    """Policy card, profile and baseline: solved 0 to 8 of 8, evenly; profiling costs 100 charged, 80 executed."""
+    """Policy card, profile and baseline: solved 0 to 8 of 8, evenly; profiling costs 100 charged,
+    80 executed."""
     card = {
         "architecture": "Qwen3ForCausalLM",
         "num_parameters": 438656,
@@ -52,12 +63,24 @@ def write_shared(layout: Layout) -> None:
     write_json(layout.policy_card, card)
     solved = [index % 9 for index in range(NUM_PROMPTS)]
     rows = [
-        {**PROFILE.example, **dict.fromkeys(OUTCOMES, 0), "prompt_id": f"p{index}", "correct": right,
-         "wrong": 8 - right, "pass_rate": right / 8}
+        {
+            **PROFILE.example,
+            **dict.fromkeys(OUTCOMES, 0),
+            "prompt_id": f"p{index}",
+            "correct": right,
+            "wrong": 8 - right,
+            "pass_rate": right / 8,
+        }
         for index, right in enumerate(solved)
-    ]  # fmt: skip
+    ]
     PROFILE.write(layout.profile / "profile.parquet", PROFILE.frame(rows))
-    amounts = {"executed": 80e9, "charged": 100e9, "charged_paper": 100e9, "tokens": 5000, "rollouts": 320}
+    amounts = {
+        "executed": 80e9,
+        "charged": 100e9,
+        "charged_paper": 100e9,
+        "tokens": 5000,
+        "rollouts": 320,
+    }
     write_json(layout.profile / "flops.json", ledger(profile=amounts))
     write_json(layout.profile / "cost.json", {"seconds": {"profile": 6.0}})
     write_json(layout.baseline / "metrics.json", metrics(0.40))
@@ -74,61 +97,120 @@ def write_plan(layout: Layout, recipe: str, reads_profile: bool) -> None:
 
     chosen = [index for index in range(NUM_PROMPTS) if size(index)]
     visits = [
-        {"visit": place, "pass": 0, "phase": 0, "order": place, "prompt_id": f"p{index}", "group_size": size(index)}
+        {
+            "visit": place,
+            "pass": 0,
+            "phase": 0,
+            "order": place,
+            "prompt_id": f"p{index}",
+            "group_size": size(index),
+        }
         for place, index in enumerate(chosen)
     ]
     decisions = [
-        {"prompt_id": f"p{index}", "pass_rate": index % 9 / 8, "decision": "learnable" if size(index) else "dropped",
-         "group_size": size(index), "reason": f"solved {index % 9} of 8; groups of {size(index)}"}
+        {
+            "prompt_id": f"p{index}",
+            "pass_rate": index % 9 / 8,
+            "decision": "learnable" if size(index) else "dropped",
+            "group_size": size(index),
+            "reason": f"solved {index % 9} of 8; groups of {size(index)}",
+        }
         for index in range(NUM_PROMPTS)
-    ]  # fmt: skip
+    ]
     PLAN.write(layout.recipe(recipe) / "plan.parquet", PLAN.frame(visits))
     DECISIONS.write(layout.recipe(recipe) / "decisions.parquet", DECISIONS.frame(decisions))
     rollouts = sum(size(index) for index in chosen)
-    expected = {"rollouts": rollouts, "mixed_groups": 20.0, "tokens": rollouts * 30.0, "flops_charged": 9e11,
-                "flops_charged_paper": 9e11, "prompts": len(chosen), "visits": len(chosen),
-                "group_size_mean": rollouts / len(chosen)}  # fmt: skip
-    forecast = {"reads_profile": reads_profile, "strategy": recipe, "plan": expected, "uniform": expected}
+    expected = {
+        "rollouts": rollouts,
+        "mixed_groups": 20.0,
+        "tokens": rollouts * 30.0,
+        "flops_charged": 9e11,
+        "flops_charged_paper": 9e11,
+        "prompts": len(chosen),
+        "visits": len(chosen),
+        "group_size_mean": rollouts / len(chosen),
+    }
+    forecast = {
+        "reads_profile": reads_profile,
+        "strategy": recipe,
+        "plan": expected,
+        "uniform": expected,
+    }
     write_json(layout.recipe(recipe) / "forecast.json", forecast)
 
 
-def write_training(layout: Layout, recipe: str, seed: int, *, scale: float, validation: float, test: float) -> None:
-    """Training costs `scale` times 300 + 600 charged and 200 + 400 executed, loses 30, validates for 50 (all e9)."""
+def write_training(
+    layout: Layout, recipe: str, seed: int, *, scale: float, validation: float, test: float
+) -> None:
+    """Training costs `scale` times 300 + 600 charged and 200 + 400 executed, loses 30, validates
+    for 50 (all e9)."""
     folder = layout.train(recipe, seed)
     phases = {
-        "generate": {"executed": 200e9, "charged": 300e9, "charged_paper": 300e9, "tokens": 9000, "rollouts": 320},
+        "generate": {
+            "executed": 200e9,
+            "charged": 300e9,
+            "charged_paper": 300e9,
+            "tokens": 9000,
+            "rollouts": 320,
+        },
         "update": {"executed": 400e9, "charged": 600e9, "charged_paper": 900e9, "tokens": 9000},
     }
-    scaled = {name: {key: value * scale for key, value in amounts.items()} for name, amounts in phases.items()}
+    scaled = {
+        name: {key: value * scale for key, value in amounts.items()}
+        for name, amounts in phases.items()
+    }
     write_json(folder / "flops.json", ledger(**scaled, evaluate={"executed": 50e9}))
     lost = {"seconds": 2.0, "flops": 30e9, "tokens": 70.0}
-    spent = {"train": 60.0 * scale, "generate": 40.0 * scale, "update": 20.0 * scale, "validate": 3.0}
+    spent = {
+        "train": 60.0 * scale,
+        "generate": 40.0 * scale,
+        "update": 20.0 * scale,
+        "validate": 3.0,
+    }
     write_json(folder / "cost.json", {"seconds": spent, "lost": lost})
     write_json(layout.evaluation(recipe, seed) / "metrics.json", metrics(test))
     rng = np.random.default_rng(seed)
     shares = np.linspace(0.4, validation, 8) + np.append(0, np.append(rng.normal(0, 0.01, 6), 0))
     points = [
-        {"step": step * 5, "flops_charged": 900e9 * scale * step / 7, "flops_executed": 600e9 * scale * step / 7,
-         "rollouts": step * 40, "accuracy": share, "accuracy_low": share - 0.03, "accuracy_high": share + 0.03}
+        {
+            "step": step * 5,
+            "flops_charged": 900e9 * scale * step / 7,
+            "flops_executed": 600e9 * scale * step / 7,
+            "rollouts": step * 40,
+            "accuracy": share,
+            "accuracy_low": share - 0.03,
+            "accuracy_high": share + 0.03,
+        }
         for step, share in enumerate(map(float, shares))
-    ]  # fmt: skip
+    ]
     CURVE.write(folder / "curve.parquet", CURVE.frame(points))
     mixed = rng.binomial(4, 0.7 if recipe == "sgpo" else 0.4, 35)
     steps = [
-        {**STEPS.example, "step": step, "pass": step // 20, "num_mixed_groups": int(n)} for step, n in enumerate(mixed)
+        {**STEPS.example, "step": step, "pass": step // 20, "num_mixed_groups": int(n)}
+        for step, n in enumerate(mixed)
     ]
     STEPS.write(folder / "steps.parquet", STEPS.frame(steps))
     write_rollouts(layout, recipe, seed, more=0)
 
 
 def write_rollouts(layout: Layout, recipe: str, seed: int, *, more: int) -> None:
-    """35 steps of 4 groups of 8; each prompt solved as often as it was profiled, and `more` times (of 8)."""
+    """35 steps of 4 groups of 8; each prompt solved as often as it was profiled, and `more` times
+    (of 8)."""
     rows = [
-        {**TRAIN_ROLLOUTS.example, "step": number // 4, "group": number % 4, "prompt_id": f"p{number % NUM_PROMPTS}",
-         "sample_index": sample, "outcome": "correct" if sample < number % NUM_PROMPTS % 9 + more else "wrong"}
-        for number in range(35 * 4) for sample in range(8)
-    ]  # fmt: skip
-    TRAIN_ROLLOUTS.write(layout.train(recipe, seed) / "rollouts.parquet", TRAIN_ROLLOUTS.frame(rows))
+        {
+            **TRAIN_ROLLOUTS.example,
+            "step": number // 4,
+            "group": number % 4,
+            "prompt_id": f"p{number % NUM_PROMPTS}",
+            "sample_index": sample,
+            "outcome": "correct" if sample < number % NUM_PROMPTS % 9 + more else "wrong",
+        }
+        for number in range(35 * 4)
+        for sample in range(8)
+    ]
+    TRAIN_ROLLOUTS.write(
+        layout.train(recipe, seed) / "rollouts.parquet", TRAIN_ROLLOUTS.frame(rows)
+    )
 
 
 def write_params(folder: Path, recipes: list[str], seeds: list[int]) -> Path:
@@ -143,7 +225,8 @@ def write_params(folder: Path, recipes: list[str], seeds: list[int]) -> Path:
 
 @pytest.fixture
 def layout(tmp_path: Path) -> Layout:
-    """grpo at full cost and sgpo at a third of it, two seeds each; grpo does not read the profile, sgpo does."""
+    """grpo at full cost and sgpo at a third of it, two seeds each; grpo does not read the profile,
+    sgpo does."""
     layout = Layout(tmp_path / "data")
     write_shared(layout)
     write_plan(layout, "grpo", reads_profile=False)

@@ -1,4 +1,5 @@
-"""How the profile aged: expectations by hand, ragged groups, errors left out, fresh and stale profiles, the words."""
+"""How the profile aged: expectations by hand, ragged groups, errors left out, fresh and stale
+profiles, the words."""
 
 import json
 import subprocess
@@ -27,17 +28,27 @@ Groups = Sequence[tuple[int, str, Sequence[str]]]
 def profile_of(counts: Mapping[str, tuple[int, int, int]]) -> pl.DataFrame:
     """A profile of (correct, wrong, error) for each prompt."""
     rows = [
-        {**PROFILE.example, **dict.fromkeys(OUTCOMES, 0), "prompt_id": name, "num_samples": right + wrong + error,
-         "correct": right, "wrong": wrong, "error": error,
-         "pass_rate": right / (right + wrong) if right + wrong else None}
+        {
+            **PROFILE.example,
+            **dict.fromkeys(OUTCOMES, 0),
+            "prompt_id": name,
+            "num_samples": right + wrong + error,
+            "correct": right,
+            "wrong": wrong,
+            "error": error,
+            "pass_rate": right / (right + wrong) if right + wrong else None,
+        }
         for name, (right, wrong, error) in counts.items()
-    ]  # fmt: skip
+    ]
     return PROFILE.frame(rows)
 
 
 def training_of(groups: Groups) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Steps and rollouts of a training whose groups are (pass, prompt, outcomes); a step each."""
-    steps = [{**STEPS.example, "step": step, "pass": number} for step, (number, _, _) in enumerate(groups)]
+    steps = [
+        {**STEPS.example, "step": step, "pass": number}
+        for step, (number, _, _) in enumerate(groups)
+    ]
     rows = [
         {**TRAIN_ROLLOUTS.example, "step": step, "prompt_id": prompt, "outcome": outcome}
         for step, (_, prompt, outcomes) in enumerate(groups)
@@ -50,41 +61,53 @@ def outcomes(right: int, wrong: int) -> list[str]:
     return ["correct"] * right + ["wrong"] * wrong
 
 
-def simulated(seed: int, group_size: int, num_prompts: int, shift: float, chosen: Sequence[int]) -> pl.DataFrame:
-    """Groups of prompts whose true rates are Beta(1, 1), profiled 8 times; those solved `chosen` times are trained on
-    by a policy whose rates are `shift` higher."""
+def simulated(
+    seed: int, group_size: int, num_prompts: int, shift: float, chosen: Sequence[int]
+) -> pl.DataFrame:
+    """Groups of prompts whose true rates are Beta(1, 1), profiled 8 times; those solved `chosen`
+    times are trained on by a policy whose rates are `shift` higher."""
     rng = np.random.default_rng(seed)
     rates = rng.beta(1, 1, num_prompts)
     solved = rng.binomial(8, rates)
     profile = profile_of({f"p{i}": (int(k), 8 - int(k), 0) for i, k in enumerate(solved)})
     right = rng.binomial(group_size, np.clip(rates + shift, 0, 1))
-    groups = [(0, f"p{i}", outcomes(int(right[i]), group_size - int(right[i]))) for i in range(num_prompts)]
+    groups = [
+        (0, f"p{i}", outcomes(int(right[i]), group_size - int(right[i])))
+        for i in range(num_prompts)
+    ]
     kept = [group for group, k in zip(groups, solved, strict=True) if k in chosen]
     return groups_of(*training_of(kept), profile)
 
 
 def test_what_the_profile_foresees_of_a_group() -> None:
-    """Beta(1, 1) and 1 of 2: Beta(2, 2). E[p] = 1/2; E[p^4] = 2*3*4*5 / (4*5*6*7) = 1/7, the same for (1-p)^4."""
+    """Beta(1, 1) and 1 of 2: Beta(2, 2). E[p] = 1/2; E[p^4] = 2*3*4*5 / (4*5*6*7) = 1/7, the same
+    for (1-p)^4."""
     groups = pl.DataFrame({"correct": [1, 0], "trials": [2, 2], "size": [4, 2]})
     expected, variance, mixed = foreseen(groups, (1.0, 1.0))
     assert expected.to_list() == [0.5, 0.25]
     assert variance.to_list() == pytest.approx([0.25 / 4 * 8 / 5, 0.1875 / 2 * 6 / 5])
-    assert mixed.to_list() == pytest.approx([5 / 7, 1 - 2 / 20 - 12 / 20])  # Beta(1, 3): E[p^2] = 1*2/20, (3*4)/20
+    assert mixed.to_list() == pytest.approx(
+        [5 / 7, 1 - 2 / 20 - 12 / 20]
+    )  # Beta(1, 3): E[p^2] = 1*2/20, (3*4)/20
 
 
 def test_groups_are_ragged_and_errors_are_in_none() -> None:
     profile = profile_of({"a": (1, 7, 0), "b": (4, 4, 0), "c": (6, 1, 1), "ungraded": (0, 0, 8)})
-    training = training_of([
-        (0, "a", [*outcomes(1, 1), "error", "error"]),
-        (0, "b", outcomes(3, 5)),
-        (1, "c", [*outcomes(2, 0), "truncated"]),
-        (1, "b", ["error"] * 4),
-        (1, "ungraded", outcomes(1, 1)),
-    ])  # fmt: skip
+    training = training_of(
+        [
+            (0, "a", [*outcomes(1, 1), "error", "error"]),
+            (0, "b", outcomes(3, 5)),
+            (1, "c", [*outcomes(2, 0), "truncated"]),
+            (1, "b", ["error"] * 4),
+            (1, "ungraded", outcomes(1, 1)),
+        ]
+    )
     groups = groups_of(*training, profile)
     assert groups.select("pass", "prompt_id", "size", "success", "mixed", "trials").rows() == [
-        (0, "a", 2, 0.5, True, 8), (0, "b", 8, 0.375, True, 8), (1, "c", 3, pytest.approx(2 / 3), True, 7),
-    ]  # fmt: skip
+        (0, "a", 2, 0.5, True, 8),
+        (0, "b", 8, 0.375, True, 8),
+        (1, "c", 3, pytest.approx(2 / 3), True, 7),
+    ]
 
 
 def test_a_step_may_hold_several_groups_of_one_prompt() -> None:
@@ -95,16 +118,21 @@ def test_a_step_may_hold_several_groups_of_one_prompt() -> None:
 
 
 def groups_in_bins(rows: Sequence[tuple[int, float, float]]) -> pl.DataFrame:
-    """Groups of 4 as (bin, expected, success), each with a variance of 0.04 and a mixed share of one half foretold."""
+    """Groups of 4 as (bin, expected, success), each with a variance of 0.04 and a mixed share of
+    one half foretold."""
     frame = pl.DataFrame(rows, schema=["bin", "expected", "success"], orient="row")
     fixed = {"size": 4, "variance": 0.04, "mixed_expected": 0.5}
     mixed = (pl.col("success") % 1 != 0).alias("mixed")
-    return frame.with_columns(mixed, pl.col("bin").alias("profiled"), *(pl.lit(v).alias(k) for k, v in fixed.items()))
+    return frame.with_columns(
+        mixed, pl.col("bin").alias("profiled"), *(pl.lit(v).alias(k) for k, v in fixed.items())
+    )
 
 
 def test_a_pass_by_hand() -> None:
     """Three groups 0.25 above what was expected (0.5, 0.25 and 0 above), and one 0.25 below."""
-    one = pass_of(groups_in_bins([(0, 0.25, 0.75), (0, 0.25, 0.5), (0, 0.25, 0.25), (1, 0.75, 0.5)]))
+    one = pass_of(
+        groups_in_bins([(0, 0.25, 0.75), (0, 0.25, 0.5), (0, 0.25, 0.25), (1, 0.75, 0.5)])
+    )
     assert (one["num_groups"], one["group_size_mean"]) == (4, 4.0)
     assert (one["success"], one["expected"]) == (0.5, 0.375)
     assert one["drift"] == pytest.approx(0.125)
@@ -123,13 +151,17 @@ def test_a_pass_by_hand() -> None:
     [
         ([0.0, 1.0], [4, 4], 2.0),  # groups as different as they can be: each is worth one rollout
         ([0.25, 0.75], [4, 4], 4.0),  # variance of the mean 0.125 / 2; 0.25 / 0.0625 = 4
-        ([1.0, 1.0, 1.0], [2, 4, 8], 9 / 0.875),  # they agree: all rollouts count, small groups weigh down the mean
+        (
+            [1.0, 1.0, 1.0],
+            [2, 4, 8],
+            9 / 0.875,
+        ),  # they agree: all rollouts count, small groups weigh down the mean
         ([0.5], [8], 8.0),
     ],
 )
 def test_the_interval_knows_that_rollouts_share_prompts(
     success: list[float], sizes: list[int], trials: float
-) -> None:  # fmt: skip
+) -> None:
     low, high = wilson_interval(np.mean(success) * trials, trials)
     assert interval(np.array(success), np.array(sizes)) == pytest.approx((float(low), float(high)))
 
@@ -138,11 +170,30 @@ def test_bins_are_values_where_there_are_few_and_eighths_where_there_are_many() 
     few = profile_of({"a": (0, 3, 0), "b": (2, 1, 0), "c": (2, 1, 0), "d": (0, 0, 2)})
     assert few.select(bins(few)).to_series().to_list() == [1, 2, 2, None]
     many = profile_of({str(right): (right, 16 - right, 0) for right in range(17)})
-    assert many.select(bins(many)).to_series().to_list() == [0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8, 8]
+    assert many.select(bins(many)).to_series().to_list() == [
+        0,
+        1,
+        1,
+        2,
+        2,
+        3,
+        3,
+        4,
+        4,
+        5,
+        5,
+        6,
+        6,
+        7,
+        7,
+        8,
+        8,
+    ]
 
 
 def test_selected_prompts_regress_to_the_mean_and_that_is_no_drift() -> None:
-    """Under Beta(1, 1), prompts seen 0 of 8 times have a mean rate of 1/10, and are solved that often."""
+    """Under Beta(1, 1), prompts seen 0 of 8 times have a mean rate of 1/10, and are solved that
+    often."""
     groups = simulated(0, group_size=8, num_prompts=8000, shift=0.0, chosen=[0])
     assert groups["success"].mean() == pytest.approx(0.1, abs=0.015)
     assert groups["profiled"].mean() == 0.0
@@ -165,13 +216,17 @@ def test_a_fresh_profile_is_not_stale_by_chance_in_a_short_run() -> None:
     runs = [drift_of(simulated(seed, 2, 8, 0.0, range(9)), stale_above=0.15) for seed in range(60)]
     assert np.mean([run["gap"] > 0.15 for run in runs]) > 0.5
     assert np.mean([run["stale"] for run in runs]) < 0.1
-    assert np.mean([run["chance"] for run in runs]) == pytest.approx(np.mean([run["gap"] for run in runs]), rel=0.25)
+    assert np.mean([run["chance"] for run in runs]) == pytest.approx(
+        np.mean([run["gap"] for run in runs]), rel=0.25
+    )
 
 
 def test_only_the_last_pass_tells_whether_the_profile_is_stale() -> None:
     profile = profile_of({f"p{i}": (i % 9, 8 - i % 9, 0) for i in range(180)})
     right = [(number, f"p{i}", outcomes(8, 0)) for number in (0, 1) for i in range(180)]
-    as_profiled = [(number, f"p{i}", outcomes(i % 9, 8 - i % 9)) for number in (0, 1) for i in range(180)]
+    as_profiled = [
+        (number, f"p{i}", outcomes(i % 9, 8 - i % 9)) for number in (0, 1) for i in range(180)
+    ]
     moved, kept = right[:180] + as_profiled[180:], as_profiled[:180] + right[180:]
     assert not drift_of(groups_of(*training_of(moved), profile), 0.15)["stale"]
     found = drift_of(groups_of(*training_of(kept), profile), 0.15)
@@ -182,7 +237,13 @@ def test_only_the_last_pass_tells_whether_the_profile_is_stale() -> None:
 
 def test_a_training_of_no_step_has_no_drift() -> None:
     nothing = groups_of(STEPS.frame([]), TRAIN_ROLLOUTS.frame([]), profile_of({"a": (1, 1, 0)}))
-    assert drift_of(nothing, 0.15) == {"stale": False, "drift": None, "gap": None, "chance": None, "passes": []}
+    assert drift_of(nothing, 0.15) == {
+        "stale": False,
+        "drift": None,
+        "gap": None,
+        "chance": None,
+        "passes": [],
+    }
 
 
 @pytest.mark.parametrize(
@@ -201,14 +262,25 @@ def test_the_words(drift: float, gap: float, words: str) -> None:
 
 
 def test_of_many_passes_a_few_are_drawn() -> None:
-    drawn = [[one["pass"] for one in spaced([{"pass": n} for n in range(count)])] for count in (1, 3, 5, 9)]
+    drawn = [
+        [one["pass"] for one in spaced([{"pass": n} for n in range(count)])]
+        for count in (1, 3, 5, 9)
+    ]
     assert drawn == [[0], [0, 1, 2], [0, 1, 2, 3, 4], [0, 2, 4, 6, 8]]
 
 
 def report(layout: Layout, folder: Path) -> tuple[str, dict[str, Any], str]:
     """Run the stage: its log, the drift in the summary, the page."""
     params = write_params(folder, ["grpo", "sgpo"], [0])
-    command = [sys.executable, "-m", "tasks.report", "--params", str(params), "--data", str(layout.root)]
+    command = [
+        sys.executable,
+        "-m",
+        "tasks.report",
+        "--params",
+        str(params),
+        "--data",
+        str(layout.root),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     drift = read_json(layout.report / "summary.json")["drift"]
     return done.stderr, drift, (layout.report / "index.html").read_text()
@@ -222,7 +294,9 @@ def test_a_fresh_profile_is_not_warned_about(layout: Layout, tmp_path: Path) -> 
     assert html.count('class="diagonal"') == 2
 
 
-def test_a_stale_profile_is_said_in_the_log_on_the_page_and_in_the_summary(layout: Layout, tmp_path: Path) -> None:
+def test_a_stale_profile_is_said_in_the_log_on_the_page_and_in_the_summary(
+    layout: Layout, tmp_path: Path
+) -> None:
     write_rollouts(layout, "sgpo", 0, more=4)
     log, drift, html = report(layout, tmp_path)
     assert (drift["sgpo/0"]["stale"], drift["grpo/0"]["stale"]) == (True, False)
@@ -236,7 +310,10 @@ def test_a_stale_profile_is_said_in_the_log_on_the_page_and_in_the_summary(layou
 def test_rollouts_of_another_shape_are_named(layout: Layout) -> None:
     path = layout.train("sgpo", 0) / "rollouts.parquet"
     pl.read_parquet(path).drop("outcome").write_parquet(path)
-    with pytest.raises(ArtifactError, match=r"recipe 'sgpo', seed 0: .*rollouts\.parquet is not .*missing: \['outcome"):
+    with pytest.raises(
+        ArtifactError,
+        match=r"recipe 'sgpo', seed 0: .*rollouts\.parquet is not .*missing: \['outcome",
+    ):
         read_evidence(layout, Experiment(["grpo", "sgpo"], [0]))
     path.write_bytes(b"PAR1")
     with pytest.raises(ArtifactError, match="cannot be read as Parquet"):

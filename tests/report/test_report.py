@@ -1,4 +1,5 @@
-"""The report on a pipeline written by hand (`conftest`): totals by hand, honest words, one self-contained page."""
+"""The report on a pipeline written by hand (`conftest`): totals by hand, honest words, one
+self-contained page."""
 
 import json
 import subprocess
@@ -45,7 +46,9 @@ def summary_of_files(layout: Layout) -> dict[str, Any]:
 def page_of(evidence: Evidence) -> str:
     rows = leaderboard(evidence)
     drifts = measure(evidence, ReportSettings(stale_above=0.15))
-    return page(evidence, rows, {**summarise(evidence, rows), "drift": drifts}, curve_table(evidence))
+    return page(
+        evidence, rows, {**summarise(evidence, rows), "drift": drifts}, curve_table(evidence)
+    )
 
 
 def test_profiling_is_charged_only_where_it_is_read(evidence: Evidence) -> None:
@@ -55,25 +58,43 @@ def test_profiling_is_charged_only_where_it_is_read(evidence: Evidence) -> None:
     assert row(rows, "sgpo", 0)["flops_charged"] == pytest.approx(
         {"profile": 100e9, "generate": 100e9, "score": 0.0, "update": 200e9, "total": 400e9}
     )
-    assert row(rows, "sgpo", 0)["flops_charged_paper"]["total"] == pytest.approx(100e9 + 100e9 + 300e9)
+    assert row(rows, "sgpo", 0)["flops_charged_paper"]["total"] == pytest.approx(
+        100e9 + 100e9 + 300e9
+    )
     assert row(rows, "grpo", 0)["tokens_profile"] == 0
     assert row(rows, "sgpo", 0)["tokens_profile"] == 5000
 
 
-def test_lost_work_is_executed_but_not_charged_and_validation_is_in_no_total(evidence: Evidence) -> None:
+def test_lost_work_is_executed_but_not_charged_and_validation_is_in_no_total(
+    evidence: Evidence,
+) -> None:
     grpo = row(leaderboard(evidence), "grpo", 0)
     assert grpo["flops_executed"] == {
-        "profile": 0.0, "generate": 200e9, "score": 0.0, "update": 400e9, "lost": 30e9, "total": 630e9,
-    }  # fmt: skip
+        "profile": 0.0,
+        "generate": 200e9,
+        "score": 0.0,
+        "update": 400e9,
+        "lost": 30e9,
+        "total": 630e9,
+    }
     assert "lost" not in grpo["flops_charged"]
     assert grpo["flops_validation"] == 50e9
-    assert row(leaderboard(evidence), "sgpo", 1)["flops_executed"]["total"] == pytest.approx((80 + 200 + 30) * 1e9)
+    assert row(leaderboard(evidence), "sgpo", 1)["flops_executed"]["total"] == pytest.approx(
+        (80 + 200 + 30) * 1e9
+    )
 
 
 def test_seconds_and_counts(evidence: Evidence) -> None:
     rows = leaderboard(evidence)
-    assert row(rows, "grpo", 1)["seconds"] == {"profile": 0.0, "train": 60.0, "lost": 2.0, "total": 62.0}
-    assert row(rows, "sgpo", 1)["seconds"] == pytest.approx({"profile": 6, "train": 20, "lost": 2, "total": 28})
+    assert row(rows, "grpo", 1)["seconds"] == {
+        "profile": 0.0,
+        "train": 60.0,
+        "lost": 2.0,
+        "total": 62.0,
+    }
+    assert row(rows, "sgpo", 1)["seconds"] == pytest.approx(
+        {"profile": 6, "train": 20, "lost": 2, "total": 28}
+    )
     assert (row(rows, "grpo", 0)["rollouts"], row(rows, "grpo", 0)["tokens"]) == (320, 9000)
     counts = ("steps", "rollouts", "tokens", "rollouts_profile", "tokens_profile", "tokens_lost")
     assert {type(row[name]) for row in rows for name in counts} == {int}
@@ -82,7 +103,12 @@ def test_seconds_and_counts(evidence: Evidence) -> None:
 
 def test_the_leaderboard_is_sorted_by_test_accuracy(evidence: Evidence) -> None:
     rows = leaderboard(evidence)
-    assert [(r["recipe"], r["seed"]) for r in rows] == [("sgpo", 1), ("grpo", 1), ("sgpo", 0), ("grpo", 0)]
+    assert [(r["recipe"], r["seed"]) for r in rows] == [
+        ("sgpo", 1),
+        ("grpo", 1),
+        ("sgpo", 0),
+        ("grpo", 0),
+    ]
     assert rows[0]["pass_at_1_initial"] == 0.40
     assert rows[0]["greedy_initial"] == pytest.approx(0.42)
 
@@ -97,9 +123,13 @@ def test_the_summary_spreads_over_the_seeds(evidence: Evidence) -> None:
 
 
 def test_flops_to_reference_counts_profiling(evidence: Evidence) -> None:
-    """grpo ends at 0.53 on average; a curve that touches it at its last point has paid everything."""
+    """grpo ends at 0.53 on average; a curve that touches it at its last point has paid
+    everything."""
     recipes = summarise(evidence, leaderboard(evidence))["recipes"]
-    first = [run.curve.filter(pl.col("accuracy") >= 0.53)["flops_charged"][0] for run in evidence.seeds("sgpo")]
+    first = [
+        run.curve.filter(pl.col("accuracy") >= 0.53)["flops_charged"][0]
+        for run in evidence.seeds("sgpo")
+    ]
     assert recipes["sgpo"]["flops_to_reference"] == pytest.approx(sum(first) / 2 + 100e9)
     assert recipes["grpo"]["flops_to_reference"] is None  # one of its seeds ends below its own mean
 
@@ -109,27 +139,38 @@ def test_the_champion_is_chosen_by_validation_and_confirmed_on_test(layout: Layo
     assert (summary["champion"]["recipe"], summary["champion"]["seed"]) == ("sgpo", 1)
     write_training(layout, "sgpo", 1, scale=1 / 3, validation=0.57, test=0.43)
     summary = summary_of_files(layout)
-    assert summary["champion"] is None, "0.43 - 0.04 is below 0.40, though grpo/1 is far above it on test"
+    assert summary["champion"] is None, (
+        "0.43 - 0.04 is below 0.40, though grpo/1 is far above it on test"
+    )
     assert "is not above the initial policy's 40.0%: no champion" in summary["why"]
 
 
 def test_curves_start_where_profiling_ended(evidence: Evidence) -> None:
     starts = curve_table(evidence).filter(pl.col("step") == 0)
     assert starts.select("run", "flops_charged", "flops_executed").rows() == [
-        ("grpo/0", 0.0, 0.0), ("grpo/1", 0.0, 0.0), ("sgpo/0", 100e9, 80e9), ("sgpo/1", 100e9, 80e9),
-    ]  # fmt: skip
+        ("grpo/0", 0.0, 0.0),
+        ("grpo/1", 0.0, 0.0),
+        ("sgpo/0", 100e9, 80e9),
+        ("sgpo/1", 100e9, 80e9),
+    ]
 
 
 @pytest.mark.parametrize(
     ("sgpo", "expected"),
     [
-        (0.53, "sgpo is 3.0 points above grpo, but their intervals overlap: this run does not tell them apart"),
+        (
+            0.53,
+            "sgpo is 3.0 points above grpo, but their intervals overlap: this run does not tell "
+            "them apart",
+        ),
         (0.50, "sgpo is level with grpo, but their intervals overlap"),
         (0.70, "sgpo beats grpo by 20.0 points, and their intervals do not overlap"),
         (0.30, "sgpo loses to grpo by 20.0 points, and their intervals do not overlap"),
     ],
 )
-def test_the_verdict_says_who_is_ahead_and_whether_it_can_be_told(layout: Layout, sgpo: float, expected: str) -> None:
+def test_the_verdict_says_who_is_ahead_and_whether_it_can_be_told(
+    layout: Layout, sgpo: float, expected: str
+) -> None:
     write_training(layout, "sgpo", 0, scale=1 / 3, validation=0.55, test=sgpo)
     evidence = read_evidence(layout, Experiment(["grpo", "sgpo"], [0]))
     words = verdict(summarise(evidence, leaderboard(evidence)))
@@ -180,7 +221,9 @@ class References(HTMLParser):
         self.open: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.fetched += [f"{tag} {value}" for name, value in attrs if name in ("src", "href", "srcset", "data")]
+        self.fetched += [
+            f"{tag} {value}" for name, value in attrs if name in ("src", "href", "srcset", "data")
+        ]
         if tag not in ("meta", "br", "line", "rect", "circle", "polyline", "polygon"):
             self.open.append(tag)
 
@@ -226,7 +269,15 @@ def test_what_could_not_be_measured_is_a_dash(layout: Layout) -> None:
 
 def test_equal_inputs_give_equal_files(layout: Layout, tmp_path: Path) -> None:
     params = write_params(tmp_path, ["grpo", "sgpo"], [0, 1])
-    command = [sys.executable, "-m", "tasks.report", "--params", str(params), "--data", str(layout.root)]
+    command = [
+        sys.executable,
+        "-m",
+        "tasks.report",
+        "--params",
+        str(params),
+        "--data",
+        str(layout.root),
+    ]
     first = subprocess.run(command, capture_output=True, text=True, check=True)
     names = ["curve.csv", "index.html", "leaderboard.json", "leaderboard.txt", "summary.json"]
     assert sorted(path.name for path in layout.report.iterdir()) == names
@@ -235,12 +286,24 @@ def test_equal_inputs_give_equal_files(layout: Layout, tmp_path: Path) -> None:
     assert {name: (layout.report / name).read_bytes() for name in names} == before
     assert (layout.report / "leaderboard.txt").read_text() in first.stdout
     assert len(json.loads(before["leaderboard.json"])) == 4
-    assert before["curve.csv"].decode().startswith("recipe,seed,run,step,flops_charged,flops_executed,rollouts,acc")
+    assert (
+        before["curve.csv"]
+        .decode()
+        .startswith("recipe,seed,run,step,flops_charged,flops_executed,rollouts,acc")
+    )
 
 
 def test_the_stage_fails_with_the_name_of_the_missing_file(layout: Layout, tmp_path: Path) -> None:
     params = write_params(tmp_path, ["grpo", "pods"], [0])
-    command = [sys.executable, "-m", "tasks.report", "--params", str(params), "--data", str(layout.root)]
+    command = [
+        sys.executable,
+        "-m",
+        "tasks.report",
+        "--params",
+        str(params),
+        "--data",
+        str(layout.root),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "recipe 'pods': " in done.stderr
@@ -249,7 +312,10 @@ def test_the_stage_fails_with_the_name_of_the_missing_file(layout: Layout, tmp_p
 
 def test_the_terminal_table(evidence: Evidence) -> None:
     lines = text_table(leaderboard(evidence)).splitlines()
-    assert " ".join(lines[0].split()) == "recipe seed pass@1 95 % interval greedy rollouts charged executed seconds"
+    assert (
+        " ".join(lines[0].split())
+        == "recipe seed pass@1 95 % interval greedy rollouts charged executed seconds"
+    )
     assert lines[2].split()[:3] == ["sgpo", "1", "55.0%"]
     assert "400 GFLOPs*" in lines[2]
     assert "900 GFLOPs " in lines[3]

@@ -1,4 +1,5 @@
-"""The controllers that look at what came out: their rules by hand, and in simulations with known answers."""
+"""The controllers that look at what came out: their rules by hand, and in simulations with known
+answers."""
 
 from typing import Any
 
@@ -6,32 +7,60 @@ import numpy as np
 import pytest
 
 from tasks.common.params import ParamsError
-from tasks.sampling.engine import Samples
-from tasks.train.batch import Request, Rollouts, merge
-from tasks.train.control import dapo, greso, knapsack, sagc
+from tasks.engines.engine import Samples
+from tasks.train.methods.control import dapo, greso, knapsack, sagc
+from tasks.train.rollouts import Request, Rollouts, merge
 from tasks.train.settings import BatchSettings
 from tests.train.test_slots import arrays
 
 SAGC: dict[str, Any] = {
-    "group_sizes": [4, 8, 16], "threshold": 4.0, "budget": 0.2, "step": 0.2, "memory": 0.99, "max_multiplier": 20.0
-}  # fmt: skip
-GRESO = {"dead_rate": 0.25, "step": 0.01, "floor": 0.01, "p_start": 0.5, "p_min": 0.05, "p_max": 0.95}
+    "group_sizes": [4, 8, 16],
+    "threshold": 4.0,
+    "budget": 0.2,
+    "step": 0.2,
+    "memory": 0.99,
+    "max_multiplier": 20.0,
+}
+GRESO = {
+    "dead_rate": 0.25,
+    "step": 0.01,
+    "floor": 0.01,
+    "p_start": 0.5,
+    "p_min": 0.05,
+    "p_max": 0.95,
+}
 
 
-def answered(request: Request, rewards: list[float], lengths: list[int] | None = None, errors: int = 0) -> Rollouts:
+def answered(
+    request: Request, rewards: list[float], lengths: list[int] | None = None, errors: int = 0
+) -> Rollouts:
     """Rollouts of a request with these rewards; the last `errors` could not be graded."""
     lengths = lengths or [1] * len(rewards)
-    samples = Samples([[5] * n for n in lengths], [[0.0] * n for n in lengths], ["stop"] * len(rewards))
+    samples = Samples(
+        [[5] * n for n in lengths], [[0.0] * n for n in lengths], ["stop"] * len(rewards)
+    )
     group_B = np.repeat(np.arange(len(request.counts)), request.counts)
     outcomes = ["wrong"] * (len(rewards) - errors) + ["error"] * errors
     prompts = [[5]] * len(request.counts)
-    return Rollouts(request.prompt_rows, prompts, group_B, samples, [""] * len(rewards), outcomes, np.array(rewards))
+    return Rollouts(
+        request.prompt_rows,
+        prompts,
+        group_B,
+        samples,
+        [""] * len(rewards),
+        outcomes,
+        np.array(rewards),
+    )
 
 
 def passes(num_prompts: int, size: int, num_passes: int) -> dict[str, np.ndarray]:
     """Plan columns of every prompt once a pass."""
     columns = arrays([(number, size) for number in range(num_passes) for _ in range(num_prompts)])
-    return {**columns, "pass": columns["phase"], "prompt_row": np.tile(np.arange(num_prompts), num_passes)}
+    return {
+        **columns,
+        "pass": columns["phase"],
+        "prompt_row": np.tile(np.arange(num_prompts), num_passes),
+    }
 
 
 # --- dapo
@@ -62,7 +91,9 @@ def test_dapo_fills_its_batch_with_mixed_groups_and_stops_at_the_limit() -> None
     state = dapo.start(passes(20, 4, 1), BatchSettings("rollouts", 4), max_refills=2)
     request = dapo.next(state, [], rng)
     assert request is not None
-    assert dapo.next(state, [answered(request, [1, 0, 0, 0], errors=1)], rng) is not None  # three rollouts are no batch
+    assert (
+        dapo.next(state, [answered(request, [1, 0, 0, 0], errors=1)], rng) is not None
+    )  # three rollouts are no batch
 
 
 def test_dapo_ends_with_its_plan_and_keeps_to_a_phase() -> None:
@@ -89,7 +120,9 @@ def test_greso_never_skips_in_the_first_pass_and_then_by_streak() -> None:
     assert greso.skip_probability(state, np.arange(4)).tolist() == [0] * 4
     state["streak"] = np.array([3, -3, 0, 9])
     assert greso.skip_probability(state, np.arange(4)).tolist() == [0] * 4  # pass 0
-    np.testing.assert_allclose(greso.skip_probability(state, np.arange(4, 8)), [0.875, 0.875, 0, 0.99])
+    np.testing.assert_allclose(
+        greso.skip_probability(state, np.arange(4, 8)), [0.875, 0.875, 0, 0.99]
+    )
     for seed in range(50):
         request = greso.next({**state, "position": np.array(4)}, [], np.random.default_rng(seed))
         assert request is not None
@@ -102,15 +135,27 @@ def test_greso_streaks_and_probabilities_move_as_published() -> None:
     assert request is not None
     greso.observe(state, answered(request, [1, 1, 0, 0, 1, 0, 0, 0]))
     assert state["streak"].tolist() == [1, -1, 0, -1]
-    np.testing.assert_allclose(state["p"], [0.49, 0.49])  # both shares are at their targets or above
+    np.testing.assert_allclose(
+        state["p"], [0.49, 0.49]
+    )  # both shares are at their targets or above
     greso.observe(state, answered(request, [1, 1, 1, 1, 1, 0, 1, 0]))
-    assert state["streak"].tolist() == [2, 1, 0, 0]  # the other kind begins anew, a mixed group resets
+    assert state["streak"].tolist() == [
+        2,
+        1,
+        0,
+        0,
+    ]  # the other kind begins anew, a mixed group resets
     np.testing.assert_allclose(state["p"], [0.48, 0.50])
     greso.observe(state, answered(request, [1, 0, 0, 0, 1, 0, 0, 0], errors=2))
     assert state["streak"].tolist() == [0, -1, 0, 0]
     state["streak"][3] = -5
     greso.observe(state, answered(request, [1, 0, 0, 0, 1, 0, 0, 0], errors=2))
-    assert state["streak"].tolist() == [0, -2, 0, -5]  # nothing graded: nothing learned, nothing forgotten
+    assert state["streak"].tolist() == [
+        0,
+        -2,
+        0,
+        -5,
+    ]  # nothing graded: nothing learned, nothing forgotten
     p = state["p"].tolist()
     greso.observe(state, answered(request, [0.0] * 8, errors=8))
     assert state["p"].tolist() == p
@@ -147,7 +192,9 @@ def test_knapsack_is_optimal_against_brute_force() -> None:
         )
         counts = knapsack.share_out(rates, budget, 2, 8)
         assert counts.sum() == budget
-        assert knapsack.worth(rates, np.arange(2, 9))[np.arange(3), counts - 2].sum() == pytest.approx(best)
+        assert knapsack.worth(rates, np.arange(2, 9))[
+            np.arange(3), counts - 2
+        ].sum() == pytest.approx(best)
 
 
 def test_knapsack_learns_from_its_own_groups() -> None:
@@ -157,7 +204,9 @@ def test_knapsack_learns_from_its_own_groups() -> None:
     first = knapsack.next(state, [], rng)
     assert first is not None
     assert first.counts.tolist() == [8] * 4  # nothing is known yet
-    knapsack.observe(state, answered(first, [0] * 8 + [1] + [0] * 7 + [1] * 4 + [0] * 4 + [1] * 7 + [0]))
+    knapsack.observe(
+        state, answered(first, [0] * 8 + [1] + [0] * 7 + [1] * 4 + [0] * 4 + [1] * 7 + [0])
+    )
     second = knapsack.next(state, [], rng)
     assert second is not None
     assert second.counts[0] == 8  # never solved: the plan's
@@ -170,9 +219,13 @@ def test_knapsack_learns_from_its_own_groups() -> None:
 # --- sagc
 
 
-def simulate(steps: int, seed: int = 0, **changes: Any) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
+def simulate(
+    steps: int, seed: int = 0, **changes: Any
+) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
     """Sizes and straggler rates of steps with lengths drawn from a log-normal of deviation 0.8."""
-    state = sagc.start(arrays([(0, 16)] * (16 * steps)), BatchSettings("rollouts", 16), **(SAGC | changes))
+    state = sagc.start(
+        arrays([(0, 16)] * (16 * steps)), BatchSettings("rollouts", 16), **(SAGC | changes)
+    )
     rng, sizes, rates = np.random.default_rng(seed), [], []
     for _ in range(steps):
         request = sagc.next(state, [], rng)
@@ -210,7 +263,10 @@ def test_sagc_without_a_price_takes_the_largest_groups_and_repeats_itself() -> N
 
 def test_sagc_sees_stragglers_in_groups_of_two() -> None:
     straggles = sagc.stragglers(np.array([1, 9, 2, 2]), np.array([0, 0, 1, 1]), 4.0 * 2.0)
-    assert straggles.tolist() == [True, False]  # against its own median a group of two never reaches 2.0
+    assert straggles.tolist() == [
+        True,
+        False,
+    ]  # against its own median a group of two never reaches 2.0
 
 
 def test_sagc_never_exceeds_the_plan() -> None:
@@ -219,7 +275,9 @@ def test_sagc_never_exceeds_the_plan() -> None:
     assert request is not None
     assert request.counts.tolist() == [2, 16, 8]
     with pytest.raises(ParamsError, match="distinct sizes of at least 2"):
-        sagc.start(arrays([(0, 2)]), BatchSettings("rollouts", 8), **(SAGC | {"group_sizes": [1, 4]}))
+        sagc.start(
+            arrays([(0, 2)]), BatchSettings("rollouts", 8), **(SAGC | {"group_sizes": [1, 4]})
+        )
     with pytest.raises(ParamsError, match="distinct sizes of at least 2"):
         sagc.start(arrays([(0, 2)]), BatchSettings("rollouts", 8), **(SAGC | {"group_sizes": []}))
 

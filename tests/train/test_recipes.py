@@ -1,4 +1,5 @@
-"""Every recipe of params.yaml names methods that exist, with all their settings and values of the right types."""
+"""Every recipe of params.yaml names methods that exist, with all their settings and values of the
+right types."""
 
 from pathlib import Path
 
@@ -28,4 +29,6 @@ def test_a_recipe_can_be_planned_and_loaded(name: str) -> None:
     request = slots.control.next(state, [], np.random.default_rng(0))
     assert request.counts.sum() >= 1
     slots.start_generate(200)
-    assert slots.select(np.array([1.0, 0.0, 1.0]), np.zeros(3, dtype=np.int64), np.random.default_rng(0)).any()
+    assert slots.select(
+        np.array([1.0, 0.0, 1.0]), np.zeros(3, dtype=np.int64), np.random.default_rng(0)
+    ).any()

@@ -1,4 +1,5 @@
-"""Which rollouts of a group are kept: PODS against brute force and against its published figures, and its controls."""
+"""Which rollouts of a group are kept: PODS against brute force and against its published figures,
+and its controls."""
 
 import itertools
 
@@ -8,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.common.params import ParamsError
-from tasks.train.advantage import grpo, grpo_sample
-from tasks.train.select import max_reward, mixed, pods
-from tasks.train.select import random as random_select
+from tasks.train.methods.advantage import grpo, grpo_sample
+from tasks.train.methods.select import max_reward, mixed, pods
+from tasks.train.methods.select import random as random_select
 
 RNG = np.random.default_rng(0)
 rewards = st.one_of(
@@ -43,19 +44,27 @@ def test_pods_of_64_binary_rewards_keeps_16(ones: int, kept: int, variance: floa
 def test_advantages_on_the_kept_set_and_on_the_pool() -> None:
     even = np.repeat([1.0, 0.0], 8)
     one = np.zeros(16, dtype=np.int64)
-    np.testing.assert_allclose(grpo_sample.advantage(even, one, epsilon=1e-4)[[0, 8]], [0.96806, -0.96806], atol=1e-5)
+    np.testing.assert_allclose(
+        grpo_sample.advantage(even, one, epsilon=1e-4)[[0, 8]], [0.96806, -0.96806], atol=1e-5
+    )
     lone = np.concatenate([[1.0], np.zeros(63)])  # a single success of 64, of which 16 are kept
     group = np.zeros(64, dtype=np.int64)
     kept = pods.select(lone, group, RNG, keep=16)
     assert kept[0]
     np.testing.assert_allclose(
-        grpo_sample.advantage(lone[kept], group[kept], epsilon=1e-4)[[0, 1]], [3.75, -0.25], atol=2e-3
+        grpo_sample.advantage(lone[kept], group[kept], epsilon=1e-4)[[0, 1]],
+        [3.75, -0.25],
+        atol=2e-3,
     )
-    np.testing.assert_allclose(grpo_sample.advantage(lone, group, epsilon=1e-4)[[0, 1]], [7.87, -0.125], atol=6e-3)
+    np.testing.assert_allclose(
+        grpo_sample.advantage(lone, group, epsilon=1e-4)[[0, 1]], [7.87, -0.125], atol=6e-3
+    )
 
 
 def test_dead_groups_have_no_advantage_without_an_epsilon_either() -> None:
-    advantages = grpo_sample.advantage(np.array([1.0, 1.0, 1.0, 0.0]), np.array([0, 0, 1, 1]), epsilon=0.0)
+    advantages = grpo_sample.advantage(
+        np.array([1.0, 1.0, 1.0, 0.0]), np.array([0, 0, 1, 1]), epsilon=0.0
+    )
     np.testing.assert_allclose(advantages, [0, 0, 0.5**0.5, -(0.5**0.5)])
 
 
@@ -63,16 +72,34 @@ def test_as_many_kept_as_drawn_is_plain_grpo() -> None:
     rewards_B, group_B = np.array([1.0, 0, 0, 1, 1, 0]), np.array([0, 0, 0, 2, 2, 2])
     kept = pods.select(rewards_B, group_B, RNG, keep=3)
     assert kept.all()
-    np.testing.assert_array_equal(grpo.advantage(rewards_B[kept], group_B[kept]), grpo.advantage(rewards_B, group_B))
+    np.testing.assert_array_equal(
+        grpo.advantage(rewards_B[kept], group_B[kept]), grpo.advantage(rewards_B, group_B)
+    )
 
 
 def test_ties_go_by_the_rule() -> None:
     group = np.zeros(4, dtype=np.int64)
-    # the two largest have no variance; one of each has; of the equal ones the last large and the first small are taken
-    assert pods.select(np.array([1.0, 0.0, 1.0, 0.0]), group, RNG, keep=2).tolist() == [False, True, True, False]
+    # the two largest have no variance; one of each has; of the equal ones the last large and the
+    # first small are taken
+    assert pods.select(np.array([1.0, 0.0, 1.0, 0.0]), group, RNG, keep=2).tolist() == [
+        False,
+        True,
+        True,
+        False,
+    ]
     # nothing is strictly better than the largest
-    assert pods.select(np.array([0.5] * 4), group, RNG, keep=2).tolist() == [False, False, True, True]
-    assert pods.select(np.array([3.0, 1.0, 2.0, 0.0]), group, RNG, keep=1).tolist() == [True, False, False, False]
+    assert pods.select(np.array([0.5] * 4), group, RNG, keep=2).tolist() == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert pods.select(np.array([3.0, 1.0, 2.0, 0.0]), group, RNG, keep=1).tolist() == [
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 def test_groups_are_chosen_from_one_by_one() -> None:
@@ -85,9 +112,18 @@ def test_groups_are_chosen_from_one_by_one() -> None:
 
 def test_the_controls_of_pods() -> None:
     rewards_B, group_B = np.array([0.2, 0.9, 0.1, 0.5, 0.9, 0.0]), np.array([0, 0, 0, 0, 0, 1])
-    assert max_reward.select(rewards_B, group_B, RNG, keep=3).tolist() == [False, True, False, True, True, True]
+    assert max_reward.select(rewards_B, group_B, RNG, keep=3).tolist() == [
+        False,
+        True,
+        False,
+        True,
+        True,
+        True,
+    ]
     drawn = [
-        tuple(random_select.select(rewards_B, group_B, np.random.default_rng(seed), keep=2).tolist())
+        tuple(
+            random_select.select(rewards_B, group_B, np.random.default_rng(seed), keep=2).tolist()
+        )
         for seed in range(50)
     ]
     assert {sum(kept[:5]) for kept in drawn} == {2}

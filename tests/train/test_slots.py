@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from tasks.common.params import ParamsError
 from tasks.common.registry import names
-from tasks.sampling.engine import Samples, Sampling
-from tasks.train import advantage, control, generate, loss, replay, select
-from tasks.train.batch import Draw, Ints, Request, Rollouts, StepTotals, merge
-from tasks.train.control import plan as plan_control
+from tasks.engines.engine import Samples, Sampling
+from tasks.train.methods import advantage, control, generate, loss, replay, select
+from tasks.train.methods.control import plan as plan_control
+from tasks.train.rollouts import Draw, Ints, Request, Rollouts, StepTotals, merge
 from tasks.train.settings import BatchSettings
 from tasks.train.slots import load_slot
 
@@ -23,7 +23,14 @@ SETTINGS = {
     **{name: {"keep": 2} for name in ("pods", "random", "max_reward")},
     "micro_groups": {"cache_megabytes": 1.0, "order": "lpt"},
     "dapo": {"max_refills": 2},
-    "greso": {"dead_rate": 0.25, "step": 0.01, "floor": 0.01, "p_start": 0.5, "p_min": 0.05, "p_max": 0.95},
+    "greso": {
+        "dead_rate": 0.25,
+        "step": 0.01,
+        "floor": 0.01,
+        "p_start": 0.5,
+        "p_min": 0.05,
+        "p_max": 0.95,
+    },
     "knapsack": {"smallest": 2, "largest": 16, "discount": 0.5},
     "sagc": {
         "group_sizes": [2, 4, 8],
@@ -41,7 +48,12 @@ GROUPS = np.array([0, 0, 0, 1, 1, 2, 3, 3])
 def arrays(visits: list[tuple[int, int]]) -> dict[str, Ints]:
     """Plan columns of (phase, group_size) visits."""
     phase, size = np.array(visits).T
-    return {"phase": phase, "group_size": size, "pass": phase * 0, "prompt_row": np.arange(len(visits))}
+    return {
+        "phase": phase,
+        "group_size": size,
+        "pass": phase * 0,
+        "prompt_row": np.arange(len(visits)),
+    }
 
 
 def rollouts_for(request: Request) -> Rollouts:
@@ -49,7 +61,15 @@ def rollouts_for(request: Request) -> Rollouts:
     samples = Samples([[3, 1]] * total, [[-0.1, -0.2]] * total, ["stop"] * total)
     group_B = np.repeat(np.arange(len(request.counts)), request.counts)
     prompts = [[5]] * len(request.counts)
-    return Rollouts(request.prompt_rows, prompts, group_B, samples, [""] * total, ["wrong"] * total, np.zeros(total))
+    return Rollouts(
+        request.prompt_rows,
+        prompts,
+        group_B,
+        samples,
+        [""] * total,
+        ["wrong"] * total,
+        np.zeros(total),
+    )
 
 
 @pytest.mark.parametrize("name", names(select))
@@ -64,7 +84,9 @@ def test_select(name: str) -> None:
 
 @pytest.mark.parametrize("name", names(advantage))
 def test_advantage(name: str) -> None:
-    estimate = load_slot(advantage, {"method": name, **SETTINGS.get(name, {})}, "advantage", "advantage")[1]
+    estimate = load_slot(
+        advantage, {"method": name, **SETTINGS.get(name, {})}, "advantage", "advantage"
+    )[1]
     advantages = estimate(REWARDS, GROUPS)
     assert np.isfinite(advantages).all()
     assert (advantages[GROUPS == 1] == 0).all()  # equal rewards teach nothing
@@ -80,22 +102,31 @@ def test_advantage(name: str) -> None:
 def test_loss_adds_up_over_micro_batches(name: str) -> None:
     compute = load_slot(loss, {"method": name, **SETTINGS.get(name, {})}, "loss", "loss")[1]
     generator = torch.Generator().manual_seed(0)
-    logprobs, old = (torch.randn((8, 5), generator=generator, dtype=torch.float64) for _ in range(2))
+    logprobs, old = (
+        torch.randn((8, 5), generator=generator, dtype=torch.float64) for _ in range(2)
+    )
     weights, mask = (
         torch.randn(8, generator=generator, dtype=torch.float64),
         torch.arange(5)[None] < torch.arange(8)[:, None],
     )
     whole, stats = compute(logprobs, old, weights, mask, StepTotals(17, 8, 5))
-    parts = [compute(logprobs[i::3], old[i::3], weights[i::3], mask[i::3], StepTotals(17, 8, 5)) for i in range(3)]
+    parts = [
+        compute(logprobs[i::3], old[i::3], weights[i::3], mask[i::3], StepTotals(17, 8, 5))
+        for i in range(3)
+    ]
     assert sum(part.item() for part, _ in parts) == pytest.approx(whole.item())
     assert sum(float(s["clipped"]) for _, s in parts) == float(stats["clipped"])
     changed = torch.where(mask, logprobs, 1e9)  # what the mask hides has no influence
-    assert compute(changed, old, weights, mask, StepTotals(17, 8, 5))[0].item() == pytest.approx(whole.item())
+    assert compute(changed, old, weights, mask, StepTotals(17, 8, 5))[0].item() == pytest.approx(
+        whole.item()
+    )
 
 
 @pytest.mark.parametrize("name", names(control))
 def test_control(name: str) -> None:
-    module, start = load_slot(control, {"method": name, **SETTINGS.get(name, {})}, "control", "start")
+    module, start = load_slot(
+        control, {"method": name, **SETTINGS.get(name, {})}, "control", "start"
+    )
     visits = [(0, 4), (0, 4), (0, 3), (1, 2), (1, 2), (2, 8)]
     state = start(arrays(visits), BatchSettings("rollouts", 8))
     seen, progress = [], [module.progress(state)]
@@ -109,7 +140,9 @@ def test_control(name: str) -> None:
     assert seen
     assert progress == sorted(progress)
     assert (progress[0], progress[-1]) == (0.0, 1.0)
-    assert all(isinstance(value, np.ndarray) and value.dtype.kind in "biuf" for value in state.values())
+    assert all(
+        isinstance(value, np.ndarray) and value.dtype.kind in "biuf" for value in state.values()
+    )
 
 
 @pytest.mark.parametrize("name", names(replay))
@@ -126,33 +159,48 @@ def test_generate_draws_every_rollout_it_is_asked_for(name: str) -> None:
     class Counting:
         name, prefix_block = "hf", 1
 
-        def generate(self, prompts: object, counts: list[int], sampling: object, seeds: list[int]) -> Samples:
+        def generate(
+            self, prompts: object, counts: list[int], sampling: object, seeds: list[int]
+        ) -> Samples:
             assert len(set(seeds)) == len(seeds) == sum(counts)
-            return Samples([[seed] for seed in seeds], [[0.0] for _ in seeds], ["stop" for _ in seeds])
+            return Samples(
+                [[seed] for seed in seeds], [[0.0] for _ in seeds], ["stop" for _ in seeds]
+            )
 
         def cache_bytes(self, positions: int) -> int:
             return 1000 * positions
 
         def decode(
-            self, prompts: object, owners: Ints, sampling: object, seeds: list[int], order: Ints, *_: object
+            self,
+            prompts: object,
+            owners: Ints,
+            sampling: object,
+            seeds: list[int],
+            order: Ints,
+            *_: object,
         ) -> Samples:
             assert sorted(order) == list(range(len(owners)))
             return self.generate(prompts, np.bincount(owners).tolist(), sampling, seeds)
 
-    module, start = load_slot(generate, {"method": name, **SETTINGS.get(name, {})}, "generate", "start")
+    module, start = load_slot(
+        generate, {"method": name, **SETTINGS.get(name, {})}, "generate", "start"
+    )
     state = start(9)
     draw = Draw([[1], [2]], [3, 2], [11, 12, 13, 14, 15], Sampling(1.0, 1.0, 0, 4, 0), [7, 8])
     first, second = (module.generate(state, Counting(), draw) for _ in range(2))
     assert sorted(ids[0] for ids in first.token_ids) == draw.seeds
     assert first == second
     module.observe(state, rollouts_for(Request(np.array([7, 8]), np.array([3, 2]), 0, 0)))
-    assert all(isinstance(value, np.ndarray) and value.dtype.kind in "biuf" for value in state.values())
+    assert all(
+        isinstance(value, np.ndarray) and value.dtype.kind in "biuf" for value in state.values()
+    )
     assert module.generate(state, Counting(), draw) == first
 
 
 def test_an_unknown_method_or_setting_is_named() -> None:
     with pytest.raises(
-        ParamsError, match=r"train\.select\.method is 'pod'; there is: all, max_reward, mixed, pods, random"
+        ParamsError,
+        match=r"train\.select\.method is 'pod'; there is: all, max_reward, mixed, pods, random",
     ):
         load_slot(select, {"method": "pod"}, "select", "select")
     with pytest.raises(ParamsError, match=r"train\.loss \(clip\)\.clip_high is missing"):
@@ -162,7 +210,9 @@ def test_an_unknown_method_or_setting_is_named() -> None:
 
 
 def test_a_step_of_the_plan_never_straddles_phases() -> None:
-    state = plan_control.start(arrays([(0, 4), (0, 4), (0, 4), (1, 2), (1, 2), (2, 16)]), BatchSettings("rollouts", 8))
+    state = plan_control.start(
+        arrays([(0, 4), (0, 4), (0, 4), (1, 2), (1, 2), (2, 16)]), BatchSettings("rollouts", 8)
+    )
     steps = []
     while (request := plan_control.next(state, [], np.random.default_rng(0))) is not None:
         steps.append((request.phase, request.counts.tolist()))

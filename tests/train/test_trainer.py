@@ -1,4 +1,5 @@
-"""The loop: gradients do not depend on packing or on skipping, a killed run ends as if it had not been killed."""
+"""The loop: gradients do not depend on packing or on skipping, a killed run ends as if it had not
+been killed."""
 
 import copy
 import dataclasses
@@ -21,13 +22,12 @@ import yaml
 from tasks.common import params
 from tasks.common.artifacts import PLAN, TRAIN_ROLLOUTS, Layout
 from tasks.common.files import ArtifactError, read_json
-from tasks.sampling.engine import Sampling
-from tasks.sampling.engines.hf import HfEngine
-from tasks.sampling.models import load_model, load_tokenizer, policy_digest, read_policy
-from tasks.sampling.packing import check_forward
-from tasks.train.batch import Rollouts, StepTotals, micro_batches
-from tasks.train.loss import clip
-from tasks.train.update import (
+from tasks.engines.engine import Sampling
+from tasks.engines.hf.engine import HfEngine
+from tasks.models.packing import check_forward
+from tasks.models.policy import load_model, load_tokenizer, policy_digest, read_policy
+from tasks.train.learner.micro_batches import micro_batches
+from tasks.train.learner.update import (
     Objective,
     accumulate_gradients,
     enable_activation_checkpointing,
@@ -36,17 +36,30 @@ from tasks.train.update import (
     token_logprobs,
     unbiased_kl,
 )
-from tests.sampling.test_flops import architecture_of
+from tasks.train.methods.loss import clip
+from tasks.train.rollouts import Rollouts, StepTotals
+from tests.engines.test_flops import architecture_of
 from tests.train.test_slots import SETTINGS as METHODS
 from tests.train.worlds import PARAMS, make_world, outputs
 
 SIZES = [4, 3, 4, 1, 2, 2, 6, 3, 5, 2, 4, 4]
 
 
-def train(layout: Layout, *options: str, wait: bool = True, launcher: tuple[str, ...] = ()) -> "subprocess.Popen[str]":
-    command = [sys.executable, *launcher, "-m", "tasks.train", "--params", str(layout.root / "params.yaml")]
+def train(
+    layout: Layout, *options: str, wait: bool = True, launcher: tuple[str, ...] = ()
+) -> "subprocess.Popen[str]":
+    command = [
+        sys.executable,
+        *launcher,
+        "-m",
+        "tasks.train",
+        "--params",
+        str(layout.root / "params.yaml"),
+    ]
     command += ["--data", str(layout.root), "--recipe", "r", "--seed", "0", *options]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     if wait:
         process.stderr_text = process.communicate()[1]  # type: ignore[attr-defined]
     return process
@@ -68,10 +81,14 @@ def step(qwen: Path) -> tuple[Any, Rollouts]:
     tokenizer = load_tokenizer(qwen)
     prompts = [tokenizer(text).input_ids for text in ("1+1 =", "Janet has 3", "2", "17 - 4 - 3 =")]
     counts = [4, 3, 4, 1]
-    samples = HfEngine(model, [1], 64, 512).generate(prompts, counts, Sampling(1.0, 1.0, 0, 10, 0), list(range(12)))
+    samples = HfEngine(model, [1], 64, 512).generate(
+        prompts, counts, Sampling(1.0, 1.0, 0, 10, 0), list(range(12))
+    )
     group_B = np.repeat(np.arange(4), counts)
     rewards = np.array([1, 0, 0, 1, 0, 0, 0, 1, 1, 0, 0, 1.0])
-    return model, Rollouts(np.arange(4), prompts, group_B, samples, [""] * 12, ["wrong"] * 12, rewards)
+    return model, Rollouts(
+        np.arange(4), prompts, group_B, samples, [""] * 12, ["wrong"] * 12, rewards
+    )
 
 
 def clip_loss(*arrays: Any) -> Any:
@@ -83,7 +100,11 @@ OBJECTIVE = Objective(clip_loss, 1.0, None, 0.0, share_prompts=False, tokens_per
 
 
 def gradient(
-    model: Any, rollouts: Rollouts, rows: np.ndarray, max_tokens: int, objective: Objective = OBJECTIVE
+    model: Any,
+    rollouts: Rollouts,
+    rows: np.ndarray,
+    max_tokens: int,
+    objective: Objective = OBJECTIVE,
 ) -> torch.Tensor:
     totals = StepTotals(int(rollouts.completion_tokens_B().sum()), 12, 10)
     model.zero_grad(set_to_none=True)
@@ -107,44 +128,61 @@ def test_gradient_does_not_depend_on_packing_order_or_skipping(step: tuple[Any, 
 
 
 @pytest.mark.parametrize("max_tokens", [1, 60, 10**6])
-def test_prompts_read_once_give_the_same_gradient(step: tuple[Any, Rollouts], max_tokens: int) -> None:
+def test_prompts_read_once_give_the_same_gradient(
+    step: tuple[Any, Rollouts], max_tokens: int
+) -> None:
     model, rollouts = step
     whole = gradient(model, rollouts, np.arange(12), 10**6)
     shared = dataclasses.replace(OBJECTIVE, share_prompts=True)
-    np.testing.assert_allclose(gradient(model, rollouts, np.arange(12), max_tokens, shared), whole, atol=1e-6)
+    np.testing.assert_allclose(
+        gradient(model, rollouts, np.arange(12), max_tokens, shared), whole, atol=1e-6
+    )
 
 
 def test_a_micro_batch_leaves_no_mask_behind(step: tuple[Any, Rollouts]) -> None:
     model, rollouts = step
     batches = micro_batches(rollouts, np.arange(12), 40, torch.device("cpu"), by_group=True)
     shared = dataclasses.replace(OBJECTIVE, share_prompts=True)
-    accumulate_gradients(model, batches, ADVANTAGES, shared, StepTotals(99, 12, 10), architecture_of(model))
+    accumulate_gradients(
+        model, batches, ADVANTAGES, shared, StepTotals(99, 12, 10), architecture_of(model)
+    )
     assert len(batches) > 1
     assert [batch.shared[0].biases for batch in batches] == [{}] * len(batches)
 
 
 @pytest.mark.parametrize("share_prompts", [True, False])
-def test_chunked_logprobs_give_the_same_gradient(step: tuple[Any, Rollouts], share_prompts: bool) -> None:
+def test_chunked_logprobs_give_the_same_gradient(
+    step: tuple[Any, Rollouts], share_prompts: bool
+) -> None:
     model, rollouts = step
     whole = gradient(model, rollouts, np.arange(12), 10**6)
     chunked = dataclasses.replace(OBJECTIVE, share_prompts=share_prompts, tokens_per_chunk=7)
-    np.testing.assert_allclose(gradient(model, rollouts, np.arange(12), 10**6, chunked), whole, atol=1e-6)
+    np.testing.assert_allclose(
+        gradient(model, rollouts, np.arange(12), 10**6, chunked), whole, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("share_prompts", [True, False])
-def test_activation_checkpointing_gives_the_same_gradient(step: tuple[Any, Rollouts], share_prompts: bool) -> None:
+def test_activation_checkpointing_gives_the_same_gradient(
+    step: tuple[Any, Rollouts], share_prompts: bool
+) -> None:
     model, rollouts = step
     whole = gradient(model, rollouts, np.arange(12), 60)
     thrifty = copy.deepcopy(model)
     enable_activation_checkpointing(thrifty)
     thrifty.train()
     objective = dataclasses.replace(OBJECTIVE, share_prompts=share_prompts)
-    np.testing.assert_allclose(gradient(thrifty, rollouts, np.arange(12), 60, objective), whole, atol=1e-6)
+    np.testing.assert_allclose(
+        gradient(thrifty, rollouts, np.arange(12), 60, objective), whole, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("share_prompts", [True, False])
-def test_a_bfloat16_gradient_points_where_the_float32_one_does(step: tuple[Any, Rollouts], share_prompts: bool) -> None:
-    """Under autocast queries and keys are float32 (rotated in it), values bfloat16, and layers are computed again."""
+def test_a_bfloat16_gradient_points_where_the_float32_one_does(
+    step: tuple[Any, Rollouts], share_prompts: bool
+) -> None:
+    """Under autocast queries and keys are float32 (rotated in it), values bfloat16, and layers are
+    computed again."""
     model, rollouts = step
     whole = gradient(model, rollouts, np.arange(12), 60)
     coarse = copy.deepcopy(model)
@@ -152,7 +190,11 @@ def test_a_bfloat16_gradient_points_where_the_float32_one_does(step: tuple[Any, 
     coarse.train()
     with torch.autocast("cpu", torch.bfloat16):
         found = gradient(
-            coarse, rollouts, np.arange(12), 60, dataclasses.replace(OBJECTIVE, share_prompts=share_prompts)
+            coarse,
+            rollouts,
+            np.arange(12),
+            60,
+            dataclasses.replace(OBJECTIVE, share_prompts=share_prompts),
         )
     assert 0.99 < torch.nn.functional.cosine_similarity(found, whole, dim=0) < 1 - 1e-7
 
@@ -162,7 +204,9 @@ def test_kl_is_zero_at_the_reference_and_pulls_back_to_it(step: tuple[Any, Rollo
     without = gradient(model, rollouts, np.arange(12), 60)
     reference = copy.deepcopy(model).requires_grad_(False)
     held = dataclasses.replace(OBJECTIVE, reference=reference, kl_coefficient=0.5)
-    np.testing.assert_allclose(gradient(model, rollouts, np.arange(12), 60, held), without, atol=1e-6)
+    np.testing.assert_allclose(
+        gradient(model, rollouts, np.arange(12), 60, held), without, atol=1e-6
+    )
     scores = torch.tensor([0.3, -1.0, 0.8, 0.1, -0.4], dtype=torch.float64, requires_grad=True)
     other = torch.tensor([-0.2, 0.5, 1.4, -2.0, 0.0], dtype=torch.float64).log_softmax(-1)
     sampler = torch.tensor([0.1, -0.8, 0.9, 0.0, -0.2], dtype=torch.float64).log_softmax(-1)
@@ -172,7 +216,9 @@ def test_kl_is_zero_at_the_reference_and_pulls_back_to_it(step: tuple[Any, Rollo
     estimates = unbiased_kl(mine, other, sampler, every)  # for each token that the sampler may draw
     (expected,) = torch.autograd.grad((sampler.exp() * estimates).sum(), scores)
     np.testing.assert_allclose(expected, true, atol=1e-12)
-    assert (sampler.exp() * estimates).sum().item() == pytest.approx((mine.exp() * (mine - other)).sum().item())
+    assert (sampler.exp() * estimates).sum().item() == pytest.approx(
+        (mine.exp() * (mine - other)).sum().item()
+    )
     logprobs = torch.tensor([[-1.0, -2.0]], requires_grad=True)
     kl = k3(logprobs, torch.tensor([[-1.5, -1.0]]), torch.tensor([[True, False]]))
     np.testing.assert_allclose(kl.detach(), [[np.exp(-0.5) + 0.5 - 1, 0.0]], atol=1e-6)
@@ -181,14 +227,22 @@ def test_kl_is_zero_at_the_reference_and_pulls_back_to_it(step: tuple[Any, Rollo
 
 
 @pytest.mark.parametrize("share_prompts", [True, False])
-def test_logprobs_of_padded_micro_batches_are_the_samplers(step: tuple[Any, Rollouts], share_prompts: bool) -> None:
+def test_logprobs_of_padded_micro_batches_are_the_samplers(
+    step: tuple[Any, Rollouts], share_prompts: bool
+) -> None:
     model, rollouts = step
     objective = dataclasses.replace(OBJECTIVE, share_prompts=share_prompts)
-    for batch in micro_batches(rollouts, np.arange(12), 60, torch.device("cpu"), by_group=share_prompts):
+    for batch in micro_batches(
+        rollouts, np.arange(12), 60, torch.device("cpu"), by_group=share_prompts
+    ):
         with torch.no_grad():
             logprobs, entropy = token_logprobs(model, batch, objective)
-        np.testing.assert_allclose(logprobs[batch.mask_BT], batch.sampler_logprobs_BT[batch.mask_BT], atol=1e-4)
-        assert batch.mask_BT.sum() == len(entropy) == rollouts.completion_tokens_B()[batch.rows].sum()
+        np.testing.assert_allclose(
+            logprobs[batch.mask_BT], batch.sampler_logprobs_BT[batch.mask_BT], atol=1e-4
+        )
+        assert (
+            batch.mask_BT.sum() == len(entropy) == rollouts.completion_tokens_B()[batch.rows].sum()
+        )
         assert (entropy >= 0).all()
 
 
@@ -196,7 +250,9 @@ def test_a_head_that_does_more_is_refused(step: tuple[Any, Rollouts]) -> None:
     model = copy.deepcopy(step[0])
     check_forward(model, packed=False)
     model.config.logit_scale = 2.0  # as if its class did something else than its configuration says
-    with pytest.raises(ArtifactError, match="Qwen3ForCausalLM computes something that is not known"):
+    with pytest.raises(
+        ArtifactError, match="Qwen3ForCausalLM computes something that is not known"
+    ):
         check_forward(model, packed=False)
 
 
@@ -211,20 +267,26 @@ def test_a_run_follows_its_plan_and_its_books_balance(finished: Layout) -> None:
     out = outputs(finished)
     plan = PLAN.read(finished.recipe("r") / "plan.parquet")
     rollouts = pl.DataFrame(out["rollouts"])
-    groups = rollouts.group_by("step", "group", maintain_order=True).agg(pl.len(), pl.col("prompt_id").first())
+    groups = rollouts.group_by("step", "group", maintain_order=True).agg(
+        pl.len(), pl.col("prompt_id").first()
+    )
     assert groups["prompt_id"].to_list() == plan["prompt_id"].to_list()
     assert groups["len"].to_list() == plan["group_size"].to_list()
     steps = pl.DataFrame(out["steps"])
     assert steps["step"].to_list() == list(range(len(steps)))
     assert (steps["num_rollouts"] <= 12).all()
-    assert steps["log_ratio_max"].max() < 1e-3  # the sampler held the trainer's weights at every step
+    assert (
+        steps["log_ratio_max"].max() < 1e-3
+    )  # the sampler held the trainer's weights at every step
     tokens = sum(row["prompt_tokens"] + len(row["token_ids"]) for row in out["rollouts"])
     ledger, policy = read_json(finished.train("r", 0) / "flops.json"), read_policy(finished)
     size = policy.architecture.num_matmul_parameters
     assert ledger["charged"]["total"] == pytest.approx(8 * size * tokens)
     assert ledger["charged_paper"]["total"] == pytest.approx(8 * size * tokens)
     assert ledger["tokens"]["generate"] == tokens
-    assert ledger["executed"]["update"] < ledger["charged"]["update"]  # dead groups were not computed
+    assert (
+        ledger["executed"]["update"] < ledger["charged"]["update"]
+    )  # dead groups were not computed
     assert steps["flops_charged"][-1] == pytest.approx(ledger["charged"]["total"])
     curve = pl.DataFrame(out["curve"])
     assert (curve["step"][0], curve["step"][-1]) == (0, len(steps))
@@ -232,12 +294,16 @@ def test_a_run_follows_its_plan_and_its_books_balance(finished: Layout) -> None:
     assert intervals == sorted(set(intervals))  # at most one point an interval
     trained = finished.train("r", 0) / "policy"
     assert policy_digest(trained) != policy.digest
-    assert load_tokenizer(trained)("1+1").input_ids == load_tokenizer(policy.folder)("1+1").input_ids
+    assert (
+        load_tokenizer(trained)("1+1").input_ids == load_tokenizer(policy.folder)("1+1").input_ids
+    )
     assert list(finished.checkpoints.iterdir()) == []
 
 
 @pytest.mark.slow
-def test_killed_at_random_points_it_ends_as_if_it_had_not_been(finished: Layout, guesser: Path, tmp_path: Path) -> None:
+def test_killed_at_random_points_it_ends_as_if_it_had_not_been(
+    finished: Layout, guesser: Path, tmp_path: Path
+) -> None:
     layout, rng = make_world(tmp_path, guesser, SIZES * 8), random.Random(1)
     kills = 0
     while kills < 3:
@@ -248,18 +314,26 @@ def test_killed_at_random_points_it_ends_as_if_it_had_not_been(finished: Layout,
         time.sleep(rng.uniform(0.0, 0.25))
         process.kill()
         process.communicate()
-        assert process.returncode == -signal.SIGKILL, "the run ended before it could be killed: make it longer"
+        assert process.returncode == -signal.SIGKILL, (
+            "the run ended before it could be killed: make it longer"
+        )
         kills += 1
     process = train(layout)
     assert process.returncode == 0, process.stderr_text  # type: ignore[attr-defined]
     assert "resumed after" in process.stderr_text  # type: ignore[attr-defined]
     assert outputs(layout) == outputs(finished)
-    assert set(read_json(layout.train("r", 0) / "cost.json")["lost"]) == {"flops", "seconds", "tokens"}
+    assert set(read_json(layout.train("r", 0) / "cost.json")["lost"]) == {
+        "flops",
+        "seconds",
+        "tokens",
+    }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("control", ["sagc", "greso", "knapsack"])
-def test_methods_that_remember_go_on_where_they_were(control: str, guesser: Path, tmp_path: Path) -> None:
+def test_methods_that_remember_go_on_where_they_were(
+    control: str, guesser: Path, tmp_path: Path
+) -> None:
     slots = {
         "control": {"method": control, **METHODS[control]},
         "generate": {"method": "micro_groups", "cache_megabytes": 0.5, "order": "lpt"},
@@ -272,7 +346,13 @@ def test_methods_that_remember_go_on_where_they_were(control: str, guesser: Path
         (layout.root / "params.yaml").write_text(yaml.safe_dump(values))
         process = train(layout, wait=name == "whole")
         if name == "cut":
-            while max((int(path.name.split("-")[1]) for path in layout.checkpoints.glob("*/step-*")), default=0) < 3:
+            while (
+                max(
+                    (int(path.name.split("-")[1]) for path in layout.checkpoints.glob("*/step-*")),
+                    default=0,
+                )
+                < 3
+            ):
                 assert process.poll() is None  # what was learned by then is in the state
                 time.sleep(0.005)
             process.kill()
@@ -287,7 +367,9 @@ def test_methods_that_remember_go_on_where_they_were(control: str, guesser: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_it_checkpoints_and_says_so(number: int, finished: Layout, guesser: Path, tmp_path: Path) -> None:
+def test_interrupted_it_checkpoints_and_says_so(
+    number: int, finished: Layout, guesser: Path, tmp_path: Path
+) -> None:
     layout = make_world(tmp_path, guesser, SIZES * 8)
     process = train(layout, wait=False)
     while not list(layout.checkpoints.glob("*/step-*")):
@@ -306,7 +388,9 @@ def test_interrupted_it_checkpoints_and_says_so(number: int, finished: Layout, g
     assert outputs(layout) == outputs(finished)
 
 
-def test_another_parameter_is_another_key_and_says_what_changed(guesser: Path, tmp_path: Path) -> None:
+def test_another_parameter_is_another_key_and_says_what_changed(
+    guesser: Path, tmp_path: Path
+) -> None:
     layout = make_world(tmp_path, guesser, SIZES)
     values = {**PARAMS, "train": {**PARAMS["train"], "max_sampler_gap": 0.0}}
     (layout.root / "params.yaml").write_text(yaml.safe_dump(values))
@@ -337,7 +421,9 @@ def test_the_projects_own_training_section_is_complete() -> None:
     from tasks.train.slots import load_slots
 
     for name in values["recipes"]:
-        slots = load_slots(params.parse(params.recipe(values, name)["train"], TrainSettings, "train"))
+        slots = load_slots(
+            params.parse(params.recipe(values, name)["train"], TrainSettings, "train")
+        )
         assert callable(slots.loss)
 
 
@@ -349,12 +435,15 @@ def test_updates_recomputed_from_stored_rollouts_are_the_same(finished: Layout) 
     for name in ("policy/model.safetensors", "flops.json"):
         assert (again / name).read_bytes() == (finished.train("r", 0) / name).read_bytes()
     for name in ("steps", "rollouts", "curve"):
-        assert pl.read_parquet(again / f"{name}.parquet").equals(pl.read_parquet(stored.parent / f"{name}.parquet"))
+        assert pl.read_parquet(again / f"{name}.parquet").equals(
+            pl.read_parquet(stored.parent / f"{name}.parquet")
+        )
 
 
 @pytest.mark.slow
 def test_two_processes_take_the_same_steps_as_one(guesser: Path, tmp_path: Path) -> None:
-    """A few steps, before rounding lets the samples drift apart; ragged groups, one of them larger than the others."""
+    """A few steps, before rounding lets the samples drift apart; ragged groups, one of them larger
+    than the others."""
     values = {**PARAMS, "train": {**PARAMS["train"], "max_steps": 4}}
     worlds = [make_world(tmp_path / name, guesser, SIZES) for name in ("one", "two")]
     for layout, processes in zip(worlds, (1, 2), strict=True):
@@ -363,18 +452,36 @@ def test_two_processes_take_the_same_steps_as_one(guesser: Path, tmp_path: Path)
         process = train(layout)
         assert process.returncode == 0, process.stderr_text  # type: ignore[attr-defined]
     one, two = (outputs(layout) for layout in worlds)
-    text = [[(row["step"], row["group"], row["token_ids"], row["reward"]) for row in o["rollouts"]] for o in (one, two)]
+    text = [
+        [(row["step"], row["group"], row["token_ids"], row["reward"]) for row in o["rollouts"]]
+        for o in (one, two)
+    ]
     assert text[0] == text[1]
-    assert one["flops"] == two["flops"] or json.loads(one["flops"])["charged"] == json.loads(two["flops"])["charged"]
+    assert (
+        one["flops"] == two["flops"]
+        or json.loads(one["flops"])["charged"] == json.loads(two["flops"])["charged"]
+    )
     for mine, theirs in zip(one["steps"], two["steps"], strict=True):
-        for name in ("loss", "grad_norm", "entropy", "reward_mean", "num_mixed_groups", "flops_charged"):
+        for name in (
+            "loss",
+            "grad_norm",
+            "entropy",
+            "reward_mean",
+            "num_mixed_groups",
+            "flops_charged",
+        ):
             assert mine[name] == pytest.approx(theirs[name], abs=1e-5), name
-    models = [load_model(w.train("r", 0) / "policy", dtype=torch.float32, device=torch.device("cpu")) for w in worlds]
+    models = [
+        load_model(w.train("r", 0) / "policy", dtype=torch.float32, device=torch.device("cpu"))
+        for w in worlds
+    ]
     for first, second in zip(*(model.parameters() for model in models), strict=True):
         np.testing.assert_allclose(first.detach(), second.detach(), atol=2e-5)
 
 
-def test_steps_that_are_not_finite_are_skipped_and_then_stop_the_run(guesser: Path, tmp_path: Path) -> None:
+def test_steps_that_are_not_finite_are_skipped_and_then_stop_the_run(
+    guesser: Path, tmp_path: Path
+) -> None:
     layout = make_world(tmp_path, guesser, SIZES * 2)
     values = {**PARAMS, "train": {**PARAMS["train"], "learning_rate": 1.0e38}}
     (layout.root / "params.yaml").write_text(yaml.safe_dump(values))
@@ -456,7 +563,9 @@ def test_recorded_rollouts_are_never_taken_for_those_of_other_prompts(
 def test_method_settings_are_checked_by_value(guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, SIZES)
     loss = {**PARAMS["train"]["loss"], "normalize": "tokens"}
-    (layout.root / "params.yaml").write_text(yaml.safe_dump({**PARAMS, "train": {**PARAMS["train"], "loss": loss}}))
+    (layout.root / "params.yaml").write_text(
+        yaml.safe_dump({**PARAMS, "train": {**PARAMS["train"], "loss": loss}})
+    )
     process = train(layout)
     assert process.returncode == 1
     assert "train.loss (clip).normalize is 'tokens'; allowed: 'token'" in process.stderr_text  # type: ignore[attr-defined]

@@ -1,4 +1,5 @@
-"""A small world to train in: prompts, a profile, a plan and a policy under one data root, and its parameters."""
+"""A small world to train in: prompts, a profile, a plan and a policy under one data root, and its
+parameters."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import torch
 import yaml
 
 from tasks.common.artifacts import PLAN, PROMPTS, Layout
-from tasks.sampling.models import load_model
+from tasks.models.policy import load_model
 from tests.policies import place_policy
 
 PARAMS: dict[str, Any] = {
@@ -28,7 +29,13 @@ PARAMS: dict[str, Any] = {
         "timeout_seconds": 60.0,
     },
     "store": {"location": None, "batch_rollouts": 2048, "logprobs": False},
-    "verify": {"processes": 1, "seconds": 5.0, "memory_gb": 4.0, "max_failure_rate": 0.5, "verifiers": {}},
+    "verify": {
+        "processes": 1,
+        "seconds": 5.0,
+        "memory_gb": 4.0,
+        "max_failure_rate": 0.5,
+        "verifiers": {},
+    },
     "checkpoint": {"every_seconds": 0.0, "keep": 2},
     "tracking": {"uri": None, "experiment": "test", "log_weights": False},
     "evaluate": {"num_samples": 2, "pass_at": [1, 2], "num_bootstrap": 50},
@@ -56,7 +63,13 @@ PARAMS: dict[str, Any] = {
         "select": {"method": "all"},
         "replay": {"method": "none"},
         "advantage": {"method": "grpo"},
-        "loss": {"method": "clip", "clip_low": 0.2, "clip_high": 0.28, "ratio": "token", "normalize": "token"},
+        "loss": {
+            "method": "clip",
+            "clip_low": 0.2,
+            "clip_high": 0.28,
+            "ratio": "token",
+            "normalize": "token",
+        },
     },
     "recipes": {"r": {"allocate": {"strategy": "uniform", "group_size": 4}, "train": {}}},
 }
@@ -65,9 +78,17 @@ PARAMS: dict[str, Any] = {
 def make_world(root: Path, policy: Path, group_sizes: list[int], answer: str = "7") -> Layout:
     """Six prompts, and a plan that visits them in turn with `group_sizes`, in two phases."""
     layout = Layout(root)
-    place_policy(policy, layout, load_model(policy, dtype=torch.float32, device=torch.device("cpu")))
+    place_policy(
+        policy, layout, load_model(policy, dtype=torch.float32, device=torch.device("cpu"))
+    )
     rows = [
-        {"prompt_id": f"p{n}", "prompt": f"{n}{'+1' * n} =", "answer": answer, "verifier": "numeric", "source": "t"}
+        {
+            "prompt_id": f"p{n}",
+            "prompt": f"{n}{'+1' * n} =",
+            "answer": answer,
+            "verifier": "numeric",
+            "source": "t",
+        }
         for n in range(6)
     ]
     for split in ("train", "validation", "test"):
@@ -92,6 +113,9 @@ def make_world(root: Path, policy: Path, group_sizes: list[int], answer: str = "
 def outputs(layout: Layout) -> dict[str, Any]:
     """What a finished run left, in a form that can be compared."""
     out = layout.train("r", 0)
-    tables = {name: pl.read_parquet(out / f"{name}.parquet").to_dicts() for name in ("steps", "curve", "rollouts")}
+    tables = {
+        name: pl.read_parquet(out / f"{name}.parquet").to_dicts()
+        for name in ("steps", "curve", "rollouts")
+    }
     weights = (out / "policy" / "model.safetensors").read_bytes()
     return {**tables, "weights": weights, "flops": (out / "flops.json").read_text()}

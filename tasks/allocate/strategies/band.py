@@ -1,4 +1,5 @@
-"""`band`: prompts that were solved sometimes, but not too often, all with the same group size, in a random order."""
+"""`band`: prompts that were solved sometimes, but not too often, all with the same group size, in a
+random order."""
 
 import numpy as np
 import polars as pl
@@ -9,19 +10,33 @@ reads_profile = True
 
 
 def allocate(
-    profile: pl.DataFrame, passes: int, rng: np.random.Generator, *, trivial_above: float, group_size: int
+    profile: pl.DataFrame,
+    passes: int,
+    rng: np.random.Generator,
+    *,
+    trivial_above: float,
+    group_size: int,
 ) -> Allocation:
     """Prompts with 0 < pass rate <= `trivial_above` in every pass."""
     rate = pl.col("pass_rate")
     chosen = profile.filter((rate > 0) & (rate <= trivial_above))["prompt_id"]
     trivial, unsolved, ungraded = (
-        profile.filter(condition)["prompt_id"] for condition in (rate > trivial_above, rate == 0, rate.is_null())
+        profile.filter(condition)["prompt_id"]
+        for condition in (rate > trivial_above, rate == 0, rate.is_null())
     )
     visits = [phase(number, shuffled(chosen, rng), group_size) for number in range(passes)]
     decisions = pl.concat(
         [
-            decide(profile, chosen, "learnable", group_size, f"in the band: groups of {group_size}"),
-            decide(profile, trivial, "trivial", 0, f"solved more often than {trivial_above:.0%}: dropped"),
+            decide(
+                profile, chosen, "learnable", group_size, f"in the band: groups of {group_size}"
+            ),
+            decide(
+                profile,
+                trivial,
+                "trivial",
+                0,
+                f"solved more often than {trivial_above:.0%}: dropped",
+            ),
             decide(profile, unsolved, "unsolved_dropped", 0, "never solved: dropped"),
             decide(profile, ungraded, "ungraded", 0, "no valid grade"),
         ]

@@ -1,7 +1,8 @@
-"""`grpo_matched`: every prompt with one group size, until as much is spent as sGPO's plan and its profile cost.
+"""`grpo_matched`: every prompt with one group size, until as much is spent as sGPO's plan and its
+profile cost.
 
-The baseline at equal charged compute. `allocate.passes` is sGPO's; here there are as many as the budget allows. It is
-not charged for profiling: who trains uniformly with that budget needs none.
+The baseline at equal charged compute. `allocate.passes` is sGPO's; here there are as many as the
+budget allows. It is not charged for profiling: who trains uniformly with that budget needs none.
 """
 
 import numpy as np
@@ -28,4 +29,6 @@ def allocate(
     _, budget = sgpo_plan(profile, passes, rng, settings)
     ids = profile["prompt_id"]
     visits = uniform_until(ids, group_size, budget, profile, rng)
-    return Allocation(visits, decide(profile, ids, "all", group_size, "uniform, until sGPO's cost is spent"))
+    return Allocation(
+        visits, decide(profile, ids, "all", group_size, "uniform, until sGPO's cost is spent")
+    )

@@ -1,11 +1,12 @@
-"""`sgpo`: sorted Group Policy Optimization (arXiv 2606.08854, sections on filtering, group size and curriculum).
+"""`sgpo`: sorted Group Policy Optimization (arXiv 2606.08854, sections on filtering, group size and
+curriculum).
 
-Trivial prompts (pass rate above `trivial_above`) are dropped. Of those never solved a random share `unsolved_rate` is
-kept. Every other prompt gets G = 1 / pass rate, rounded down onto `buckets` (at least the smallest). A pass goes
-through the buckets in order, easy to hard, and the same kept unsolved prompts are mixed into every bucket's phase with
-that phase's group size. With N = 8 and buckets 2, 4, 8: k/8 solved -> unsolved, 8, 4, 2, 2, 2, 2, trivial, trivial.
-Not done here: re-profiling between passes (the paper found it worse).
-"""
+Trivial prompts (pass rate above `trivial_above`) are dropped. Of those never solved a random share
+`unsolved_rate` is kept. Every other prompt gets G = 1 / pass rate, rounded down onto `buckets` (at
+least the smallest). A pass goes through the buckets in order, easy to hard, and the same kept
+unsolved prompts are mixed into every bucket's phase with that phase's group size. With N = 8 and
+buckets 2, 4, 8: k/8 solved -> unsolved, 8, 4, 2, 2, 2, 2, trivial, trivial. Not done here:
+re-profiling between passes (the paper found it worse)."""
 
 import numpy as np
 import polars as pl
@@ -44,10 +45,26 @@ def allocate(
     decisions = pl.concat(
         [
             decide(
-                profile, profile.filter(pl.col("pass_rate").is_null())["prompt_id"], "ungraded", 0, "no valid grade"
+                profile,
+                profile.filter(pl.col("pass_rate").is_null())["prompt_id"],
+                "ungraded",
+                0,
+                "no valid grade",
             ),
-            decide(profile, trivial["prompt_id"], "trivial", 0, f"solved more often than {trivial_above:.0%}: dropped"),
-            decide(profile, left, "unsolved_dropped", 0, f"never solved, not in the random {unsolved_rate:.0%} kept"),
+            decide(
+                profile,
+                trivial["prompt_id"],
+                "trivial",
+                0,
+                f"solved more often than {trivial_above:.0%}: dropped",
+            ),
+            decide(
+                profile,
+                left,
+                "unsolved_dropped",
+                0,
+                f"never solved, not in the random {unsolved_rate:.0%} kept",
+            ),
             decide(
                 profile,
                 kept,
@@ -56,7 +73,13 @@ def allocate(
                 f"never solved, in the random {unsolved_rate:.0%} kept for every phase",
             ),
             *(
-                decide(profile, cluster, "learnable", size, f"{solved_words(size, sizes)}: groups of {size}")
+                decide(
+                    profile,
+                    cluster,
+                    "learnable",
+                    size,
+                    f"{solved_words(size, sizes)}: groups of {size}",
+                )
                 for size, cluster in zip(sizes, clusters, strict=True)
             ),
         ]
@@ -65,19 +88,27 @@ def allocate(
 
 
 def check_settings(buckets: list[int], unsolved_rate: float) -> list[int]:
-    """The buckets in order; ParamsError when they are not distinct group sizes, or the rate is no share."""
+    """The buckets in order; ParamsError when they are not distinct group sizes, or the rate is no
+    share."""
     sizes = sorted(buckets)
     if not sizes or sizes[0] < 1 or len(set(sizes)) < len(sizes):
-        raise ParamsError(f"allocate (sgpo).buckets is {buckets}: it must be distinct group sizes of at least 1")
+        raise ParamsError(
+            f"allocate (sgpo).buckets is {buckets}: it must be distinct group sizes of at least 1"
+        )
     if not 0.0 <= unsolved_rate <= 1.0:
-        raise ParamsError(f"allocate (sgpo).unsolved_rate is {unsolved_rate}: it is a share, from 0.0 to 1.0")
+        raise ParamsError(
+            f"allocate (sgpo).unsolved_rate is {unsolved_rate}: it is a share, from 0.0 to 1.0"
+        )
     return sizes
 
 
 def group_sizes(learnable: pl.DataFrame, sizes: list[int]) -> pl.Series:
-    """The largest bucket g with g x pass rate <= 1, else the smallest; whole numbers, so that 1/8 is exactly 8."""
+    """The largest bucket g with g x pass rate <= 1, else the smallest; whole numbers, so that 1/8
+    is exactly 8."""
     graded = pl.col("num_samples") - pl.col("error")
-    chosen = pl.when(graded >= 0).then(sizes[0]).otherwise(None)  # a literal alone would have no rows
+    chosen = (
+        pl.when(graded >= 0).then(sizes[0]).otherwise(None)
+    )  # a literal alone would have no rows
     for size in sizes[1:]:
         chosen = pl.when(size * pl.col("correct") <= graded).then(size).otherwise(chosen)
     return learnable.select(chosen.cast(pl.Int32).alias("group_size"))["group_size"]

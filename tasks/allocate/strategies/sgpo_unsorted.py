@@ -1,7 +1,8 @@
-"""`sgpo_unsorted`: sGPO without its order: a pass visits the same prompts with the same group sizes, all mixed up.
+"""`sgpo_unsorted`: sGPO without its order: a pass visits the same prompts with the same group
+sizes, all mixed up.
 
-The ablation "no curriculum". The prompts never solved are visited once a bucket all the same, with that bucket's size.
-"""
+The ablation "no curriculum". The prompts never solved are visited once a bucket all the same, with
+that bucket's size."""
 
 import numpy as np
 import polars as pl
@@ -23,7 +24,12 @@ def allocate(
 ) -> Allocation:
     """sGPO's visits of each pass in one phase, in a random order."""
     sorted_ = sgpo.allocate(
-        profile, passes, rng, trivial_above=trivial_above, unsolved_rate=unsolved_rate, buckets=buckets
+        profile,
+        passes,
+        rng,
+        trivial_above=trivial_above,
+        unsolved_rate=unsolved_rate,
+        buckets=buckets,
     )
     every = pl.concat(sorted_.phases).partition_by("pass", maintain_order=True)
     return Allocation([visits[rng.permutation(len(visits))] for visits in every], sorted_.decisions)

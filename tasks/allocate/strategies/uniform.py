@@ -1,4 +1,5 @@
-"""`uniform`: every prompt, the same group size, a new random order each pass. Plain GRPO's and DAPO's allocation."""
+"""`uniform`: every prompt, the same group size, a new random order each pass. Plain GRPO's and
+DAPO's allocation."""
 
 import numpy as np
 import polars as pl
@@ -8,8 +9,12 @@ from tasks.allocate.plan import Allocation, decide, phase, shuffled
 reads_profile = False
 
 
-def allocate(profile: pl.DataFrame, passes: int, rng: np.random.Generator, *, group_size: int) -> Allocation:
+def allocate(
+    profile: pl.DataFrame, passes: int, rng: np.random.Generator, *, group_size: int
+) -> Allocation:
     """Every prompt of `profile` in every pass; what the profile says of it is not looked at."""
     ids = profile["prompt_id"]
     visits = [phase(number, shuffled(ids, rng), group_size) for number in range(passes)]
-    return Allocation(visits, decide(profile, ids, "all", group_size, "uniform: every prompt alike"))
+    return Allocation(
+        visits, decide(profile, ids, "all", group_size, "uniform: every prompt alike")
+    )

@@ -1,8 +1,7 @@
 """GSM8K (Cobbe et al., arXiv 2110.14168), such as grade-school-math's train.jsonl.
 
-Questions verbatim, golds after `####`. Commas in golds are stripped (1,000 is 1000). The level is the number of lines
-of the solution: its steps.
-"""
+Questions verbatim, golds after `####`. Commas in golds are stripped (1,000 is 1000). The level is
+the number of lines of the solution: its steps."""
 
 from dataclasses import dataclass
 
@@ -29,4 +28,6 @@ def candidate(record: Record, settings: Settings) -> Candidate | Rejection:
         detail = f"the solution has no {MARK} before its answer"
         return Rejection(SOURCE, record.line, "malformed", detail, record.content)
     level = len([step for step in steps.splitlines() if step.strip()])
-    return Candidate(SOURCE, record.line, record.content, prompt, gold.strip().replace(",", ""), "numeric", level)
+    return Candidate(
+        SOURCE, record.line, record.content, prompt, gold.strip().replace(",", ""), "numeric", level
+    )

@@ -1,4 +1,5 @@
-"""Any file of rows (JSON Lines, JSON, CSV, Parquet): the settings name the fields, nested ones with dots."""
+"""Any file of rows (JSON Lines, JSON, CSV, Parquet): the settings name the fields, nested ones with
+dots."""
 
 from dataclasses import dataclass
 
@@ -8,8 +9,8 @@ from tasks.ingest.formats import Record
 
 @dataclass(frozen=True)
 class Settings:
-    """`name` is the `source` of the rows; `prompt` (text or chat messages), `answer` and `level` (or null) are names of
-    fields."""
+    """`name` is the `source` of the rows; `prompt` (text or chat messages), `answer` and `level`
+    (or null) are names of fields."""
 
     path: str
     name: str
@@ -22,4 +23,6 @@ class Settings:
 def candidate(record: Record, settings: Settings) -> Candidate:
     level = field(record.fields, settings.level) if settings.level else None
     prompt, answer = field(record.fields, settings.prompt), field(record.fields, settings.answer)
-    return Candidate(settings.name, record.line, record.content, prompt, answer, settings.verifier, level)
+    return Candidate(
+        settings.name, record.line, record.content, prompt, answer, settings.verifier, level
+    )

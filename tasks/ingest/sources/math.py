@@ -1,8 +1,9 @@
-"""MATH (Hendrycks et al., arXiv 2103.03874), in its own form or that of DPS (`difficulty`, `answer`).
+"""MATH (Hendrycks et al., arXiv 2103.03874), in its own form or that of DPS (`difficulty`,
+`answer`).
 
-The gold is the field `answer`; only where a row has no such field it is what the last `\\boxed{...}` of the solution
-holds. An empty `answer` is not guessed from elsewhere. The level is the difficulty, 1 to 5.
-"""
+The gold is the field `answer`; only where a row has no such field it is what the last
+`\\boxed{...}` of the solution holds. An empty `answer` is not guessed from elsewhere. The level is
+the difficulty, 1 to 5."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,9 @@ def candidate(record: Record, settings: Settings) -> Candidate | Rejection:
     if answer is MISSING and isinstance(solution, str):
         answer = last_boxed(solution)
         if answer is None:
-            return Rejection(SOURCE, record.line, "malformed", "the solution boxes no answer", record.content)
+            return Rejection(
+                SOURCE, record.line, "malformed", "the solution boxes no answer", record.content
+            )
     return Candidate(SOURCE, record.line, record.content, prompt, answer, "math", level_of(row))
 
 
@@ -37,7 +40,8 @@ def level_of(row: dict[str, Any]) -> Any:
 
 
 def last_boxed(solution: str) -> str | None:
-    """What the last `\\boxed{...}` or `\\fbox{...}` holds, braces balanced, or what follows `\\boxed ` up to a `$`."""
+    """What the last `\\boxed{...}` or `\\fbox{...}` holds, braces balanced, or what follows
+    `\\boxed ` up to a `$`."""
     start = max(solution.rfind("\\boxed"), solution.rfind("\\fbox"))
     if start < 0:
         return None

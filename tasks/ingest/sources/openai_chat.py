@@ -1,8 +1,7 @@
 """Chat rows as OpenAI's services take them: `messages` with role and content, and a gold.
 
-The gold is a field (`reference_answer`), or, as in files for fine-tuning, the last message, the assistant's: it is then
-taken from the prompt.
-"""
+The gold is a field (`reference_answer`), or, as in files for fine-tuning, the last message, the
+assistant's: it is then taken from the prompt."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +13,8 @@ from tasks.ingest.formats import Record
 
 @dataclass(frozen=True)
 class Settings:
-    """`answer` is the name of the gold's field, or null for the assistant's last message; `level` that of a field, or
-    null. `name` is the `source` of the rows."""
+    """`answer` is the name of the gold's field, or null for the assistant's last message; `level`
+    that of a field, or null. `name` is the `source` of the rows."""
 
     path: str
     name: str
@@ -31,7 +30,9 @@ def candidate(record: Record, settings: Settings) -> Candidate:
         prompt, answer = apart(prompt)
     else:
         answer = field(record.fields, settings.answer)
-    return Candidate(settings.name, record.line, record.content, prompt, answer, settings.verifier, level)
+    return Candidate(
+        settings.name, record.line, record.content, prompt, answer, settings.verifier, level
+    )
 
 
 def apart(messages: Any) -> tuple[Any, Any]:

@@ -1,9 +1,9 @@
 """Problems from the library reasoning-gym (arXiv 2505.24760), several of its tasks mixed by weight.
 
-A task's `config` is the library's own and sets the difficulty (`min_terms`, `max_terms`, ...). Its `level` names the
-entry of the problem's metadata that becomes the column `level`. With the verifier `reasoning_gym`, the library's own
-scorer, the gold is the whole problem. Tasks come one after the other; splitting mixes them.
-"""
+A task's `config` is the library's own and sets the difficulty (`min_terms`, `max_terms`, ...). Its
+`level` names the entry of the problem's metadata that becomes the column `level`. With the verifier
+`reasoning_gym`, the library's own scorer, the gold is the whole problem. Tasks come one after the
+other; splitting mixes them."""
 
 import json
 import random
@@ -15,8 +15,8 @@ import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
 from tasks.common.params import ParamsError
+from tasks.grading.verifiers.reasoning_gym import gold
 from tasks.ingest.candidates import Candidate, Rejection
-from tasks.sampling.verifiers.reasoning_gym import gold
 
 MAX_SEED = 2**31
 """The tiny policy's training examples are drawn with seeds from 2^40 on; these stay below."""
@@ -55,7 +55,10 @@ def shares(settings: Settings) -> list[int]:
     weights = [task.weight for task in settings.tasks]
     if not weights or min(weights) < 0 or sum(weights) == 0:
         raise ParamsError("reasoning_gym needs tasks whose weights are not negative and not all 0")
-    ends = [round(settings.num_prompts * sum(weights[: i + 1]) / sum(weights)) for i in range(len(weights))]
+    ends = [
+        round(settings.num_prompts * sum(weights[: i + 1]) / sum(weights))
+        for i in range(len(weights))
+    ]
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
 
@@ -69,13 +72,21 @@ def problems(task: Task, seed: int, size: int) -> Iterator[Candidate]:
 
 
 def dataset(task: Task, seed: int, size: int) -> Any:
-    """The library's generator; a task or a key of its config that the library does not know is named."""
+    """The library's generator; a task or a key of its config that the library does not know is
+    named."""
     if task.name not in DATASETS:
-        raise ParamsError(f"reasoning_gym has no task '{task.name}'; it has: {', '.join(sorted(DATASETS))}")
+        raise ParamsError(
+            f"reasoning_gym has no task '{task.name}'; it has: {', '.join(sorted(DATASETS))}"
+        )
     try:
         return reasoning_gym.create_dataset(task.name, seed=seed, size=size, **task.config)
     except (TypeError, AssertionError, ValueError) as error:
-        allowed = [key for key in DATASETS[task.name][1].__dataclass_fields__ if key not in ("seed", "size")]
+        allowed = [
+            key
+            for key in DATASETS[task.name][1].__dataclass_fields__
+            if key not in ("seed", "size")
+        ]
         raise ParamsError(
-            f"reasoning_gym task {task.name}: config {task.config}: {error}; allowed: {', '.join(allowed)}"
+            f"reasoning_gym task {task.name}: config {task.config}: {error}; allowed: "
+            f"{', '.join(allowed)}"
         ) from error

@@ -1,8 +1,8 @@
-"""verl's Parquet (arXiv 2409.19256): `prompt` holds chat messages, `reward_model.ground_truth` the gold.
+"""verl's Parquet (arXiv 2409.19256): `prompt` holds chat messages, `reward_model.ground_truth` the
+gold.
 
-`data_source` becomes part of the source. verl chooses its scorer by it; here the entry's `verifier` is the one for all
-rows, `math` unless set.
-"""
+`data_source` becomes part of the source. verl chooses its scorer by it; here the entry's `verifier`
+is the one for all rows, `math` unless set."""
 
 from dataclasses import dataclass
 

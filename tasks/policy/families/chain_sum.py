@@ -1,13 +1,14 @@
 """Worked examples of reasoning_gym's `chain_sum`, imperfect on purpose.
 
-The completion is either worked, step by step with the answer last (`4 + 3 - 9 =` -> ` 4+3=7-9=-2`), or direct, the
-answer alone (` -2`). A small model can follow single steps and cannot do long sums in its head, so a policy that
-learned both, the direct one more often on long problems, and from steps that are sometimes wrong, solves a problem
-sometimes. That is the state reinforcement learning is for: it has to find out that working pays.
+The completion is either worked, step by step with the answer last (`4 + 3 - 9 =` -> ` 4+3=7-9=-2`),
+or direct, the answer alone (` -2`). A small model can follow single steps and cannot do long sums
+in its head, so a policy that learned both, the direct one more often on long problems, and from
+steps that are sometimes wrong, solves a problem sometimes. That is the state reinforcement learning
+is for: it has to find out that working pays.
 
-Left out: keeping the evaluation problems away. Seeds are disjoint (see `tasks.policy.examples`), yet a short problem
-such as `4 + 3 =` recurs by chance, as it would in any corpus; short problems are the easy end of the pass rates.
-"""
+Left out: keeping the evaluation problems away. Seeds are disjoint (see `tasks.policy.examples`),
+yet a short problem such as `4 + 3 =` recurs by chance, as it would in any corpus; short problems
+are the easy end of the pass rates."""
 
 import random
 from collections.abc import Iterator
@@ -23,9 +24,9 @@ INSTRUCTION = "State the final answer to the following arithmetic problem:"
 class Settings:
     """reasoning_gym's config, and how good the lessons are.
 
-    `direct_rate_shortest` and `direct_rate_longest` are the shares of direct answers at the fewest and at the most
-    terms of `config`, linear in between; `step_error_rate` is the chance that a step is off by a little.
-    """
+    `direct_rate_shortest` and `direct_rate_longest` are the shares of direct answers at the fewest
+    and at the most terms of `config`, linear in between; `step_error_rate` is the chance that a
+    step is off by a little."""
 
     config: dict[str, Any]
     direct_rate_shortest: float
@@ -36,12 +37,16 @@ class Settings:
 def examples(settings: Settings, seed: int, num_examples: int) -> Iterator[tuple[str, str]]:
     """`num_examples` pairs (prompt, completion); equal arguments, equal pairs."""
     rng = random.Random(seed)
-    problems = reasoning_gym.create_dataset("chain_sum", seed=seed, size=num_examples, **settings.config)
+    problems = reasoning_gym.create_dataset(
+        "chain_sum", seed=seed, size=num_examples, **settings.config
+    )
     low, high = problems.config.min_terms, problems.config.max_terms
     for problem in problems:
         expression = problem["metadata"]["expression"]
         share = (problem["metadata"]["num_terms"] - low) / max(high - low, 1)
-        rate = settings.direct_rate_shortest + share * (settings.direct_rate_longest - settings.direct_rate_shortest)
+        rate = settings.direct_rate_shortest + share * (
+            settings.direct_rate_longest - settings.direct_rate_shortest
+        )
         direct = rng.random() < rate
         answer = problem["answer"] if direct else worked(expression, settings.step_error_rate, rng)
         yield problem["question"], f" {answer}"

@@ -1,4 +1,5 @@
-"""The engine `hf`, which also writes down what it was handed and what it has finished: a kill cannot take that back."""
+"""The engine `hf`, which also writes down what it was handed and what it has finished: a kill
+cannot take that back."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -6,15 +7,20 @@ from typing import Any
 
 import torch
 
-from tasks.sampling.engine import Samples, Sampling
-from tasks.sampling.engines import hf
+from tasks.engines.engine import Samples, Sampling
+from tasks.engines.hf import engine as hf
 
 
 class CountingEngine:
     """Lines of a file, each written at once: `handed N`, then `done n` as rollouts end."""
 
     def __init__(self, inner: Any, path: str) -> None:
-        self.inner, self.name, self.version, self.prefix_block = inner, inner.name, inner.version, inner.prefix_block
+        self.inner, self.name, self.version, self.prefix_block = (
+            inner,
+            inner.name,
+            inner.version,
+            inner.prefix_block,
+        )
         self.file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def generate(
@@ -33,7 +39,9 @@ class CountingEngine:
                 on_finished(number)
 
         os.write(self.file, b"handed %d\n" % len(seeds))
-        return self.inner.generate(prompts, num_samples, sampling, seeds, done, with_logprobs=with_logprobs)  # type: ignore[no-any-return]
+        return self.inner.generate(
+            prompts, num_samples, sampling, seeds, done, with_logprobs=with_logprobs
+        )  # type: ignore[no-any-return]
 
     def sleep(self) -> None:
         self.inner.sleep()

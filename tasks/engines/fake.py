@@ -1,0 +1,150 @@
+"""An engine for tests: a made-up distribution instead of a model, with the whole contract of a real
+engine.
+
+The logits of the next token are a hash of the weights and of every token before it, so that samples
+are cheap, differ between policies and prompts, and change when `set_weights` brings other weights.
+It runs only where WINNOW_FAKE_ENGINE=1 is set: the rollout store does not tell engines apart, and
+nothing made up may get into it."""
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.torch import load_file
+from transformers import PreTrainedModel
+
+from tasks.common.files import ArtifactError, read_json
+from tasks.engines.choosing import choose, hashed_uniforms
+from tasks.engines.engine import EngineSettings, Samples, Sampling, check_lengths
+from tasks.models.policy import Policy, load_tokenizer, stop_token_ids
+
+States = npt.NDArray[np.uint64]
+LOGIT_RANGE = 8.0
+STOP_BIAS = 2.0  # completions of some ten tokens at a vocabulary of a hundred
+
+
+class FakeEngine:
+    """Draws from `next_logits`; `names` are the weights that the policy's files hold, of which the
+    digest is taken."""
+
+    name = "fake"
+    version = "1"
+    prefix_block = 1
+
+    def __init__(self, policy: Policy) -> None:
+        weights = {
+            k: v for path in policy.folder.glob("*.safetensors") for k, v in load_file(path).items()
+        }
+        tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
+        self.names, self.max_length, self.prefilled_tokens = sorted(weights), policy.max_length, 0
+        self.vocab_size = int(read_json(policy.folder / "config.json")["vocab_size"])
+        self.stop_ids = list(stop_token_ids(policy.folder, tokenizer))
+        self.set_weights(weights)
+
+    def set_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Draw from the distribution of `weights` from now on."""
+        self.seed = weights_seed({name: weights[name] for name in self.names})
+
+    def sleep(self) -> None:
+        """Nothing is held between calls."""
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_samples: Sequence[int],
+        sampling: Sampling,
+        seeds: Sequence[int],
+        on_finished: Callable[[int], object] | None = None,
+        with_logprobs: bool = True,
+    ) -> Samples:
+        check_lengths(prompts, sampling.max_tokens, self.max_length)
+        self.prefilled_tokens += sum(
+            len(prompt) for prompt, count in zip(prompts, num_samples, strict=True) if count
+        )
+        owners = np.repeat(np.arange(len(prompts)), num_samples)
+        states = np.array([prefix_state(self.seed, prompt) for prompt in prompts], dtype=np.uint64)[
+            owners
+        ]
+        uniforms = torch.from_numpy(hashed_uniforms(seeds, sampling.max_tokens))
+        samples = Samples([[] for _ in owners], [[] for _ in owners], ["length"] * len(owners))
+        rows = np.arange(len(owners))
+        for place in range(sampling.max_tokens):
+            logits = next_logits(states[rows], self.vocab_size, self.stop_ids)
+            tokens, logprobs = choose(logits, uniforms[rows, place, None], sampling)
+            stopped = self.keep(samples, rows, tokens[:, 0].tolist(), logprobs[:, 0].tolist())
+            states[rows] = advance(states[rows], tokens[:, 0].numpy())
+            done = len(rows) if place == sampling.max_tokens - 1 else int(stopped.sum())
+            if done and on_finished:
+                on_finished(done)
+            rows = rows[~stopped]
+            if not len(rows):
+                break
+        return samples
+
+    def keep(
+        self,
+        samples: Samples,
+        rows: npt.NDArray[np.int64],
+        tokens: list[int],
+        logprobs: list[float],
+    ) -> npt.NDArray[np.bool]:
+        """Add a token to each of `rows`; which of them it ended."""
+        for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
+            samples.token_ids[row].append(token)
+            samples.logprobs[row].append(logprob)
+            if token in self.stop_ids:
+                samples.finish_reasons[row] = "stop"
+        return np.isin(tokens, self.stop_ids)
+
+
+def weights_seed(weights: Mapping[str, torch.Tensor]) -> int:
+    """64 bits of the weights, each by its name and its values."""
+    content = hashlib.sha256()
+    for name in sorted(weights):
+        content.update(name.encode())
+        content.update(
+            weights[name]
+            .detach()
+            .cpu()
+            .contiguous()
+            .reshape(-1)
+            .view(torch.uint8)
+            .numpy()
+            .tobytes()
+        )
+    return int.from_bytes(content.digest()[:8], "big")
+
+
+def advance(states_B: States, tokens_B: npt.NDArray[np.int64]) -> States:
+    """The states of B prefixes with one more token each."""
+    with np.errstate(over="ignore"):
+        mixed = (states_B ^ tokens_B.astype(np.uint64)) * np.uint64(0xBF58476D1CE4E5B9)
+    return np.asarray(mixed ^ (mixed >> np.uint64(29)))
+
+
+def prefix_state(seed: int, tokens: Sequence[int]) -> int:
+    """What the next token depends on: the weights and every token so far."""
+    state = np.array([seed], dtype=np.uint64)
+    for token in tokens:
+        state = advance(state, np.array([token]))
+    return int(state[0])
+
+
+def next_logits(states_B: States, vocab_size: int, stop_ids: Sequence[int]) -> torch.Tensor:
+    """[B, V] logits, between 0 and LOGIT_RANGE, a little more for tokens that end a completion."""
+    logits = torch.from_numpy(LOGIT_RANGE * hashed_uniforms(states_B.tolist(), vocab_size)).float()
+    logits[:, list(stop_ids)] += STOP_BIAS
+    return logits
+
+
+def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None) -> FakeEngine:
+    """The engine for `policy`, of which only the weights' bytes, the vocabulary and the stop tokens
+    matter."""
+    if os.environ.get("WINNOW_FAKE_ENGINE") != "1":
+        raise ArtifactError(
+            "engine.name fake makes completions up, for tests only (they set WINNOW_FAKE_ENGINE=1)"
+        )
+    return FakeEngine(policy)

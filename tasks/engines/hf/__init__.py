@@ -1,0 +1,1 @@
+from tasks.engines.hf.engine import load as load

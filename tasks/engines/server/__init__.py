@@ -1,0 +1,1 @@
+from tasks.engines.server.engine import load as load

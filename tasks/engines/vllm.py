@@ -1,0 +1,177 @@
+"""vLLM in this process: sampling on a GPU, and on a CPU by vLLM's CPU build. The only file that
+imports vllm.
+
+Every sample is a request of its own with its own seed; prefix caching reads a prompt once for all
+its samples, at the grain of the cache's blocks. Log-probabilities are those of the distribution
+drawn from (`processed_logprobs`). In training on a GPU it sleeps during the update: weights move to
+main memory, the cache's memory is given back. Engines in other processes and on other machines are
+`server`'s."""
+
+import io
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from tasks.common.files import ArtifactError
+from tasks.engines.engine import EngineSettings, Samples, Sampling, check_lengths
+from tasks.models.policy import Policy, load_tokenizer, stop_token_ids, torch_device
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the trainer hands weights over in memory
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+}
+
+
+class VllmEngine:
+    """vLLM's offline engine around one policy."""
+
+    name = "vllm"
+
+    def __init__(self, settings: EngineSettings, policy: Policy, *, trains: bool) -> None:
+        for key, value in ENVIRONMENT.items():
+            os.environ.setdefault(key, value)
+        try:
+            import vllm
+        except ImportError as error:
+            raise ArtifactError(
+                "engine.name is vllm, which is not installed: install the extra `gpu` (or `cpu`), "
+                "or set it to hf"
+            ) from error
+        self.vllm = vllm
+        self.version = str(vllm.__version__)
+        self.max_length, self.prefilled_tokens = policy.max_length, 0
+        tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
+        self.stop_ids = list(stop_token_ids(policy.folder, tokenizer))
+        on_gpu = torch_device(settings.device).type == "cuda"
+        self.can_sleep, self.asleep = trains and settings.sleep and on_gpu, False
+        self.llm = vllm.LLM(
+            model=str(policy.folder),
+            dtype=settings.dtype,  # type: ignore[arg-type]
+            max_model_len=policy.max_length,
+            max_num_seqs=settings.max_rows,
+            gpu_memory_utilization=settings.memory_fraction,
+            enable_prefix_caching=True,
+            # a seeded request cannot be rewound on a CPU (its generator has no offset)
+            enable_chunked_prefill=on_gpu,
+            enforce_eager=not on_gpu,
+            distributed_executor_backend="uni",
+            generation_config="vllm",
+            logprobs_mode="processed_logprobs",
+            skip_tokenizer_init=True,
+            trust_remote_code=policy.trust_remote_code,
+            enable_sleep_mode=self.can_sleep,
+            disable_log_stats=True,
+        )
+        self.prefix_block = int(self.llm.llm_engine.vllm_config.cache_config.block_size)
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_samples: Sequence[int],
+        sampling: Sampling,
+        seeds: Sequence[int],
+        on_finished: Callable[[int], object] | None = None,
+        with_logprobs: bool = True,
+    ) -> Samples:
+        check_lengths(prompts, sampling.max_tokens, self.max_length)
+        repeated = [
+            prompt for prompt, count in zip(prompts, num_samples, strict=True) for _ in range(count)
+        ]
+        if not repeated:
+            return Samples([], [], [])
+        self.wake()
+        outputs = self.llm.generate(
+            [self.vllm.inputs.TokensPrompt(prompt_token_ids=list(prompt)) for prompt in repeated],
+            [self.request(sampling, seed, with_logprobs) for seed in seeds],
+            use_tqdm=forwarding_bar(on_finished) if on_finished else False,
+        )
+        self.prefilled_tokens += sum(
+            len(o.prompt_token_ids or []) - (o.num_cached_tokens or 0) for o in outputs
+        )
+        completions = [output.outputs[0] for output in outputs]
+        return Samples(
+            [list(completion.token_ids) for completion in completions],
+            [chosen_logprobs(completion) for completion in completions],
+            [str(completion.finish_reason) for completion in completions],
+        )
+
+    def request(self, sampling: Sampling, seed: int, with_logprobs: bool) -> Any:
+        """One sample's parameters. It ends at the policy's stop tokens, the same for every
+        engine."""
+        return self.vllm.SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            max_tokens=sampling.max_tokens,
+            seed=seed,
+            logprobs=0 if with_logprobs else None,
+            stop_token_ids=self.stop_ids,
+            ignore_eos=True,
+            detokenize=False,
+        )
+
+    def set_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Load the weights into the running model and forget every cached prefix, which holds the
+        old policy's keys.
+
+        `weights` must spell out tied ones (`models.named_weights` does): vLLM keeps a packed copy
+        of the output head."""
+        self.wake()
+        self.llm.collective_rpc(
+            "reload_weights", kwargs={"weights_iterator": iter(weights.items())}
+        )
+        if not self.llm.reset_prefix_cache():
+            raise RuntimeError(
+                "vLLM did not reset its prefix cache: it would answer with the old policy's keys"
+            )
+
+    def sleep(self) -> None:
+        """Move the weights to main memory and give the GPU's memory back, until `wake`."""
+        if self.can_sleep and not self.asleep:
+            self.llm.sleep(level=1)
+            self.asleep = True
+
+    def wake(self) -> None:
+        """Take the memory again; what the trainer's allocator keeps for later is handed back
+        first."""
+        if self.asleep:
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            self.llm.wake_up()
+            self.asleep = False
+
+
+def chosen_logprobs(completion: Any) -> list[float]:
+    """The log-probability of each token that was drawn; none where they were not asked for."""
+    if completion.logprobs is None:
+        return []
+    return [
+        position[token].logprob
+        for token, position in zip(completion.token_ids, completion.logprobs, strict=True)
+    ]
+
+
+def forwarding_bar(on_finished: Callable[[int], object]) -> Callable[..., "tqdm[Any]"]:
+    """What vLLM takes for a progress bar, handing each finished request on to ours."""
+
+    class Forwarding(tqdm):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "file": io.StringIO()})
+
+        def update(self, n: float | None = 1) -> bool | None:
+            on_finished(int(n or 0))
+            return super().update(n)  # type: ignore[no-any-return]
+
+    return Forwarding
+
+
+def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None) -> VllmEngine:
+    """The engine for `policy`; the trainer's model is not shared, its weights arrive by
+    `set_weights`."""
+    return VllmEngine(settings, policy, trains=model is not None)

@@ -1,0 +1,169 @@
+"""A policy on a set of prompts: pass@1, unbiased pass@k, greedy accuracy, with intervals, as a
+whole and per level.
+
+Shared by `baseline` and `evaluate`, so that before and after are measured in the same way on the
+same prompts with the same seeds. Intervals resample prompts, not samples: the samples of one prompt
+are not independent."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from tasks.common.artifacts import OUTCOMES, PROMPTS, ROLLOUTS, Layout
+from tasks.common.files import ArtifactError, digest_file, write_json
+from tasks.common.stage import Stage
+from tasks.common.statistics import bootstrap_interval, pass_at_k
+from tasks.grading.grader import Verify
+from tasks.grading.rollouts import grade_rows
+from tasks.models.policy import Policy
+from tasks.store.rollouts import SamplerSettings, sample_prompts, sampling_cost
+from tasks.store.usage import Usage, cell_name
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """The section `evaluate`: samples a prompt, the k of pass@k, and the number of bootstrap
+    draws."""
+
+    num_samples: int
+    pass_at: list[int]
+    num_bootstrap: int
+
+
+def run_evaluation(run: Stage, policy: Policy, out: Path) -> None:
+    """What the stages `baseline` and `evaluate` do: read the test prompts, measure `policy`, write
+    to `out`."""
+    settings, test = run.section("evaluate", Evaluate), run.layout.prompts("test")
+    run.tracker.params({name: run.params[name] for name in ("evaluate", "sampling")})
+    run.tracker.dataset("test", test, digest_file(test), "evaluate")
+    metrics, rollouts, usage = evaluate_policy(
+        PROMPTS.read(test),
+        policy,
+        settings,
+        run.sections(SamplerSettings),
+        run.section("verify", Verify),
+        run.layout,
+        cell_name(run.name, run.recipe, run.seed),
+    )
+    ROLLOUTS.write(out / "rollouts.parquet", rollouts)
+    write_json(out / "metrics.json", metrics)
+    run.tracker.metrics(
+        {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
+    )
+    run.tracker.metrics(usage.metrics())
+    run.tracker.tags({"rollouts": usage.said})
+
+
+def evaluate_policy(
+    prompts: pl.DataFrame,
+    policy: Policy,
+    settings: Evaluate,
+    sampler: SamplerSettings,
+    verify: Verify,
+    layout: Layout,
+    cell: str,
+) -> tuple[dict[str, Any], pl.DataFrame, Usage]:
+    """Metrics, the ROLLOUTS behind them (sampled and greedy), and what sampling them took."""
+    rows, usage = sample_prompts(
+        prompts, policy, settings.num_samples, sampler, layout, cell=cell, greedy=False
+    )
+    greedy_rows, greedy_usage = sample_prompts(
+        prompts, policy, 1, sampler, layout, cell=cell, greedy=True
+    )
+    rollouts = pl.concat(
+        [grade_rows(rows, verify, greedy=False), grade_rows(greedy_rows, verify, greedy=True)]
+    )
+    metrics = measure(rollouts, prompts, settings)
+    cost = sampling_cost(pl.concat([rows, greedy_rows]), policy, "evaluate", charged=False)
+    metrics["flops_executed"] = cost.total("executed")
+    metrics["tokens"] = cost.total("tokens")
+    return metrics, rollouts, usage + greedy_usage
+
+
+def measure(rollouts: pl.DataFrame, prompts: pl.DataFrame, settings: Evaluate) -> dict[str, Any]:
+    """The metrics of a ROLLOUTS table. `error` leaves numerator and denominator; every other
+    failure counts as 0."""
+    scores = score_prompts(rollouts).join(
+        prompts.select("prompt_id", "source", "level"), on="prompt_id", maintain_order="left"
+    )
+    graded = scores.filter(pl.col("trials") > 0)
+    if graded.is_empty():
+        raise ArtifactError(
+            "no sample of any test prompt could be graded: mend the verifier or the gold answers"
+        )
+    sampled = rollouts.filter(~pl.col("greedy"))
+    rates = (graded["correct"] / graded["trials"]).to_numpy()
+    greedy = graded["greedy"].drop_nulls().to_numpy()
+    rng = np.random.default_rng(0)  # of the interval only: equal rollouts, equal metrics
+    low, high = bootstrap_interval(rates, settings.num_bootstrap, rng)
+    greedy_low, greedy_high = bootstrap_interval(greedy, settings.num_bootstrap, rng)
+    return {
+        "num_prompts": len(scores),
+        "num_samples": settings.num_samples,
+        "pass_at_1": float(rates.mean()),
+        "pass_at_1_low": low,
+        "pass_at_1_high": high,
+        "pass_at": pass_at(graded, settings),
+        "greedy": float(greedy.mean()),
+        "greedy_low": greedy_low,
+        "greedy_high": greedy_high,
+        "truncated_rate": float((sampled["finish_reason"] == "length").mean()),  # type: ignore[arg-type]
+        "error_rate": float((sampled["outcome"] == "error").mean()),  # type: ignore[arg-type]
+        "outcomes": {outcome: int((sampled["outcome"] == outcome).sum()) for outcome in OUTCOMES},
+        "levels": by_level(graded),
+    }
+
+
+def score_prompts(rollouts: pl.DataFrame) -> pl.DataFrame:
+    """One row a prompt: successes and trials of its samples (errors left out), the greedy
+    success."""
+    valid, greedy = pl.col("outcome") != "error", pl.col("greedy")
+    return rollouts.group_by("prompt_id", maintain_order=True).agg(
+        (valid & ~greedy & (pl.col("outcome") == "correct")).sum().cast(pl.Int64).alias("correct"),
+        (valid & ~greedy).sum().cast(pl.Int64).alias("trials"),
+        (pl.col("outcome") == "correct")
+        .cast(pl.Float64)
+        .filter(greedy & valid)
+        .first()
+        .alias("greedy"),
+    )
+
+
+def pass_at(graded: pl.DataFrame, settings: Evaluate) -> Mapping[str, float | None]:
+    """Unbiased pass@k, averaged over the prompts that have at least k trials; null where none
+    has."""
+    result: dict[str, float | None] = {}
+    for k in settings.pass_at:
+        estimates = pass_at_k(graded["correct"].to_numpy(), graded["trials"].to_numpy(), k)
+        known = estimates[~np.isnan(estimates)]
+        result[str(k)] = float(known.mean()) if len(known) else None
+    return result
+
+
+def by_level(graded: pl.DataFrame) -> dict[str, dict[str, float]]:
+    """Accuracy of the prompts of each level; of several sources, of each source and of each of its
+    levels (`math`, `math 3`), for their levels have nothing in common."""
+    if graded["source"].n_unique() < 2:
+        return by(graded.with_columns(part="level"))
+    levels = graded.filter(pl.col("level") != "").with_columns(
+        part=pl.format("{} {}", "source", "level")
+    )
+    return by(pl.concat([graded.with_columns(part="source"), levels]))
+
+
+def by(graded: pl.DataFrame) -> dict[str, dict[str, float]]:
+    """Accuracy of the prompts of each `part`."""
+    parts = (
+        graded.group_by("part")
+        .agg(
+            pl.len().alias("num_prompts"),
+            (pl.col("correct") / pl.col("trials")).mean().alias("pass_at_1"),
+            pl.col("greedy").mean(),
+        )
+        .sort("part")
+    )
+    return {row.pop("part"): row for row in parts.to_dicts()}

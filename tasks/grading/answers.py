@@ -1,0 +1,62 @@
+"""Where in a completion its answer stands: what several verifiers share. Every function is linear
+in the text."""
+
+import re
+
+TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+BLANK = r"(?:[\s$,;&]|\\[,;:! ]|\\q?quad)*+"
+JOINED = re.compile(rf"{BLANK}(?:(?:and|or|\\text\{{\s*(?:and|or)\s*\}}){BLANK})?")
+MAX_BOXES = 20  # that are looked at, from the end
+BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
+
+
+def last_boxed(text: str) -> str | None:
+    r"""What the last `\boxed{...}` or `\fbox{...}` holds, braces matched; None without one, or if
+    it is not closed."""
+    start = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
+    opened = BOX.match(text, start) if start >= 0 else None
+    if opened is None:
+        return None
+    if text[opened.end() : opened.end() + 1] != "{":  # \boxed 7
+        return next(iter(text[opened.end() :].split("$")[0].split()), None)
+    end = closing_brace(text, opened.end())
+    return None if end is None else text[opened.end() + 1 : end]
+
+
+def last_boxes(text: str) -> str:
+    """The text from its last box on, or from the first of the last boxes where nothing but `and` or
+    `,` joins them: of several answers the last counts. A text with one box or none comes back
+    whole."""
+    start = len(text)
+    for box in list(BOX.finditer(text))[: -MAX_BOXES - 1 : -1]:
+        end = closing_brace(text, box.end()) if text[box.end() : box.end() + 1] == "{" else None
+        if end is None:
+            continue
+        if start < len(text) and not JOINED.fullmatch(text, end + 1, start):
+            return text[end + 1 :]
+        start = box.start()
+    return text
+
+
+def closing_brace(text: str, start: int) -> int | None:
+    """Where the brace that opens at `start` is closed, or None."""
+    depth = 0
+    for brace in re.compile(r"[{}]").finditer(text, start):
+        depth += 1 if brace.group() == "{" else -1
+        if depth == 0:
+            return brace.start()
+    return None
+
+
+def last_tagged(text: str) -> str | None:
+    """What the last `<answer>...</answer>` holds, or None."""
+    start = text.rfind("<answer>")
+    found = TAGGED.match(text, start) if start >= 0 else None
+    return None if found is None else found.group(1).strip()
+
+
+def stated(text: str) -> str:
+    """The part of a completion that it marks as its answer: tagged, else boxed, else the whole of
+    it."""
+    tagged, boxed = last_tagged(text), last_boxed(text)
+    return (tagged if tagged is not None else boxed if boxed is not None else text).strip()

@@ -1,0 +1,85 @@
+"""`countdown`: an arithmetic expression that uses every given number exactly once and reaches the
+target.
+
+The gold is the JSON text {"numbers": [6, 34, 1, 11], "target": 17}. The expression stands in tags,
+in a box, or on the last line with a digit; what follows an equals sign is left out. It is read as a
+syntax tree of numbers, brackets and the four operations, in exact fractions; nothing is executed.
+"""
+
+import ast
+import json
+import re
+from fractions import Fraction
+
+from tasks.grading.answers import stated
+from tasks.grading.verdict import Verdict
+
+MAX_LENGTH = 1000  # characters of an expression
+SIGNS = str.maketrans(
+    {"×": "*", "·": "*", "÷": "/", "−": "-", "[": "(", "]": ")", "{": "(", "}": ")"}
+)
+LATEX = {
+    r"\times": "*",
+    r"\cdot": "*",
+    r"\div": "/",
+    r"\left": "",
+    r"\right": "",
+    "$": "",
+    r"\(": "",
+    r"\)": "",
+}
+
+
+def verify(completion: str, answer: str) -> Verdict:
+    """`correct`, `wrong`, or `unparsed` where there is no such expression. A gold of another form
+    is an error."""
+    gold = json.loads(answer)
+    numbers, target = sorted(map(Fraction, gold["numbers"])), Fraction(gold["target"])
+    expression = find_expression(completion)
+    try:
+        value, used = evaluate(ast.parse(expression, mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return Verdict("unparsed", expression)
+    except ZeroDivisionError:
+        return Verdict("wrong", expression)
+    return Verdict(
+        "correct" if value == target and sorted(used) == numbers else "wrong", expression
+    )
+
+
+def stating(answer: str) -> None:
+    """A target has many solutions and the gold holds none."""
+
+
+def find_expression(text: str) -> str:
+    """The expression that the completion answers with, in Python's signs; empty when it is too long
+    to be one."""
+    lines = [
+        line for line in stated(text)[-10 * MAX_LENGTH :].splitlines() if re.search(r"\d", line)
+    ]
+    line = lines[-1] if lines else ""
+    for latex, sign in LATEX.items():
+        line = line.replace(latex, sign)
+    expression = re.sub(r"^[^\d(.+-]*:", "", line.translate(SIGNS)).split("=")[0].strip()
+    return expression if len(expression) <= MAX_LENGTH else ""
+
+
+def evaluate(node: ast.expr) -> tuple[Fraction, list[Fraction]]:
+    """Value and numbers of a tree. ValueError for anything but numbers, + - * / and brackets."""
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        return Fraction(str(node.value)), [Fraction(str(node.value))]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
+        value, used = evaluate(node.operand)
+        return -value if isinstance(node.op, ast.USub) else value, used
+    if not isinstance(node, ast.BinOp):
+        raise ValueError(f"{type(node).__name__} is not arithmetic")
+    (left, used), (right, more) = evaluate(node.left), evaluate(node.right)
+    if isinstance(node.op, ast.Add):
+        return left + right, used + more
+    if isinstance(node.op, ast.Sub):
+        return left - right, used + more
+    if isinstance(node.op, ast.Mult):
+        return left * right, used + more
+    if isinstance(node.op, ast.Div):
+        return left / right, used + more
+    raise ValueError(f"{type(node.op).__name__} is not one of the four operations")

@@ -1,0 +1,28 @@
+"""`format`: the completion is these tags, each once, in this order:
+`<think>...</think><answer>...</answer>`.
+
+White space may stand between them; other text only after the last, where `text_after` allows it.
+The gold plays no part. The answer is what the last tag holds."""
+
+import re
+
+from tasks.grading.verdict import Verdict
+
+
+def verify(completion: str, answer: str, *, tags: list[str], text_after: bool) -> Verdict:
+    """`correct` or `wrong`."""
+    marks = [mark for tag in tags for mark in (f"<{tag}>", f"</{tag}>")]
+    if any(completion.count(mark) != 1 for mark in marks):
+        return Verdict("wrong", "")
+    blocks = r"\s*+".join(rf"<{re.escape(tag)}>(.*?)</{re.escape(tag)}>" for tag in tags)
+    after = ".*" if text_after else r"\s*+"
+    found = re.compile(rf"\s*+{blocks}{after}", re.DOTALL).fullmatch(completion)
+    return (
+        Verdict("wrong", "")
+        if found is None
+        else Verdict("correct", found.group(len(tags)).strip())
+    )
+
+
+def stating(answer: str) -> None:
+    """Any gold will do."""

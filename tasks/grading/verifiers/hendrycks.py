@@ -1,0 +1,86 @@
+r"""`hendrycks`: the MATH benchmark's rule (arXiv 2103.03874) in the form of PRM800K's grader, which
+most trainers use.
+
+The answer must stand in a box. It is right if it is the gold once both are normalised (spacing,
+\left, \dfrac, units, degrees, 0.5 for 1/2), or if math-verify calls the two equal; but a fraction
+must be reduced as the gold is, an integer must be an integer, and tuples must agree part by part in
+order. Stricter than `math`, which takes 2/4 for 1/2."""
+
+import re
+
+from tasks.grading.answers import last_boxed
+from tasks.grading.verdict import Verdict
+from tasks.grading.verifiers import math
+
+LIBRARIES = math.LIBRARIES
+
+REPLACED = [
+    (re.compile(pattern), by)
+    for pattern, by in (
+        (r"(?<!\\)\\[,!;: ]|~|\n|\\quad|\\(?:left|right)(?![a-z])", ""),
+        (r"\\[dtc]frac", r"\\frac"),
+        (r"\^\{?\\circ\}?|\\\$|\$|\\?%", ""),
+        (r"\\(?:text|mbox|mathrm|textbf)\{\s*([^{}]*?)\s*\}$", r"~\1"),
+        (r"\\sqrt\s*(\w)", r"\\sqrt{\1}"),
+        (r"\\frac\s*(\d)\s*(\d)(?!\d)", r"\\frac{\1}{\2}"),
+        (r"(?<=\d)(?:,|\{,\})(?=\d{3}(?!\d))", ""),
+        (r"(?<![\d.])\.(?=\d)", "0."),
+        (r"^(-?\d+)/(-?\d+)$", r"\\frac{\1}{\2}"),
+        (r"^[a-zA-Z]\s*=(?!=)", ""),
+    )
+]
+FRACTION = re.compile(r"-?\\frac\{-?\d+\}\{-?\d+\}")
+INTEGER = re.compile(r"-?\d+")
+
+
+def verify(completion: str, answer: str) -> Verdict:
+    """`correct` or `wrong`; `unparsed` without a closed box. An empty gold is an error."""
+    boxed = last_boxed(answer)
+    gold, given = normalize(answer if boxed is None else boxed), last_boxed(completion)
+    if not gold:
+        return Verdict("error", "the gold answer is empty")
+    if given is None:
+        return Verdict("unparsed", "")
+    return Verdict("correct" if same(normalize(given), gold) else "wrong", given)
+
+
+def stating(answer: str) -> str:
+    """The gold in a box."""
+    return answer if last_boxed(answer) is not None else rf"\boxed{{{answer}}}"
+
+
+def normalize(text: str) -> str:
+    """One way of writing an answer out of the many that mean the same to a reader."""
+    text = text.strip()
+    for pattern, by in REPLACED:
+        text = pattern.sub(by, text)
+    value, _, unit = text.partition("~")
+    text = (value or unit).replace(" ", "").rstrip(".\\")
+    return r"\frac{1}{2}" if text == "0.5" else text
+
+
+def same(given: str, gold: str) -> bool:
+    """Whether two normalised answers are one."""
+    if given == gold:
+        return True
+    if not given or (FRACTION.fullmatch(given) and FRACTION.fullmatch(gold)):
+        return False
+    ours, theirs = split(given), split(gold)
+    if len(ours) > 1 or len(theirs) > 1:
+        outside = (given[0], given[-1]) == (gold[0], gold[-1])
+        return outside and len(ours) == len(theirs) and all(map(same, ours, theirs))
+    if INTEGER.fullmatch(gold):
+        return re.fullmatch(rf"0*{gold}(?:\.0*)?", given) is not None
+    return math.verify(rf"\boxed{{{given}}}", rf"\boxed{{{gold}}}").outcome == "correct"
+
+
+def split(text: str) -> list[str]:
+    """The parts of a tuple or an interval; anything else is its own one part."""
+    if (
+        len(text) > 2
+        and text[0] in "(["
+        and text[-1] in ")]"
+        and not re.search(r"[(\[]|[)\]]", text[1:-1])
+    ):
+        return text[1:-1].split(",")
+    return [text]

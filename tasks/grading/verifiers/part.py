@@ -1,0 +1,47 @@
+r"""`part`: another verifier, on one part of the completion: what the first group of a regular
+expression holds.
+
+`pattern: '(?s).*</think>(.*)'` judges only what follows the reasoning, `'####\s*(.*)'` insists on
+GSM8K's mark, `'(?s)<answer>(.*?)</answer>'` on tags. `which` match counts is `first` or `last`;
+`otherwise` says what happens without one: `unparsed`, or `whole` to judge the whole completion."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from tasks.common.params import ParamsError
+from tasks.grading.verdict import Verdict
+
+
+def uses(settings: Mapping[str, Any]) -> list[str]:
+    """The verifier that judges the part."""
+    try:
+        groups = re.compile(settings.get("pattern", "")).groups
+    except re.error as error:
+        raise ParamsError(
+            f"`pattern` {settings['pattern']!r} is no regular expression: {error}"
+        ) from error
+    if groups != 1:
+        raise ParamsError(
+            f"`pattern` {settings.get('pattern')!r} must have one group, the part to be judged"
+        )
+    return [str(settings.get("verifier"))]
+
+
+def verify(
+    completion: str,
+    answer: str,
+    *,
+    verifier: str,
+    pattern: str,
+    which: Literal["first", "last"],
+    otherwise: Literal["unparsed", "whole"],
+    verifiers: dict[str, Any],
+) -> Verdict:
+    """That verifier's verdict on the part."""
+    found = re.findall(pattern, completion)
+    if found:
+        completion = found[0 if which == "first" else -1]
+    elif otherwise == "unparsed":
+        return Verdict("unparsed", "")
+    return verifiers[verifier].verify(completion, answer)  # type: ignore[no-any-return]

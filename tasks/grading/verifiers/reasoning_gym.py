@@ -1,0 +1,100 @@
+"""`reasoning_gym`: the library's own scorer of the task (arXiv 2505.24760), which knows all right
+answers of a problem.
+
+The gold is the JSON text {"task": "countdown", "entry": {"answer": ..., "metadata": {...}}}: the
+scorer wants the whole problem (see `gold`). It is given what the completion marks as its answer, by
+tags or a box, else all of it. Its score is kept; `correct` is a full score. To be rewarded for the
+partial credit, name this one in a composite.
+
+Some scorers (countdown, puzzle24, polynomials, integrals, boards, ...) hand the answer to Python's
+or sympy's `eval`. They are given only what can do nothing there: numbers, names, operators, lists,
+calls of mathematical functions."""
+
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from reasoning_gym import get_score_answer_fn
+
+from tasks.grading.answers import stated
+from tasks.grading.verdict import Verdict
+
+LIBRARIES = ("reasoning-gym",)
+
+
+EVALUATION = re.compile(r"\b(?:eval|exec|parse_expr|sympify)\(")
+FUNCTIONS = {
+    "sqrt",
+    "cbrt",
+    "exp",
+    "log",
+    "ln",
+    "sin",
+    "cos",
+    "tan",
+    "cot",
+    "sec",
+    "csc",
+    "asin",
+    "acos",
+    "atan",
+    "sinh",
+    "cosh",
+    "tanh",
+    "Abs",
+    "abs",
+}
+CALL = re.compile(r"([^\W\d]\w*)?\s*\(")
+HARMFUL = re.compile(
+    r"__|[\\#;@`]|\.\s*[^\W\d]|[)\]}]\s*\(|\b(?:lambda|for|import|yield|await)\b|:="
+)
+
+
+def gold(task: str, entry: Mapping[str, Any]) -> str:
+    """The gold of one of the library's problems: what the scorer needs of it."""
+    kept = {"answer": entry["answer"], "metadata": entry["metadata"]}
+    return json.dumps(
+        {"task": task, "entry": kept}, ensure_ascii=False, sort_keys=True, default=str
+    )
+
+
+def verify(completion: str, answer: str) -> Verdict:
+    """`correct` for a score of 1, else `wrong`; an empty completion is `unparsed`. The score is
+    kept."""
+    problem = json.loads(answer)
+    given = stated(completion)
+    if not given:
+        return Verdict("unparsed", "")
+    if evaluates(problem["task"]) and not is_harmless(given):
+        return Verdict("unparsed", given)
+    score = float(scorer(problem["task"])(given, problem["entry"]))
+    return Verdict("correct" if score >= 1.0 else "wrong", given, min(max(score, 0.0), 1.0))
+
+
+def stating(answer: str) -> str | None:
+    """The answer that the library gives with the problem; it has none for problems with many."""
+    own = json.loads(answer)["entry"]["answer"]
+    return None if own is None else f"<answer>{own}</answer>"
+
+
+@cache
+def evaluates(task: str) -> bool:
+    """Whether the task's scorer evaluates the answer as code."""
+    return EVALUATION.search(inspect.getsource(scorer(task))) is not None
+
+
+def is_harmless(text: str) -> bool:
+    """Whether evaluating `text` can do no more than arithmetic and lists: no attribute, no call but
+    of FUNCTIONS, and none at all beside quoted text, which sympy's functions would evaluate in
+    turn."""
+    called = {name for name in CALL.findall(text) if name}
+    quoted = "'" in text or '"' in text
+    return not HARMFUL.search(text) and called <= FUNCTIONS and not (quoted and "(" in text)
+
+
+@cache
+def scorer(task: str) -> Callable[[str, Any], float]:
+    return get_score_answer_fn(task)  # type: ignore[no-any-return]

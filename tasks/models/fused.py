@@ -1,0 +1,158 @@
+"""The forward of small Llama-like decoders in as few operations as it takes: most of their decoding
+is calls.
+
+A stand-in, for sampling only, for transformers' own modules (`packing.forward`): rotary tables are
+made once, weights of norms go into the projections behind them, projections of the same states are
+one product, sums go into products, and weights are transposed (a product of few rows is up to twice
+as quick). The weights are copied for that, which is why large models, whose time goes into products
+anyway, are left to the modules, like everything that `fits` refuses.
+
+Legend: N tokens of the row, H query heads, K key-value heads, D size of a head.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.functional import embedding, silu
+from transformers import PreTrainedModel
+
+from tasks.models.packing import Attend
+
+FAMILY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+CHANGING_ROTATIONS = {
+    "dynamic",
+    "longrope",
+}  # tables of these depend on how long the sequence has become
+MOST_PARAMETERS = 200_000_000
+
+
+def fits(model: PreTrainedModel) -> bool:
+    """Whether this file computes what the model's class does, and whether that pays."""
+    config: Any = model.config
+    rotation = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    known = (
+        type(model).__name__ in FAMILY
+        and config.hidden_act == "silu"
+        and rotation not in CHANGING_ROTATIONS
+    )
+    return known and model.num_parameters() <= MOST_PARAMETERS
+
+
+class Projection:
+    """Projections of the same states as one, transposed, the weight of the norm before them in
+    theirs."""
+
+    def __init__(self, *modules: Any, norm: Any = None) -> None:
+        weight = torch.cat([module.weight for module in modules])
+        self.weight = (weight if norm is None else weight * norm.weight).t().contiguous()
+        biases = [module.bias for module in modules if module.bias is not None]
+        self.bias = torch.cat(biases) if biases else None
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        return (
+            states @ self.weight
+            if self.bias is None
+            else torch.addmm(self.bias, states, self.weight)
+        )
+
+    def add(self, residual: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """`residual` and the projection of `states`."""
+        return torch.addmm(
+            residual if self.bias is None else residual + self.bias, states, self.weight
+        )
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer: joined projections with the norm before them in their weights, and where they
+    end."""
+
+    qkv: "Projection"
+    head_norms: torch.Tensor | None
+    output: "Projection"
+    gate_up: "Projection"
+    down: "Projection"
+    scaling: float
+    window: int | None
+
+
+class FusedForward:
+    """`packing.forward` of one model, from copies of its weights: made anew for every call of the
+    engine."""
+
+    def __init__(self, model: PreTrainedModel, max_length: int) -> None:
+        body: Any = model.base_model
+        self.body, config = body, body.config
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.epsilon = torch.tensor(config.rms_norm_eps, dtype=model.dtype, device=model.device)
+        positions = torch.arange(max_length, device=model.device)[None]
+        cos, sin = body.rotary_emb(
+            torch.empty(1, dtype=model.dtype, device=model.device), positions
+        )
+        half = cos.shape[-1] // 2
+        self.cos = cos[0][:, None]
+        self.sin = torch.cat([-sin[0][:, :half], sin[0][:, half:]], -1)[
+            :, None
+        ]  # the sign of rotating by half a head
+        self.layers = [self.layer(module) for module in body.layers]
+        self.head = Projection(model.get_output_embeddings(), norm=body.norm)
+
+    def layer(self, module: Any) -> Layer:
+        """The copies of one layer's weights."""
+        attention, mlp = module.self_attn, module.mlp
+        norms = None
+        if hasattr(attention, "q_norm"):
+            copies = [attention.q_norm.weight] * self.heads + [
+                attention.k_norm.weight
+            ] * self.kv_heads
+            norms = torch.stack(copies)
+        return Layer(
+            Projection(
+                attention.q_proj, attention.k_proj, attention.v_proj, norm=module.input_layernorm
+            ),
+            norms,
+            Projection(attention.o_proj),
+            Projection(mlp.gate_proj, mlp.up_proj, norm=module.post_attention_layernorm),
+            Projection(mlp.down_proj),
+            attention.scaling,
+            getattr(attention, "sliding_window", getattr(self.body.config, "sliding_window", None)),
+        )
+
+    def __call__(
+        self, ids_N: torch.Tensor, positions_N: torch.Tensor, attend: Attend
+    ) -> torch.Tensor:
+        """[N, hidden size] the last hidden states but for the weight of the last norm; see
+        `packing.forward`."""
+        hidden = embedding(ids_N, self.body.embed_tokens.weight)
+        cos, sin = self.cos.index_select(0, positions_N), self.sin.index_select(0, positions_N)
+        rotated = self.heads + self.kv_heads
+        for index, layer in enumerate(self.layers):
+            states = layer.qkv(self.scale(hidden)).view(len(hidden), rotated + self.kv_heads, -1)
+            query_key, value = states[:, :rotated], states[:, rotated:]
+            if layer.head_norms is not None:
+                query_key = self.scale(query_key) * layer.head_norms
+            query_key = rotate(query_key, cos, sin)
+            query, key = query_key[:, : self.heads], query_key[:, self.heads :]
+            found = attend(index, query, key, value, layer.scaling, layer.window)
+            hidden = layer.output.add(hidden, found.flatten(1))
+            gate, up = layer.gate_up(self.scale(hidden)).chunk(2, -1)
+            hidden = layer.down.add(hidden, silu(gate).mul_(up))
+        return self.scale(hidden)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[N, V] of what `__call__` returns; the weight of the last norm is in the head's."""
+        return self.head(hidden)
+
+    def scale(self, states: torch.Tensor) -> torch.Tensor:
+        """`states` over their root mean square: the norm without its weight."""
+        length = torch.linalg.vector_norm(states, dim=-1, keepdim=True)
+        return (
+            states
+            * torch.addcmul(self.epsilon, length, length, value=1.0 / states.shape[-1]).rsqrt_()
+        )
+
+
+def rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary position embedding of [N, heads, D]; `sin` carries the sign."""
+    return torch.addcmul(states * cos, states.roll(states.shape[-1] // 2, -1), sin)

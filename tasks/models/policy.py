@@ -1,0 +1,203 @@
+"""A policy on disk: which files make it up, its digest, its FLOPs figures, and how it is loaded.
+
+Any Hugging Face causal language model in safetensors form. Pickled weights are refused: loading
+them would execute whatever they hold. Code that comes with a model runs only when the user sets
+`policy.trust_remote_code`."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.pytorch_utils import Conv1D
+from transformers.utils import logging as transformers_logging
+
+from tasks.common.artifacts import Layout
+from tasks.common.files import ArtifactError, digest_folder, read_json
+from tasks.common.ledger import Architecture
+from tasks.models.packing import ATTENTION
+
+logger = logging.getLogger(__name__)
+transformers_logging.disable_progress_bar()  # ours show the stage's own progress
+
+POLICY_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.py")
+PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A policy that can be loaded: its folder, its content digest, and what its FLOPs are counted
+    with."""
+
+    folder: Path
+    digest: str
+    architecture: Architecture
+    max_length: int
+    trust_remote_code: bool
+
+
+def check_folder(folder: Path) -> None:
+    """Raise ArtifactError unless `folder` holds a Hugging Face causal LM with safetensors
+    weights."""
+    if not (folder / "config.json").is_file():
+        raise ArtifactError(f"{folder} is not a policy: it has no config.json")
+    if any(folder.glob("*.safetensors")):
+        return
+    pickled = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
+    if pickled:
+        raise ArtifactError(
+            f"{folder} holds pickled weights only ({', '.join(pickled[:3])}), and unpickling runs "
+            "code. Convert "
+            "them where you trust them: "
+            "AutoModelForCausalLM.from_pretrained(...).save_pretrained(NEW_FOLDER)"
+        )
+    raise ArtifactError(f"{folder} has no *.safetensors file: it is not a complete policy")
+
+
+def policy_digest(folder: Path) -> str:
+    """16 hex digits of weights, configuration and tokenizer (the chat template counts)."""
+    return digest_folder(folder, POLICY_FILES)
+
+
+def read_policy(layout: Layout) -> Policy:
+    """The initial policy that the stage `policy` made or named."""
+    card = read_json(layout.policy_card)
+    folder = layout.policy if card["location"] is None else Path(card["location"])
+    check_folder(folder)
+    if card["location"] is not None and policy_digest(folder) != card["digest"]:
+        raise ArtifactError(
+            f"the policy in {folder} is not what it was when the stage `policy` looked at it "
+            f"({card['digest']}): "
+            "run that stage again (make run ARGS='--force policy'); what depends on the policy "
+            "will follow"
+        )
+    return open_policy(folder, card["digest"], card)
+
+
+def open_policy(folder: Path, digest: str, card: dict[str, Any]) -> Policy:
+    """A policy in `folder` with the FLOPs figures of `card` (a trained policy shares its initial
+    policy's)."""
+    check_folder(folder)
+    architecture = Architecture(**{name: card[name] for name in Architecture.__dataclass_fields__})
+    return Policy(folder, digest, architecture, card["max_length"], card["trust_remote_code"])
+
+
+def describe(model: PreTrainedModel) -> dict[str, Any]:
+    """What `policy.json` says of a model: its class, sizes, and the numbers that set its FLOPs."""
+    config = model.config.get_text_config()
+    head = model.get_output_embeddings()
+    linear = sum(
+        m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear | Conv1D)
+    )
+    experts = sum(
+        p.numel() for name, p in model.named_parameters() if p.ndim == 3 and "expert" in name
+    )
+    active = getattr(config, "num_experts_per_tok", 1) / max(num_experts(config), 1)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return {
+        "architecture": type(model).__name__,
+        "num_parameters": sum(p.numel() for p in model.parameters()),
+        "num_matmul_parameters": int(linear + experts * active),
+        "num_head_parameters": head.weight.numel(),
+        "num_layers": config.num_hidden_layers,
+        "attention_width": config.num_attention_heads * head_dim,
+        "max_length": config.max_position_embeddings,
+        "vocab_size": config.vocab_size,
+    }
+
+
+def num_experts(config: Any) -> int:
+    """The number of experts a layer has, 1 for a dense model; models spell the key in three
+    ways."""
+    for name in ("num_experts", "num_local_experts", "n_routed_experts"):
+        if getattr(config, name, None):
+            return int(getattr(config, name))
+    return 1
+
+
+def load_model(
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    trust_remote_code: bool = False,
+    attention: str = ATTENTION,
+) -> PreTrainedModel:
+    """The model in `folder`, in evaluation mode (no dropout, whatever its configuration says)."""
+    check_folder(folder)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=dtype,
+        attn_implementation=attention,
+        use_safetensors=True,
+        trust_remote_code=trust_remote_code,
+    )
+    return model.to(device).eval()  # type: ignore[no-any-return, arg-type]
+
+
+def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """The tokenizer in `folder`; ArtifactError when it has no end-of-sequence token."""
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    if tokenizer.eos_token_id is None:
+        raise ArtifactError(
+            f"{folder}: the tokenizer has no eos_token, so no completion could end; set one"
+        )
+    return tokenizer  # type: ignore[no-any-return]
+
+
+def stop_token_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Every token that ends a completion: the tokenizer's and those of generation_config.json."""
+    ids = {int(tokenizer.eos_token_id)}
+    path = folder / "generation_config.json"
+    listed = read_json(path).get("eos_token_id") if path.is_file() else None
+    ids.update(listed if isinstance(listed, list) else [listed] if listed is not None else [])
+    return tuple(sorted(ids))
+
+
+def save_policy(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    *,
+    generation_from: Path | None = None,
+) -> None:
+    """Write a policy any Hugging Face program can load. Tied weights are saved once, as
+    transformers expects."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    if generation_from is not None and (generation_from / "generation_config.json").is_file():
+        (folder / "generation_config.json").write_bytes(
+            (generation_from / "generation_config.json").read_bytes()
+        )
+
+
+def named_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Every weight under the name an engine loads it by, the tied output head spelled out.
+
+    An engine that is handed tied weights without `lm_head.weight` may silently keep its stale
+    packed copy."""
+    weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    head = model.get_output_embeddings()
+    if head is not None and "lm_head.weight" not in weights:
+        weights["lm_head.weight"] = head.weight.detach()
+    return weights
+
+
+def torch_device(name: str) -> torch.device:
+    """`auto` is the GPU where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """`float32`, `bfloat16` or `float16` as torch has it."""
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]

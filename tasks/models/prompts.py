@@ -1,0 +1,85 @@
+"""Text to token ids and back: prompts as the policy reads them, completions as verifiers do.
+
+Plain text is encoded as it stands, chat messages are rendered by the policy's own chat template.
+
+What is rendered is digested in the rollout store's key, and so must not change from day to day: a
+template that prints today's date always gets the same one."""
+
+import datetime
+import json
+from collections.abc import Sequence
+
+import polars as pl
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from tasks.common.files import ArtifactError
+from tasks.models.policy import Policy
+
+DATE = datetime.date(2024, 7, 26)  # the one that Llama 3's templates fall back on
+
+
+def render(text: str, messages: str | None, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Token ids of one prompt; `messages` as in the table PROMPTS. ArtifactError when there is no
+    template for it, or when the template refuses it."""
+    if messages is None:
+        plain: Sequence[int] = tokenizer(text).input_ids
+        return list(plain)
+    if tokenizer.chat_template is None:
+        raise ArtifactError(
+            "it is chat messages, and the policy has no chat template: set prompt_template of its "
+            "entry in "
+            '`ingest.sources` (such as "{prompt}"), which makes it plain text, or take a policy '
+            "with a template"
+        )
+    try:
+        ids = tokenizer.apply_chat_template(
+            json.loads(messages),
+            add_generation_prompt=True,
+            return_dict=False,
+            strftime_now=DATE.strftime,
+        )
+    except TemplateError as error:
+        raise ArtifactError(f"the policy's chat template refuses it: {error}") from error
+    return list(ids)
+
+
+def encode_prompts(
+    prompts: pl.DataFrame, tokenizer: PreTrainedTokenizerBase, policy: Policy, room: int
+) -> list[list[int]]:
+    """Token ids of every prompt, chat messages rendered by the policy's template. ArtifactError
+    names the first prompt that cannot be rendered, or the shortest that leaves no room for `room`
+    more tokens."""
+    encoded: list[list[int]] = []
+    for prompt_id, text, messages in prompts.select("prompt_id", "prompt", "messages").iter_rows():
+        try:
+            encoded.append(render(text, messages, tokenizer))
+        except ArtifactError as error:
+            raise ArtifactError(f"prompt {prompt_id}: {error}") from error
+    bad = [row for row, ids in enumerate(encoded) if not ids or len(ids) + room > policy.max_length]
+    if bad:
+        row = min(bad, key=lambda row: len(encoded[row]))
+        raise ArtifactError(
+            f"prompt {prompts['prompt_id'][row]} has {len(encoded[row])} tokens, and with "
+            f"sampling.max_tokens {room} "
+            f"that does not fit the policy's context of {policy.max_length} ({len(bad)} of "
+            f"{len(encoded)} prompts do "
+            f"not fit): set ingest.max_prompt_characters below its {len(prompts['prompt'][row])}, "
+            "or lower "
+            "sampling.max_tokens"
+        )
+    return encoded
+
+
+def decode(
+    token_ids: Sequence[Sequence[int]],
+    finish_reasons: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+) -> list[str]:
+    """The text of each completion, without the token that ended it and without other special
+    tokens."""
+    bodies = [
+        list(ids[:-1] if reason == "stop" else ids)
+        for ids, reason in zip(token_ids, finish_reasons, strict=True)
+    ]
+    return list(tokenizer.batch_decode(bodies, skip_special_tokens=True))

@@ -1,0 +1,178 @@
+"""Looking after a store: what it holds, whether it is whole, and what can go.
+
+Nothing here changes a profile: what is removed is either held by a compacted shard, or damaged, or
+was named."""
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from tasks.common.artifacts import STORE
+from tasks.common.files import ArtifactError
+from tasks.store import compaction, shards
+from tasks.store.folder import DESCRIPTION, RolloutStore, is_local
+from tasks.store.shards import KEYS, Span
+
+UNFINISHED_SECONDS = 3600.0  # a temporary file this old has no living writer
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the shards of a folder hold."""
+
+    num_prompts: int
+    num_rollouts: int
+    fewest: int
+    most: int
+    num_shards: int
+    num_bytes: int
+    num_damaged: int
+    num_covered: int
+
+
+def folders(files: Any, root: str, policies: Sequence[str] = ()) -> Iterator[RolloutStore]:
+    """Every folder of shards under `root`, or those of `policies` alone. ArtifactError names a
+    policy that has none."""
+    known = [path.rsplit("/", 1)[-1] for path in subfolders(files, root)]
+    if unknown := [policy for policy in policies if policy not in known]:
+        raise ArtifactError(
+            f"{root} holds nothing of policy {unknown[0]}; it knows "
+            f"{', '.join(known) or 'no policy'}"
+        )
+    for policy in policies or known:
+        yield from (RolloutStore(files, path) for path in subfolders(files, f"{root}/{policy}"))
+
+
+def subfolders(files: Any, folder: str) -> list[str]:
+    with suppress(FileNotFoundError):
+        entries = files.ls(folder, detail=True)
+        return sorted(
+            entry["name"].rstrip("/") for entry in entries if entry["type"] == "directory"
+        )
+    return []
+
+
+def describe(store: RolloutStore) -> str:
+    """The sampling parameters of a folder in words, from the file that its first writer left."""
+    try:
+        sampling = json.loads(store.files.cat_file(f"{store.folder}/{DESCRIPTION}"))["sampling"]
+    except (FileNotFoundError, ValueError, KeyError):
+        return f"{store.folder.rsplit('/', 1)[-1]} (no {DESCRIPTION})"
+    return ", ".join(f"{name} {value}" for name, value in sampling.items())
+
+
+def summarize(store: RolloutStore) -> Summary:
+    """Counts from the key columns; duplicates are not counted twice."""
+    sizes = store.persist(lambda: compaction.sizes(store))
+    samples = (
+        gather(store, KEYS)
+        .group_by("prompt_digest")
+        .agg(pl.col("sample_index").n_unique())["sample_index"]
+    )
+    fewest, most = (int(str(samples.min())), int(str(samples.max()))) if len(samples) else (0, 0)
+    counts = (len(samples), int(samples.sum()), fewest, most)
+    return Summary(
+        *counts, len(sizes), sum(sizes.values()), store.num_damaged(), len(list(covered(store)))
+    )
+
+
+def totals(store: RolloutStore) -> pl.DataFrame:
+    """A row an engine: its rollouts, and the tokens, FLOPs and seconds they cost. Duplicates did
+    cost, and count."""
+    rows = gather(store, ["engine", "engine_version", "completion_tokens", "flops", "seconds"])
+    return (
+        rows.group_by("engine", "engine_version")
+        .agg(
+            pl.len().alias("rollouts"),
+            pl.col("completion_tokens").cast(pl.Int64).sum(),
+            pl.sum("flops", "seconds"),
+        )
+        .sort("engine", "engine_version")
+    )
+
+
+def gather(store: RolloutStore, columns: Sequence[str]) -> pl.DataFrame:
+    """Some columns of all shards."""
+    empty = STORE.frame([]).select(columns)
+    return store.persist(
+        lambda: pl.concat([empty, *[store.scan(span, columns) for span in store.spans()]])
+    )
+
+
+def damages(store: RolloutStore) -> Iterator[tuple[str, str]]:
+    """Path and fault of every shard that is damaged, those set aside included. Reads all; changes
+    nothing."""
+    for name in store.names():
+        path, parsed = f"{store.folder}/{name}", shards.parse(name)
+        if parsed and parsed[1]:
+            yield path, "set aside before"
+        elif parsed:
+            with suppress(FileNotFoundError):  # compacted since it was listed
+                try:
+                    shards.decode(store.files.cat_file(path), list(STORE.columns), path)
+                except (ArtifactError, pl.exceptions.PolarsError) as error:
+                    yield path, str(error)
+
+
+# --------------------------------------------------------------------------------------------------
+# what can go
+
+
+def covered(store: RolloutStore) -> Iterator[tuple[Span, Span]]:
+    """Shards whose rows are in a compacted one, with that one. A compaction was killed before it
+    removed them."""
+    names = store.names()
+    for by in store.spans():
+        yield from ((span, by) for span in compaction.covered(names, by))
+
+
+def rubbish(store: RolloutStore) -> Iterator[tuple[str, str]]:
+    """Names of files that nobody reads, with the reason: damaged shards, and what killed writers
+    left."""
+    for name in store.names():
+        if name.endswith(".damaged"):
+            yield name, "damaged"
+        elif name.startswith(".") and is_local(store.files):
+            age = time.time() - store.files.modified(f"{store.folder}/{name}").timestamp()
+            if age > UNFINISHED_SECONDS:
+                yield name, f"left unfinished {age / 3600:.0f} h ago"
+
+
+def collect(store: RolloutStore, *, dry_run: bool) -> Iterator[str]:
+    """Compact, and remove what nobody reads; a line for each thing, before it is done."""
+    for name, why in rubbish(store):
+        yield f"remove {store.folder}/{name} ({why})"
+        if not dry_run:
+            store.remove(name)
+    compacted = set()
+    for span, by in list(covered(store)):
+        yield f"remove {store.path(span)} (its rows are in {by.name})"
+        compacted.add(by)
+    for by in set() if dry_run else compacted:
+        compaction.remove_covered(store, by)
+    sizes = store.persist(lambda: compaction.sizes(store))
+    for run in compaction.plan(sizes):
+        yield (
+            f"merge {len(run)} shards of {store.folder} ({megabytes(sizes[span] for span in run)}) "
+            "into one"
+        )
+    if not dry_run:
+        compaction.compact(store)
+
+
+def forget(store: RolloutStore, *, dry_run: bool) -> Iterator[str]:
+    """Remove a folder with all it holds."""
+    yield (
+        f"remove {store.folder} ({describe(store)}; {megabytes(compaction.sizes(store).values())})"
+    )
+    if not dry_run:
+        store.files.rm(store.folder, recursive=True)
+
+
+def megabytes(sizes: Iterable[int]) -> str:
+    return f"{sum(sizes) / 1e6:,.1f} MB"

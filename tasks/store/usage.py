@@ -1,0 +1,140 @@
+"""What a stage reused, what it sampled, and why, in words: "policy digest changed: 3f2a.. ->
+91c0..".
+
+Each stage leaves a note under the data root about what it asked of the store (policy, sampling
+parameters, number of samples, location). The next run compares itself with the note, and for the
+rest with what the store turned out to hold. The note is no output of a stage: it varies between
+equal runs."""
+
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from tasks.common.artifacts import Layout
+from tasks.common.changes import differences
+from tasks.common.files import ArtifactError, read_json, write_json
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What one call really did: it differs between equal runs, so no artifact holds it."""
+
+    reused_rollouts: int
+    sampled_rollouts: int
+    sampled_tokens: int
+    seconds: float
+    why: str
+
+    @property
+    def said(self) -> str:
+        """One line for the log and the record."""
+        sampled = f"{self.sampled_rollouts:,} sampled"
+        if self.sampled_rollouts:
+            sampled += f" ({self.sampled_tokens:,} tokens): {self.why}"
+        return f"{self.reused_rollouts:,} rollouts reused, {sampled}"
+
+    def metrics(self) -> dict[str, float]:
+        names = ("reused_rollouts", "sampled_rollouts", "sampled_tokens")
+        return {
+            **{name: float(getattr(self, name)) for name in names},
+            "sampling_seconds": self.seconds,
+        }
+
+    def __add__(self, other: "Usage") -> "Usage":
+        """Both together; `why` where one of them sampled."""
+        return Usage(
+            self.reused_rollouts + other.reused_rollouts,
+            self.sampled_rollouts + other.sampled_rollouts,
+            self.sampled_tokens + other.sampled_tokens,
+            self.seconds + other.seconds,
+            "; ".join(dict.fromkeys(use.why for use in (self, other) if use.sampled_rollouts)),
+        )
+
+
+def cell_name(stage: str, recipe: str | None, seed: int | None) -> str:
+    """The stage as DVC names it: `profile`, `evaluate@sgpo-0`."""
+    return stage if recipe is None else f"{stage}@{recipe}-{seed}"
+
+
+def read_note(layout: Layout, cell: str, kind: str) -> Mapping[str, Any] | None:
+    """What the stage last asked for, or None."""
+    with suppress(ArtifactError, KeyError, TypeError):
+        return dict(read_json(layout.draw(cell))[kind]["asked"])
+    return None
+
+
+def write_note(layout: Layout, cell: str, kind: str, asked: Mapping[str, Any], said: str) -> None:
+    """Leave word of what was asked and done. `kind` is `sampled` or `greedy`."""
+    path: Path = layout.draw(cell)
+    notes: dict[str, Any] = {}
+    with suppress(ArtifactError):
+        notes = read_json(path)
+    write_json(path, {**notes, kind: {"asked": dict(asked), "said": said}})
+
+
+def explain(
+    last: Mapping[str, Any] | None,
+    asked: Mapping[str, Any],
+    held: pl.DataFrame,
+    missing: pl.DataFrame,
+    damaged: int,
+) -> str:
+    """Why `missing` is to be sampled: what changed since `last`, and what the store `held` of the
+    prompts."""
+    if last is None and held.is_empty():
+        phrases = [
+            "first time in this data root, nothing in the store for policy "
+            f"{short(asked['policy'])}"
+        ]
+    else:
+        phrases = changes(last or asked, asked)
+    if not any(
+        phrase.startswith(("first", "policy", "sampling")) for phrase in phrases
+    ):  # those explain every gap
+        phrases += gaps(asked["num_samples"], (last or asked)["num_samples"], held, missing)
+    if damaged:
+        phrases.append(f"{counted(damaged, 'damaged shard')} set aside")
+    return "; ".join(phrases)
+
+
+def changes(last: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
+    """What is asked for now and was not asked for last time."""
+    phrases: list[str] = []
+    if last["policy"] != asked["policy"]:
+        phrases.append(
+            f"policy digest changed: {short(last['policy'])} -> {short(asked['policy'])}"
+        )
+    phrases += differences("sampling", last["sampling"], asked["sampling"])
+    for name, label in (("num_samples", "num_samples"), ("location", "store.location")):
+        phrases += differences(label, last[name], asked[name])
+    return phrases
+
+
+def gaps(
+    num_samples: int, last_samples: int, held: pl.DataFrame, missing: pl.DataFrame
+) -> list[str]:
+    """What the store lacks of prompts that it should know: all of them, or some samples."""
+    prompts = missing.select("prompt_digest").unique()
+    known = prompts.join(held, on="prompt_digest", how="semi")
+    new, partly = len(prompts) - len(known), len(known)
+    phrases = [f"{counted(new, 'prompt')} new to the store"] * bool(new)
+    if partly and num_samples <= last_samples:
+        phrases.append(
+            f"{counted(partly, 'prompt')} with fewer than {num_samples} samples in the store"
+        )
+    return phrases
+
+
+def counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+def short(digest: str) -> str:
+    return f"{digest[:4]}.."

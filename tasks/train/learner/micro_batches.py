@@ -1,0 +1,141 @@
+"""The micro-batches of a training step: which rollouts share a forward pass, and their tensors.
+
+Legend: B rollouts, Q groups, T completion positions, N tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tasks.models.packing import Packing, pack
+from tasks.train.rollouts import Bools, Ints, Rollouts
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Rollouts read whole: `input_ids` [B, L] without the last token, padded at the end; `predicts`
+    [B, L] marks the positions whose next token is of the completion, row by row as many as
+    `mask_BT` has."""
+
+    input_ids: torch.Tensor
+    predicts: torch.Tensor
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Some rollouts of a step. The [B, T] arrays cover completions only, from their first token on;
+    `mask_BT` marks what is not padding. The inputs are made in the form that is used."""
+
+    rows: Ints
+    targets_BT: torch.Tensor
+    mask_BT: torch.Tensor
+    sampler_logprobs_BT: torch.Tensor
+    prompts: list[list[int]]
+    completions: list[list[int]]
+    owner_B: Ints
+
+    @cached_property
+    def whole(self) -> Whole:
+        """The rollouts for one forward each."""
+        rows = [
+            self.prompts[owner] + c for owner, c in zip(self.owner_B, self.completions, strict=True)
+        ]
+        ids, _ = pad(rows)
+        predicts = np.zeros(ids.shape, dtype=np.bool_)
+        for i, (row, completion) in enumerate(zip(rows, self.completions, strict=True)):
+            predicts[i, len(row) - len(completion) - 1 : len(row) - 1] = True
+        return Whole(self._tensor(ids[:, :-1]), self._tensor(predicts[:, :-1]))
+
+    @cached_property
+    def shared(self) -> tuple[Packing, torch.Tensor]:
+        """The rollouts with each prompt once, and the places [N] whose next token is of a
+        completion, row by row."""
+        fed = [completion[:-1] for completion in self.completions]
+        packing, prompts, rest = pack(self.prompts, self.owner_B, fed, self.mask_BT.device)
+        ends = (prompts.starts + prompts.lengths - 1)[self.owner_B]
+        predicts = [
+            place
+            for end, start, length in zip(
+                ends.tolist(), rest.starts.tolist(), rest.lengths.tolist(), strict=True
+            )
+            for place in (end, *range(start, start + length))
+        ]
+        return packing, self._tensor(np.array(predicts))
+
+    def _tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.mask_BT.device)
+
+
+def micro_batches(
+    rollouts: Rollouts, rows: Ints, max_tokens: int, device: torch.device, *, by_group: bool
+) -> list[MicroBatch]:
+    """`rows` in micro-batches of at most `max_tokens` computed tokens (one row at least), the
+    longest first: what needs the most memory fails at once, not hours later. `by_group` keeps the
+    rollouts of a prompt side by side and counts each prompt once and no padding (see
+    `MicroBatch.shared`); else rows of like length share a batch, padded."""
+    lengths, groups = rollouts.tokens_B(), rollouts.group_B
+    longest = np.zeros(len(rollouts.prompts), dtype=np.int64)
+    np.maximum.at(longest, groups[rows], lengths[rows])
+    order = sorted(
+        rows.tolist(),
+        key=lambda row: (*((-longest[groups[row]], groups[row]) * by_group), -lengths[row], row),
+    )
+    batches: list[list[int]] = []
+    used = 0
+    for row in order:
+        before = batches[-1] if batches else []
+        taken = (
+            packed_tokens(rollouts, before, row)
+            if by_group
+            else int(lengths[before[0] if before else row])
+        )
+        if before and used + taken <= max_tokens:
+            before.append(row)
+            used += taken
+        else:
+            batches.append([row])
+            used = int(lengths[row])
+    return [micro_batch(rollouts, np.array(batch), device) for batch in batches]
+
+
+def packed_tokens(rollouts: Rollouts, before: list[int], row: int) -> int:
+    """What `row` adds to a micro-batch: its completion, and its prompt where the row before is of
+    another group."""
+    group = rollouts.group_B[row]
+    is_read = bool(before) and rollouts.group_B[before[-1]] == group
+    return len(rollouts.samples.token_ids[row]) + (0 if is_read else len(rollouts.prompts[group]))
+
+
+def micro_batch(rollouts: Rollouts, rows: Ints, device: torch.device) -> MicroBatch:
+    """One micro-batch of the rollouts `rows`."""
+    groups, owner_B = np.unique(rollouts.group_B[rows], return_inverse=True)
+    completions = [rollouts.samples.token_ids[row] for row in rows]
+    targets, mask = pad(completions)
+    logprobs = np.zeros(targets.shape, dtype=np.float32)
+    for i, row in enumerate(rows):
+        logprobs[i, : len(completions[i])] = rollouts.samples.logprobs[row]
+    return MicroBatch(
+        rows,
+        torch.from_numpy(targets).to(device),
+        torch.from_numpy(mask).to(device),
+        torch.from_numpy(logprobs).to(device),
+        [rollouts.prompts[group] for group in groups],
+        completions,
+        owner_B,
+    )
+
+
+def pad(rows: Sequence[Sequence[int]]) -> tuple[Ints, Bools]:
+    """Rows of token ids as [rows, longest], zeros at the end, and the mask of what is not
+    padding."""
+    ids = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
+    mask = np.zeros(ids.shape, dtype=np.bool_)
+    for i, row in enumerate(rows):
+        ids[i, : len(row)] = row
+        mask[i, : len(row)] = True
+    return ids, mask

@@ -1,0 +1,100 @@
+"""Data parallel training: the same plan and the same step whatever the number of processes.
+
+Every rank holds the whole policy and its own engine. A step's groups are dealt out to be sampled;
+every rank then knows all rollouts, so control, selection and advantages are computed alike
+everywhere; the groups are dealt out again for the update, and the gradients of the parts (each
+already divided by the whole step's totals) are summed. With one process nothing is communicated.
+Left out, with their place here: sharded parameters (FSDP2)."""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as distributed
+
+from tasks.common.process import die_with_parent
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among the others."""
+
+    rank: int
+    size: int
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes files and talks to the record."""
+        return self.rank == 0
+
+    def share(self, items: Sequence[T]) -> list[T]:
+        """The items dealt to this rank, one in `size`."""
+        return list(items[self.rank :: self.size])
+
+    def gather(self, shared: list[T], num_items: int) -> list[T]:
+        """The items of all ranks in their original order, from each rank's results for its
+        share."""
+        if self.size == 1:
+            return shared
+        parts: list[Any] = [None] * self.size
+        distributed.all_gather_object(parts, shared)
+        return [parts[i % self.size][i // self.size] for i in range(num_items)]
+
+    def everyone(self, value: T) -> list[T]:
+        """The value of every rank, by rank."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        distributed.all_gather_object(values, value)
+        return values
+
+    def sum_gradients(self, model: torch.nn.Module) -> None:
+        """Make every rank's gradient the sum over the ranks, in one message."""
+        if self.size == 1:
+            return
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        flat = torch.cat(
+            [parameter.grad.flatten() for parameter in parameters if parameter.grad is not None]
+        )
+        distributed.all_reduce(flat)
+        start = 0
+        for parameter in parameters:
+            assert parameter.grad is not None
+            parameter.grad.copy_(flat[start : start + parameter.numel()].view_as(parameter))
+            start += parameter.numel()
+
+
+def launch_ranks(module: str, arguments: list[str], num_processes: int) -> None:
+    """Become torchrun with `num_processes` processes of `module`, unless this is one of them
+    already. The processes end with this one, and this one with its parent."""
+    if num_processes == 1 or "RANK" in os.environ:
+        return
+    die_with_parent()
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={num_processes}",
+    ]
+    os.execv(sys.executable, [*launcher, "-m", module, *arguments])
+
+
+def join_ranks(device: torch.device) -> Ranks:
+    """Join the processes that torchrun started; a process on its own is rank 0 of 1."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        return Ranks(0, 1)
+    if device.type == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    if not distributed.is_initialized():
+        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return Ranks(distributed.get_rank(), size)

@@ -1,0 +1,225 @@
+"""The policy-gradient update: log-probabilities of what was sampled, and the step's gradient, a
+micro-batch at a time.
+
+With `share_prompts` the prompt of a group is encoded once for all its rollouts (as in Prefix
+Grouper, arXiv 2506.05433): a forward over the prompts keeps its keys and values *in the graph*,
+each rollout's completion attends to a copy of its group's, and autograd sums the copies' gradients.
+Log-probabilities are computed over chunks of tokens whose logits are computed again in the backward
+pass, so [B, T, V] never exists.
+
+Legend: B rollouts of a micro-batch, Q prompts in it, P prompt positions, T positions that predict
+completion tokens, N = the completion tokens of the micro-batch, D hidden size, V vocabulary."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from tasks.common.ledger import Architecture, forward_flops
+from tasks.models.packing import forward, head_logits
+from tasks.train.learner.micro_batches import MicroBatch
+from tasks.train.rollouts import Floats, StepTotals
+
+Loss = Callable[..., tuple[torch.Tensor, dict[str, torch.Tensor]]]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What a step's gradient is of. `reference` is the policy that the KL term holds on to, None
+    without one."""
+
+    loss: Loss
+    temperature: float
+    reference: PreTrainedModel | None
+    kl_coefficient: float
+    share_prompts: bool
+    tokens_per_chunk: int
+
+
+@dataclass
+class UpdateStats:
+    """Sums over the tokens of a step's micro-batches, the log-ratios themselves, and what forward
+    and backward (and the reference's forward) executed."""
+
+    loss: float = 0.0
+    num_tokens: int = 0
+    entropy: float = 0.0
+    clipped: float = 0.0
+    kl: float = 0.0
+    flops: float = 0.0
+    reference_flops: float = 0.0
+
+    log_ratios: list[torch.Tensor] = field(default_factory=list)
+
+
+def merge_stats(parts: list[UpdateStats]) -> UpdateStats:
+    """The sums of several ranks."""
+    if len(parts) == 1:
+        return parts[0]
+    names = [name for name in UpdateStats.__dataclass_fields__ if name != "log_ratios"]
+    sums = {name: sum(getattr(part, name) for part in parts) for name in names}
+    return UpdateStats(**sums, log_ratios=[ratios for part in parts for ratios in part.log_ratios])
+
+
+def accumulate_gradients(
+    model: PreTrainedModel,
+    batches: list[MicroBatch],
+    advantages_B: Floats,
+    objective: Objective,
+    totals: StepTotals,
+    architecture: Architecture,
+) -> UpdateStats:
+    """Add the gradient of the whole step's objective to the parameters."""
+    stats = UpdateStats()
+    for batch in batches:
+        logprobs_BT, entropy_N = token_logprobs(model, batch, objective)
+        advantages = torch.from_numpy(advantages_B[batch.rows]).to(logprobs_BT)
+        part, sums = objective.loss(
+            logprobs_BT, batch.sampler_logprobs_BT, advantages, batch.mask_BT, totals
+        )
+        if objective.reference is not None:
+            with torch.no_grad():
+                reference_BT, _ = token_logprobs(objective.reference, batch, objective)
+            kl = unbiased_kl(
+                logprobs_BT, reference_BT, batch.sampler_logprobs_BT, batch.mask_BT
+            ).sum()
+            part = part + objective.kl_coefficient * kl / totals.num_tokens
+            stats.kl += kl.item()
+            body, head = batch_flops(architecture, batch, objective.share_prompts)
+            stats.reference_flops += body + head
+        part.backward()
+        stats.loss += part.item()
+        stats.num_tokens += int(batch.mask_BT.sum())
+        stats.entropy += entropy_N.sum().item()
+        stats.clipped += float(sums["clipped"])
+        stats.log_ratios.append(
+            (logprobs_BT.detach() - batch.sampler_logprobs_BT)[batch.mask_BT].cpu()
+        )
+        body, head = batch_flops(architecture, batch, objective.share_prompts)
+        again = computed_again(model, batch, objective)
+        stats.flops += (3.0 + again[0]) * body + (3.0 + again[1]) * head
+        if objective.share_prompts:
+            batch.shared[0].biases.clear()  # [R, T, S] each: those of all micro-batches may not fit
+    return stats
+
+
+def unbiased_kl(
+    logprobs_BT: torch.Tensor,
+    reference_BT: torch.Tensor,
+    sampler_BT: torch.Tensor,
+    mask_BT: torch.Tensor,
+) -> torch.Tensor:
+    """[B, T] k3 times the ratio of policy and sampler, with gradient: value and *gradient* are
+    unbiased estimates of KL(policy | reference) and its gradient (DeepSeek-V3.2). k3 alone has the
+    gradient of the KL the other way round."""
+    ratio_BT = torch.where(mask_BT, logprobs_BT - sampler_BT, 0.0).exp()
+    return ratio_BT * k3(logprobs_BT, reference_BT, mask_BT)
+
+
+def k3(
+    logprobs_BT: torch.Tensor, reference_BT: torch.Tensor, mask_BT: torch.Tensor
+) -> torch.Tensor:
+    """[B, T] the unbiased, never negative estimate of KL(policy | reference) from a sampled token
+    (Schulman, 2020)."""
+    gap_BT = torch.where(mask_BT, reference_BT - logprobs_BT, 0.0)
+    return gap_BT.exp() - gap_BT - 1.0
+
+
+def token_logprobs(
+    model: PreTrainedModel, batch: MicroBatch, objective: Objective
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[B, T] log-probabilities of completion tokens at the sampling temperature (0 elsewhere), and
+    [N] entropies."""
+    hidden_ND = (
+        shared_hidden(model, batch) if objective.share_prompts else separate_hidden(model, batch)
+    )
+    targets_N = batch.targets_BT[batch.mask_BT]
+    logprobs_N, entropy_N = chunked_logprobs(model, hidden_ND, targets_N, objective)
+    logprobs_BT = torch.zeros(batch.mask_BT.shape, dtype=logprobs_N.dtype, device=logprobs_N.device)
+    return logprobs_BT.masked_scatter(batch.mask_BT, logprobs_N), entropy_N
+
+
+def separate_hidden(model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
+    """[N, D] the hidden states that predict completion tokens, every rollout read whole. Padding
+    stands at the end, where a causal model cannot see it, so no mask is needed."""
+    hidden: torch.Tensor = model.base_model(
+        input_ids=batch.whole.input_ids, use_cache=False
+    ).last_hidden_state
+    return hidden[batch.whole.predicts]
+
+
+def shared_hidden(model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
+    """[N, D] the same states, each prompt read once and nothing padded."""
+    packing, predicts_N = batch.shared
+    return forward(model, packing.ids, packing.positions, packing.attend).index_select(
+        0, predicts_N
+    )
+
+
+def chunked_logprobs(
+    model: PreTrainedModel, hidden_ND: torch.Tensor, targets_N: torch.Tensor, objective: Objective
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[N] log-probabilities and [N] entropies (without gradient), never more than a chunk's [n, V]
+    at a time."""
+    size = objective.tokens_per_chunk
+    if len(hidden_ND) <= size:
+        return project(model, hidden_ND, targets_N, objective.temperature)
+    parts = [
+        checkpoint(project, model, hidden, targets, objective.temperature, use_reentrant=False)
+        for hidden, targets in zip(hidden_ND.split(size), targets_N.split(size), strict=True)
+    ]
+    return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+
+
+def project(
+    model: PreTrainedModel, hidden_ND: torch.Tensor, targets_N: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[N] log-probabilities of the targets and [N] entropies of the distributions, in float32."""
+    logprobs_NV = (head_logits(model, hidden_ND).float() / temperature).log_softmax(-1)
+    with torch.no_grad():
+        entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(-1)
+    return logprobs_NV.gather(-1, targets_N[:, None])[:, 0], entropy_N
+
+
+def enable_activation_checkpointing(model: PreTrainedModel) -> None:
+    """Compute each layer again in the backward pass. transformers does so in training mode only, so
+    dropout, which would make the trainer another policy than the sampler, is taken out of the
+    model."""
+    model.gradient_checkpointing_enable()
+    for module in model.modules():
+        for name in ("p", "attention_dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+
+
+def computed_again(
+    model: PreTrainedModel, batch: MicroBatch, objective: Objective
+) -> tuple[float, float]:
+    """How often body and head are computed again in the backward pass: once each where they are
+    checkpointed."""
+    body = float(model.is_gradient_checkpointing and model.training)
+    return body, float(int(batch.mask_BT.sum()) > objective.tokens_per_chunk)
+
+
+def batch_flops(
+    architecture: Architecture, batch: MicroBatch, share_prompts: bool
+) -> tuple[float, float]:
+    """What one forward over the micro-batch executes, padding included: the body, and the output
+    head, which runs on completion tokens only."""
+    head = forward_flops(architecture, 0.0, float(batch.mask_BT.sum()), 0.0)
+    if not share_prompts:
+        rows, length = batch.whole.input_ids.shape
+        return forward_flops(architecture, rows * length, 0.0, float(rows) * length * length), head
+    packing, _ = batch.shared
+    return forward_flops(architecture, len(packing.ids), 0.0, float(packing.num_pairs())), head
+
+
+def learning_rate(
+    base: float, final_rate: float, warmup_steps: int, step: int, progress: float
+) -> float:
+    """Linear warm-up over `warmup_steps`, and linear decay with the plan's progress down to
+    `final_rate` of `base`."""
+    warm = min((step + 1) / warmup_steps, 1.0) if warmup_steps else 1.0
+    return base * warm * (1.0 - (1.0 - final_rate) * progress)

@@ -1,0 +1,271 @@
+"""Checkpoints: a killed run goes on where it was, with the same result as if it had not been
+killed.
+
+They live in `checkpoints/<key>/` under the data root, where key is the digest of all that the
+result depends on: policy, prompts, plan, effective parameters, seed. The same key resumes; another
+key is another run and starts afresh. A checkpoint is a folder that appears whole (temporary name,
+flush, rename) and carries the digests of its files; a damaged one is passed over for the one
+before. Tensors are safetensors: nothing here can execute anything."""
+
+import json
+import logging
+import math
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+from safetensors.torch import load_file, save_file
+
+from tasks.common.artifacts import TRAIN_ROLLOUTS
+from tasks.common.files import (
+    ArtifactError,
+    digest,
+    digest_file,
+    read_json,
+    replace_file,
+    sync_folder,
+    write_json,
+)
+
+logger = logging.getLogger(__name__)
+
+LOST = ("seconds", "flops", "tokens")
+LOST_STEP = -1.0  # the journal's entry for what earlier kills lost
+
+Tensors = dict[str, torch.Tensor]
+Loaded = tuple[Tensors, dict[str, Any], dict[str, pl.DataFrame]]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A copy of all that a run needs to go on after `step` steps. `part` is the name and the table
+    of the rollouts since the checkpoint before; `state` names all parts."""
+
+    step: int
+    tensors: Tensors
+    state: Mapping[str, Any]
+    tables: Mapping[str, pl.DataFrame]
+    part: tuple[str, pl.DataFrame] | None
+
+
+class Checkpoints:
+    """The checkpoints of one run, its journal of executed work, and the parts of its rollout table.
+
+    Writing happens behind the training: `save` copies and returns, `wait` makes sure.
+    """
+
+    def __init__(self, root: Path, components: Mapping[str, Any], keep: int) -> None:
+        self.folder, self.keep = root / digest(dict(components)), keep
+        self.writer = ThreadPoolExecutor(1, "checkpoint")
+        self.writing: Future[None] | None = None
+        self.part_digests: dict[str, str] = {}
+        for deleted in root.glob(".deleted-*"):  # by a run that was killed while it tidied up
+            shutil.rmtree(deleted, ignore_errors=True)
+        if not self.folder.exists():
+            log_what_changed(root, components)
+            write_json(self.folder / "key.json", components)
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Write a checkpoint in the background; if the one before is not done yet, wait for it
+        first."""
+        self.wait()
+        self.writing = self.writer.submit(self.write, snapshot)
+
+    def wait(self) -> None:
+        """Return when what was saved is on the disk; raises what went wrong with it."""
+        if self.writing is not None:
+            self.writing.result()
+            self.writing = None
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Write the part of the rollouts, then the checkpoint that makes it count, then let the
+        oldest ones go."""
+        if snapshot.part is not None:
+            name, rollouts = snapshot.part
+            replace_file(self.folder / name, lambda file: rollouts.write_parquet(file))
+            self.part_digests[name] = digest_file(self.folder / name)
+        # a step saved twice must not replace its own checkpoint
+        unique = f"step-{snapshot.step:09d}-{time.time_ns()}"
+        final, temporary = self.folder / unique, self.folder / f".{unique}"
+        temporary.mkdir()
+        save_file(snapshot.tensors, temporary / "tensors.safetensors")
+        for name, table in snapshot.tables.items():
+            table.write_parquet(temporary / f"{name}.parquet")
+        files = {path.name: digest_file(path) for path in sorted(temporary.iterdir())}
+        for name in files:
+            flush(temporary / name)
+        parts = {name: self.part_digests[name] for name in snapshot.state["parts"]}
+        index = {"files": files, "parts": parts, "state": snapshot.state}
+        write_json(temporary / "state.json", {**index, "digest": digest(index)})
+        os.rename(temporary, final)
+        sync_folder(self.folder)
+        for old in self.steps()[: -self.keep]:
+            shutil.rmtree(old)
+        for unfinished in self.folder.glob(".step-*"):
+            shutil.rmtree(unfinished)
+
+    def save_in_flight(self, rollouts: pl.DataFrame) -> None:
+        """Keep the rollouts of the step in flight: after a kill they are not drawn again."""
+        replace_file(self.folder / "in_flight.parquet", lambda file: rollouts.write_parquet(file))
+
+    def in_flight(self) -> pl.DataFrame | None:
+        """The rollouts of the step that was in flight, if any were kept."""
+        path = self.folder / "in_flight.parquet"
+        try:
+            return TRAIN_ROLLOUTS.read(path) if path.exists() else None
+        except ArtifactError as error:
+            logger.warning("the rollouts in flight are damaged and will be drawn again: %s", error)
+            return None
+
+    def steps(self) -> list[Path]:
+        """The folders of complete checkpoints, oldest first."""
+        return sorted(self.folder.glob("step-*"))
+
+    def load(self, chosen: Path | None = None) -> Loaded | None:
+        """The checkpoint `chosen`, or the newest that is whole, or None. A damaged one is named in
+        a warning and passed over; ArtifactError when it was chosen, or when `chosen` is another
+        run's."""
+        if chosen is not None:
+            self.check_fit(chosen)
+            return self.read(chosen)
+        for folder in reversed(self.steps()):
+            try:
+                return self.read(folder)
+            except (
+                ArtifactError,
+                OSError,
+                KeyError,
+                TypeError,
+                pl.exceptions.PolarsError,
+            ) as error:
+                logger.warning("passing over the damaged checkpoint %s: %s", folder, error)
+        return None
+
+    def read(self, folder: Path) -> Loaded:
+        """One checkpoint, the parts it names checked with it."""
+        loaded, parts = read_checkpoint(folder)
+        self.part_digests = parts
+        return loaded
+
+    def check_fit(self, chosen: Path) -> None:
+        """Raise ArtifactError, naming what differs, unless `chosen` is a checkpoint of a run like
+        this one."""
+        mine, theirs = read_json(self.folder / "key.json"), read_json(chosen.parent / "key.json")
+        if different := [name for name in mine if mine[name] != theirs.get(name)]:
+            raise ArtifactError(
+                f"--resume {chosen} does not fit this run: {', '.join(different)} differ. Leave "
+                "--resume out to start "
+                "afresh, or set the parameters back"
+            )
+
+    def journal(self, entry: Mapping[str, float]) -> None:
+        """Note a step's executed work, so that what a kill throws away can be counted."""
+        with (self.folder / "journal.jsonl").open("a") as file:
+            file.write(json.dumps(entry) + "\n")
+
+    def count_lost(self, step: int) -> dict[str, float]:
+        """All work of this key that no checkpoint holds: what the journal has from `step` on, and
+        what earlier kills lost. The journal is cut back to before `step`."""
+        path = self.folder / "journal.jsonl"
+        entries = read_journal(path)
+        lost = {
+            name: sum(entry[name] for entry in entries if entry["step"] >= step) for name in LOST
+        }
+        kept = [entry for entry in entries if 0 <= entry["step"] < step]
+        if any(lost.values()):
+            kept.append(
+                {"step": LOST_STEP, **lost}
+            )  # in the same file, so that a kill cannot count it twice
+        text = "".join(json.dumps(entry) + "\n" for entry in kept)
+        replace_file(path, lambda file: file.write(text.encode()))
+        return lost
+
+    def delete(self) -> None:
+        """The run has succeeded: nothing is left to resume."""
+        deleted = self.folder.with_name(f".deleted-{self.folder.name}")
+        os.rename(self.folder, deleted)  # at once: half a folder would be a run that cannot end
+        shutil.rmtree(deleted)
+
+
+def read_checkpoint(folder: Path) -> tuple[Loaded, dict[str, str]]:
+    """A checkpoint's tensors, state and tables, and the digests of the rollout parts beside it;
+    ArtifactError when a file is not what was written."""
+    index = read_json(folder / "state.json")
+    if digest({name: index[name] for name in ("files", "parts", "state")}) != index["digest"]:
+        raise ArtifactError("state.json is not what was written")
+    expected = {folder / name: value for name, value in index["files"].items()}
+    expected |= {folder.parent / name: value for name, value in index["parts"].items()}
+    for path, value in expected.items():
+        if digest_file(path) != value:
+            raise ArtifactError(f"{path.name} is not what was written")
+    tables = {path.stem: pl.read_parquet(path) for path in folder.glob("*.parquet")}
+    return (load_file(folder / "tensors.safetensors"), index["state"], tables), index["parts"]
+
+
+def read_journal(path: Path) -> list[dict[str, float]]:
+    """The entries of a journal. A line cut short by a kill, or damaged, is left out: it only counts
+    costs."""
+    entries = []
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
+        try:
+            entry = json.loads(line)
+            entries.append({name: float(entry[name]) for name in ("step", *LOST)})
+        except (ValueError, KeyError, TypeError):
+            logger.warning("passing over a damaged line of %s", path)
+    return [
+        {**entry, "step": math.inf if entry["step"] == LOST_STEP else entry["step"]}
+        for entry in entries
+    ]
+
+
+def flush(path: Path) -> None:
+    """Flush a written file to the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def log_what_changed(root: Path, components: Mapping[str, Any]) -> None:
+    """Say why a fresh start is one, when another checkpoint of the same recipe and seed is
+    there."""
+    for path in sorted(root.glob("*/key.json")):
+        other = read_json(path)
+        if (other["recipe"], other["seed"]) == (components["recipe"], components["seed"]):
+            changed = [name for name in components if components[name] != other.get(name)]
+            logger.info(
+                "starting afresh: %s changed since the checkpoint %s",
+                ", ".join(changed),
+                path.parent.name,
+            )
+
+
+def optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
+    """The policy's and AdamW's tensors under names that say whose they are."""
+    tensors = {}
+    for name, parameter in model.named_parameters():
+        tensors[f"policy.{name}"] = parameter.detach()
+        for key, value in optimizer.state[parameter].items():
+            tensors[f"{key}.{name}"] = value
+    return tensors
+
+
+def restore_optimizer(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, tensors: Tensors
+) -> None:
+    """The inverse of `optimizer_tensors`, in place."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(tensors[f"policy.{name}"])
+            for key in ("step", "exp_avg", "exp_avg_sq"):
+                if f"{key}.{name}" in tensors:
+                    optimizer.state[parameter][key] = tensors[f"{key}.{name}"].to(
+                        "cpu"
+                        if key == "step" and not optimizer.defaults.get("fused")
+                        else parameter.device
+                    )

@@ -1,0 +1,88 @@
+"""The record of a step: its row of STEPS and its rows of TRAIN_ROLLOUTS."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from tasks.train.learner.update import UpdateStats
+from tasks.train.rollouts import Bools, Floats, Rollouts, mixed_groups
+
+
+def describe_step(rollouts: Rollouts, keep_B: Bools, stats: UpdateStats) -> dict[str, Any]:
+    """What a step's rollouts and its update looked like; the update's columns are None where there
+    was none."""
+    lengths = rollouts.completion_tokens_B()
+    mixed = mixed_groups(
+        rollouts.rewards_B[keep_B], rollouts.group_B[keep_B], len(rollouts.prompt_rows_Q)
+    )
+    outcomes = np.array(rollouts.outcomes)
+    return {
+        "num_prompts": len(rollouts.prompt_rows_Q),
+        "num_rollouts": len(keep_B),
+        "num_kept": int(keep_B.sum()),
+        "num_mixed_groups": int(mixed.sum()),
+        "reward_mean": float(rollouts.rewards_B[~rollouts.is_error_B()].mean())
+        if not all_errors(rollouts)
+        else None,
+        "reward_mean_kept": float(rollouts.rewards_B[keep_B].mean()) if keep_B.any() else None,
+        **describe_update(stats),
+        "completion_tokens_mean": float(lengths.mean()),
+        "completion_tokens_p95": float(np.quantile(lengths, 0.95)),
+        "completion_tokens_max": int(lengths.max()),
+        "truncated_rate": float((outcomes == "truncated").mean()),
+        "error_rate": float((outcomes == "error").mean()),
+    }
+
+
+def describe_update(stats: UpdateStats) -> dict[str, float | None]:
+    """Means over the tokens that were computed; None where there were none."""
+    names = ("loss", "entropy", "clip_rate", "kl", "log_ratio_mean", "log_ratio_max")
+    quantiles = {"log_ratio_p01": 0.01, "log_ratio_p50": 0.5, "log_ratio_p99": 0.99}
+    if not stats.num_tokens:
+        return dict.fromkeys((*names, *quantiles))
+    ratios = torch.cat(stats.log_ratios).float().cpu().numpy()
+    sums = (stats.entropy, stats.clipped, stats.kl, float(np.abs(ratios).sum()))
+    means = [total / stats.num_tokens for total in sums]
+    values = dict(zip(names, [stats.loss, *means, float(np.abs(ratios).max())], strict=True))
+    return {
+        **values,
+        **{name: float(np.quantile(ratios, share)) for name, share in quantiles.items()},
+    }
+
+
+def all_errors(rollouts: Rollouts) -> bool:
+    """Whether nothing of the step could be graded."""
+    return bool(rollouts.is_error_B().all())
+
+
+def rollout_rows(
+    step: int,
+    prompt_ids: list[str],
+    rollouts: Rollouts,
+    keep_B: Bools | None = None,
+    advantages_B: Floats | None = None,
+) -> list[dict[str, Any]]:
+    """The step's rows of TRAIN_ROLLOUTS, group by group; before the update nothing is kept yet."""
+    keep_B = np.zeros(len(rollouts.group_B), dtype=np.bool_) if keep_B is None else keep_B
+    advantages_B = np.zeros(len(rollouts.group_B)) if advantages_B is None else advantages_B
+    first_of_group = np.searchsorted(rollouts.group_B, rollouts.group_B)
+    samples = rollouts.samples
+    return [
+        {
+            "step": step,
+            "group": int(group),
+            "prompt_id": prompt_ids[rollouts.prompt_rows_Q[group]],
+            "sample_index": row - int(first_of_group[row]),
+            "outcome": rollouts.outcomes[row],
+            "reward": float(rollouts.rewards_B[row]),
+            "kept": bool(keep_B[row]),
+            "advantage": float(advantages_B[row]),
+            "finish_reason": samples.finish_reasons[row],
+            "prompt_tokens": len(rollouts.prompts[group]),
+            "token_ids": samples.token_ids[row],
+            "sampler_logprobs": samples.logprobs[row],
+            "text": rollouts.texts[row],
+        }
+        for row, group in enumerate(rollouts.group_B)
+    ]

@@ -1,0 +1,22 @@
+"""`grpo_sample`: GRPO as PODS's and TRL's code has it: the sample standard deviation, and `epsilon`
+added to it.
+
+Of groups of two the advantages are 0.707, not 1; of larger groups a little under `grpo`'s.
+"""
+
+import numpy as np
+
+from tasks.train.methods.advantage import dr_grpo
+from tasks.train.rollouts import Floats, Ints, group_means
+
+
+def advantage(rewards_B: Floats, group_B: Ints, *, epsilon: float) -> Floats:
+    """[B] advantages; exactly 0 in a group whose rewards are all equal, a group of one among
+    them."""
+    centred_B = dr_grpo.advantage(rewards_B, group_B)
+    variance_Q, size_Q = group_means(centred_B**2, group_B)
+    deviation_Q = np.sqrt(variance_Q * size_Q / np.maximum(size_Q - 1, 1))
+    deviation_B = deviation_Q[group_B] + epsilon
+    return np.asarray(
+        np.divide(centred_B, deviation_B, out=np.zeros_like(centred_B), where=centred_B != 0.0)
+    )

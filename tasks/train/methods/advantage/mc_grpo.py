@@ -1,0 +1,36 @@
+"""`mc_grpo`: the reward against its group's median, in units of the median absolute deviation
+(arXiv 2601.22582).
+
+For odd groups: the rollout that is the median then has advantage 0. With binary rewards the
+deviation of an odd group is 0 whatever it is made of, and the published rule (deviation + 0.001)
+gives the minority +1000 or -1000, saved by gradient clipping alone. `min_deviation` is the cure:
+1.0 makes binary rewards plainly median-centred; 0.001 is the published rule, near enough. Left out:
+dropping the median rollout (its gradient is 0; its tokens count in the loss's denominator here).
+"""
+
+import numpy as np
+
+from tasks.train.rollouts import Floats, Ints, mixed_groups
+
+
+def advantage(rewards_B: Floats, group_B: Ints, *, min_deviation: float) -> Floats:
+    """[B] advantages; exactly 0 in a group whose rewards are all equal, a group of one among
+    them."""
+    num_groups = int(group_B.max(initial=-1)) + 1
+    centred_B = rewards_B - group_medians(rewards_B, group_B, num_groups)[group_B]
+    deviation_Q = np.maximum(group_medians(np.abs(centred_B), group_B, num_groups), min_deviation)
+    mixed_Q = mixed_groups(rewards_B, group_B, num_groups)
+    return np.where(mixed_Q[group_B], centred_B / deviation_Q[group_B], 0.0)
+
+
+def group_medians(values_B: Floats, group_B: Ints, num_groups: int) -> Floats:
+    """[Q] the median of each group, 0 for one without rows."""
+    order = np.lexsort((values_B, group_B))
+    sorted_B = values_B[order]
+    size_Q = np.bincount(group_B, minlength=num_groups)
+    first_Q = np.cumsum(size_Q) - size_Q
+    medians = np.zeros(num_groups)
+    some = size_Q > 0
+    low, high = first_Q[some] + (size_Q[some] - 1) // 2, first_Q[some] + size_Q[some] // 2
+    medians[some] = (sorted_B[low] + sorted_B[high]) / 2
+    return medians

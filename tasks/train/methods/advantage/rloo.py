@@ -1,0 +1,18 @@
+"""`rloo`: the reward against the mean of the *other* rollouts of its group (RLOO, arXiv
+2402.14740).
+
+It is Dr. GRPO's advantage times G / (G - 1): the own reward does not stand in its own baseline.
+"""
+
+import numpy as np
+
+from tasks.train.methods.advantage import dr_grpo
+from tasks.train.rollouts import Floats, Ints, group_means
+
+
+def advantage(rewards_B: Floats, group_B: Ints) -> Floats:
+    """[B] advantages; 0 in a group whose rewards are all equal, and in a group of one, which has no
+    others."""
+    _, size_Q = group_means(rewards_B, group_B)
+    others_B = np.maximum(size_Q[group_B] - 1, 1)
+    return np.asarray(dr_grpo.advantage(rewards_B, group_B) * size_Q[group_B] / others_B)

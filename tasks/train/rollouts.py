@@ -1,0 +1,131 @@
+"""What a training step works on: the request for it, the rollouts that answer it, and their
+micro-batches.
+
+Legend: B rollouts of the step, Q groups (visits), T positions. Groups are ragged: `group_B` says
+which group a rollout is of, and no array is reshaped to [-1, G]."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tasks.engines.engine import Samples, Sampling
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+State = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts ready to be sampled and graded, by row."""
+
+    ids: list[str]
+    token_ids: list[list[int]]
+    answers: list[str]
+    verifiers: list[str]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What control asks for: `counts[q]` rollouts of the prompt in row `prompt_rows[q]` of the
+    training prompts."""
+
+    prompt_rows: Ints
+    counts: Ints
+    pass_number: int
+    phase: int
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What an engine is asked for: `counts[q]` completions of `prompts[q]` (token ids), one seed a
+    completion. `prompt_rows` says which of the training prompts they are, None for others."""
+
+    prompts: list[list[int]]
+    counts: list[int]
+    seeds: list[int]
+    sampling: Sampling
+    prompt_rows: list[int] | None
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """B graded rollouts in Q groups, group by group."""
+
+    prompt_rows_Q: Ints
+    prompts: list[list[int]]
+    group_B: Ints
+    samples: Samples
+    texts: list[str]
+    outcomes: list[str]
+    rewards_B: Floats
+
+    def prompt_tokens_B(self) -> Ints:
+        """Length of each rollout's prompt."""
+        return np.array([len(ids) for ids in self.prompts], dtype=np.int64)[self.group_B]
+
+    def completion_tokens_B(self) -> Ints:
+        """Length of each rollout's completion, its stop token counted."""
+        return np.array([len(ids) for ids in self.samples.token_ids], dtype=np.int64)
+
+    def tokens_B(self) -> Ints:
+        """Tokens of prompt and completion of each rollout."""
+        return self.prompt_tokens_B() + self.completion_tokens_B()
+
+    def is_error_B(self) -> Bools:
+        """Whether a rollout could not be graded, through our own fault."""
+        return np.array([outcome == "error" for outcome in self.outcomes], dtype=np.bool_)
+
+
+@dataclass(frozen=True)
+class StepTotals:
+    """What a loss may divide by: sums over the whole step, so that micro-batches add up to it
+    whatever their packing.
+
+    They count all rollouts that select let through, dead groups included. `max_tokens` is
+    sampling's limit."""
+
+    num_tokens: int
+    num_rollouts: int
+    max_tokens: int
+
+
+def merge(parts: Sequence[Rollouts]) -> Rollouts:
+    """The rollouts of several requests of one step, groups renumbered one after another."""
+    offsets = np.cumsum([0] + [len(part.prompt_rows_Q) for part in parts])
+    samples = Samples(
+        [ids for part in parts for ids in part.samples.token_ids],
+        [logprobs for part in parts for logprobs in part.samples.logprobs],
+        [reason for part in parts for reason in part.samples.finish_reasons],
+    )
+    return Rollouts(
+        np.concatenate([part.prompt_rows_Q for part in parts]),
+        [ids for part in parts for ids in part.prompts],
+        np.concatenate(
+            [part.group_B + offset for part, offset in zip(parts, offsets, strict=False)]
+        ),
+        samples,
+        [text for part in parts for text in part.texts],
+        [outcome for part in parts for outcome in part.outcomes],
+        np.concatenate([part.rewards_B for part in parts]),
+    )
+
+
+def group_means(values_B: Floats, group_B: Ints) -> tuple[Floats, Ints]:
+    """[Q] the mean of each group (0 for one without rows) and its size; Q is the largest group
+    index and one."""
+    size_Q = np.bincount(group_B)
+    return np.bincount(group_B, values_B) / np.maximum(size_Q, 1), size_Q
+
+
+def mixed_groups(rewards_B: Floats, group_B: Ints, num_groups: int) -> Bools:
+    """[Q] whether a group has two different rewards. Rewards are compared, never a spread with a
+    threshold."""
+    low, high = np.full(num_groups, np.inf), np.full(num_groups, -np.inf)
+    np.minimum.at(low, group_B, rewards_B)
+    np.maximum.at(high, group_B, rewards_B)
+    return np.asarray(high > low)

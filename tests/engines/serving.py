@@ -1,0 +1,131 @@
+"""A small OpenAI-compatible server around the `hf` engine, on loopback, that can be told to
+misbehave.
+
+It speaks the part of vLLM's protocol that the engine `server` uses, so that what happens when
+servers fail, lie or are replaced can be tested without starting vLLM."""
+
+import asyncio
+import dataclasses
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from aiohttp import web
+
+from tasks.engines.engine import Engine, Sampling
+
+
+@dataclasses.dataclass
+class Behaviour:
+    """What the server does, and what it has seen. Everything may be changed while it runs."""
+
+    names: list[str]
+    key: str | None = None  # the bearer token it wants
+    fault: Callable[[int], int | None] = lambda number: (
+        None
+    )  # the status with which it refuses its n-th completion
+    token_ids: bool = True  # whether answers hold them
+    raw_logprobs: bool = False  # log-probabilities without the temperature
+    delay: float = 0.0  # seconds before a completion is answered
+    requests: int = 0  # completions asked for ...
+    served: int = 0  # ... and answered
+    in_flight: int = 0
+    most_in_flight: int = 0
+    prompts: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
+
+
+class Server:
+    """Use as a context manager; `url` is where it listens. `stop` closes it as a crash would: in
+    mid-request."""
+
+    def __init__(self, engine: Engine, names: list[str], **behaviour: Any) -> None:
+        self.engine, self.does = engine, Behaviour(names, **behaviour)
+        self.lock, self.port = threading.Lock(), 0
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+
+    def __enter__(self) -> "Server":
+        self.thread.start()
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+
+    def start(self) -> None:
+        asyncio.run_coroutine_threadsafe(self.listen(), self.loop).result()
+
+    def stop(self) -> None:
+        asyncio.run_coroutine_threadsafe(self.runner.cleanup(), self.loop).result()
+
+    async def listen(self) -> None:
+        app = web.Application()
+        app.add_routes(
+            [web.get("/v1/models", self.models), web.post("/v1/completions", self.complete)]
+        )
+        app.add_routes([web.get("/metrics", self.metrics)])
+        self.runner = web.AppRunner(app, shutdown_timeout=0.0)
+        await self.runner.setup()
+        site = web.TCPSite(self.runner, "127.0.0.1", self.port)
+        await site.start()
+        self.port = self.runner.addresses[0][1]
+        self.url = f"http://127.0.0.1:{self.port}/v1"
+
+    def refuse(self, request: web.Request, status: int, words: str) -> web.Response:
+        return web.json_response(
+            {"error": words, "sent": request.headers.get("Authorization")}, status=status
+        )
+
+    async def models(self, request: web.Request) -> web.Response:
+        if self.does.key and request.headers.get("Authorization") != f"Bearer {self.does.key}":
+            return self.refuse(request, 401, "Unauthorized")
+        return web.json_response(
+            {"data": [{"id": name, "max_model_len": 512} for name in self.does.names]}
+        )
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        return web.Response(
+            text='vllm:cache_config_info{block_size="16",enable_prefix_caching="True"} 1.0\n'
+        )
+
+    async def complete(self, request: web.Request) -> web.Response:
+        does, body = self.does, await request.json()
+        does.requests += 1
+        if status := does.fault(does.requests):
+            return self.refuse(request, status, "told to")
+        does.in_flight += 1
+        does.most_in_flight = max(does.most_in_flight, does.in_flight)
+        try:
+            await asyncio.sleep(does.delay)
+            answer = await asyncio.to_thread(self.answer, body)
+        finally:
+            does.in_flight -= 1
+        does.served += 1
+        does.prompts.append(tuple(body["prompt"]))
+        return web.json_response(answer)
+
+    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        sampling = Sampling(
+            body["temperature"], body["top_p"], body["top_k"], body["max_tokens"], 0
+        )
+        with self.lock:
+            stop_ids, self.engine.stop_ids = (
+                self.engine.stop_ids,
+                np.array(body["stop_token_ids"], dtype=np.int64),
+            )  # type: ignore[attr-defined]
+            samples = self.engine.generate([body["prompt"]], [1], sampling, [body["seed"]])
+            self.engine.stop_ids = stop_ids  # type: ignore[attr-defined]
+        scale = sampling.temperature if self.does.raw_logprobs else 1.0
+        choice = {
+            "token_ids": samples.token_ids[0] if self.does.token_ids else None,
+            "prompt_token_ids": body["prompt"],
+            "logprobs": {"token_logprobs": [scale * value for value in samples.logprobs[0]]},
+            "finish_reason": samples.finish_reasons[0],
+        }
+        return {"choices": [choice], "system_fingerprint": "vllm-0.32.0-0123abcd", "usage": {}}

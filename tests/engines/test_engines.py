@@ -1,0 +1,300 @@
+"""The contract every engine keeps, run over every file of `engines/`."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tasks import engines
+from tasks.common import registry
+from tasks.common.artifacts import Layout
+from tasks.common.files import ArtifactError
+from tasks.common.params import ParamsError
+from tasks.engines import fake
+from tasks.engines.engine import Engine, Sampling, load_engine
+from tasks.engines.vllm import VllmEngine
+from tasks.models.policy import Policy, load_model, load_tokenizer, named_weights, read_policy
+from tasks.models.prompts import decode
+from tests.policies import ENGINE, place_policy
+
+SETTINGS = dataclasses.replace(ENGINE, max_rows=8)
+SAMPLING = Sampling(temperature=0.8, top_p=1.0, top_k=0, max_tokens=12, seed=0)
+TOLERANCE = 2e-4  # log-probabilities in float32 against a plain forward
+BY_VLLM = {"vllm", "server"}
+
+Reference = Callable[[list[int], list[int]], torch.Tensor]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(n, marks=pytest.mark.vllm if n in BY_VLLM else ())
+        for n in registry.names(engines)
+    ],
+)
+def engine_name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module", params=["qwen", "llama"])
+def policy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Policy:
+    folder: Path = request.getfixturevalue(request.param)
+    layout = Layout(tmp_path_factory.mktemp("data"))
+    place_policy(
+        folder, layout, load_model(folder, dtype=torch.float32, device=torch.device("cpu"))
+    )
+    return read_policy(layout)
+
+
+@pytest.fixture(scope="module")
+def engine(engine_name: str, policy: Policy) -> Iterator[Engine]:
+    engine = load_engine(dataclasses.replace(SETTINGS, name=engine_name), policy)
+    yield engine
+    if engine_name == "server":
+        engine.close()  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def prompts(policy: Policy) -> list[list[int]]:
+    tokenizer = load_tokenizer(policy.folder)
+    return [
+        tokenizer(text).input_ids
+        for text in ("12 + 30 =", "Janet has 3 apples and", "the", "12 + 31 =", "a b c")
+    ]
+
+
+def reference(engine_name: str, policy: Policy, model: torch.nn.Module | None = None) -> Reference:
+    """The slow, plain way to the logits [T, V] of a completion: for engines of a model one
+    sequence, no cache."""
+    model = model or load_model(policy.folder, dtype=torch.float32, device=torch.device("cpu"))
+    if engine_name == "fake":
+        made_up = fake.FakeEngine(policy)
+        made_up.set_weights(named_weights(model))  # type: ignore[arg-type]
+
+        def logits_by_hash(prompt: list[int], completion: list[int]) -> torch.Tensor:
+            prefixes = [[*prompt, *completion[:place]] for place in range(len(completion))]
+            states = np.array(
+                [fake.prefix_state(made_up.seed, prefix) for prefix in prefixes], dtype=np.uint64
+            )
+            return fake.next_logits(states, made_up.vocab_size, made_up.stop_ids).double()
+
+        return logits_by_hash
+
+    def logits(prompt: list[int], completion: list[int]) -> torch.Tensor:
+        with torch.no_grad():
+            return (
+                model(input_ids=torch.tensor([prompt + completion]))
+                .logits[0, len(prompt) - 1 : -1]
+                .double()
+            )
+
+    return logits
+
+
+@pytest.fixture(scope="module")
+def logits(engine_name: str, policy: Policy) -> Reference:
+    return reference(engine_name, policy)
+
+
+def logprobs_of(logits: torch.Tensor, completion: list[int], temperature: float) -> list[float]:
+    logprobs = (logits / temperature).log_softmax(-1)
+    return logprobs[torch.arange(len(completion)), torch.tensor(completion)].tolist()
+
+
+def test_counts_and_logprobs(engine: Engine, logits: Reference, prompts: list[list[int]]) -> None:
+    counts = [3, 1, 7, 2, 4]  # more rows than slots, and groups that end at different times
+    finished: list[int] = []
+    samples = engine.generate(prompts, counts, SAMPLING, list(range(17)), finished.append)
+    assert sum(finished) == len(samples.token_ids) == len(samples.finish_reasons) == 17
+    for row, owner in enumerate(np.repeat(np.arange(5), counts)):
+        ids = samples.token_ids[row]
+        expected = logprobs_of(logits(prompts[owner], ids), ids, SAMPLING.temperature)
+        np.testing.assert_allclose(samples.logprobs[row], expected, atol=TOLERANCE)
+
+
+def test_seeds_decide_and_order_does_not(engine: Engine, prompts: list[list[int]]) -> None:
+    seeds = [11, 12, 13, 14, 15, 16, 17, 18, 19, 20]
+    forward = engine.generate(prompts, [2] * 5, SAMPLING, seeds)
+    backward = engine.generate(prompts[::-1], [2] * 5, SAMPLING, seeds[::-1])
+    assert forward.token_ids == backward.token_ids[::-1]
+    alone = engine.generate(prompts[1:2], [1], SAMPLING, seeds[2:3])
+    assert alone.token_ids == forward.token_ids[2:3]
+    other = engine.generate(prompts, [2] * 5, SAMPLING, [seed + 100 for seed in seeds])
+    assert other.token_ids != forward.token_ids
+
+
+def test_stop_and_length(engine: Engine, prompts: list[list[int]]) -> None:
+    samples = engine.generate(prompts, [40] * 5, SAMPLING, list(range(200)))
+    assert set(samples.finish_reasons) == {"stop", "length"}
+    for ids, reason in zip(samples.token_ids, samples.finish_reasons, strict=True):
+        assert (ids[-1] == 1) == (reason == "stop")
+        assert 1 not in ids[:-1]
+        assert reason == "stop" or len(ids) == SAMPLING.max_tokens
+
+
+def test_greedy_takes_the_likeliest(
+    engine: Engine, logits: Reference, prompts: list[list[int]]
+) -> None:
+    samples = engine.generate(
+        prompts, [1] * 5, dataclasses.replace(SAMPLING, temperature=0.0), [0] * 5
+    )
+    for prompt, ids in zip(prompts, samples.token_ids, strict=True):
+        assert logits(prompt, ids).argmax(-1).tolist() == ids
+
+
+def test_truncated_distributions_are_renormalised(
+    engine: Engine, logits: Reference, prompts: list[list[int]]
+) -> None:
+    sampling = dataclasses.replace(SAMPLING, top_k=3)
+    samples = engine.generate(prompts, [4] * 5, sampling, list(range(20)))
+    for row, ids in enumerate(samples.token_ids):
+        top = (logits(prompts[row // 4], ids) / sampling.temperature).topk(3)
+        place = (top.indices == torch.tensor(ids)[:, None]).int().argmax(-1)
+        expected = top.values.log_softmax(-1)[torch.arange(len(ids)), place]
+        assert (top.indices == torch.tensor(ids)[:, None]).any(-1).all()
+        np.testing.assert_allclose(samples.logprobs[row], expected, atol=TOLERANCE)
+
+
+def test_unicode(engine: Engine, policy: Policy, logits: Reference) -> None:
+    tokenizer = load_tokenizer(policy.folder)
+    prompt = tokenizer("Zoë hat 3 🍎, 彼女は ½ を食べた =").input_ids
+    samples = engine.generate([prompt], [20], SAMPLING, list(range(20)))
+    for ids, logprobs in zip(samples.token_ids, samples.logprobs, strict=True):
+        expected = logprobs_of(logits(prompt, ids), ids, SAMPLING.temperature)
+        np.testing.assert_allclose(logprobs, expected, atol=TOLERANCE)
+    for text in decode(samples.token_ids, samples.finish_reasons, tokenizer):
+        assert text.encode().decode() == text  # also where the limit cut a character's bytes in two
+
+
+def test_an_empty_completion(
+    engine: Engine, policy: Policy, logits: Reference, prompts: list[list[int]]
+) -> None:
+    stop_rate = {
+        (row, last): float(
+            (logits([*prompts[row], last], [0]) / SAMPLING.temperature).softmax(-1)[0, 1]
+        )
+        for row in range(5)
+        for last in range(3, 98)
+    }
+    (row, last), likeliest = max(stop_rate.items(), key=lambda item: item[1])
+    num = int(8 / likeliest) + 1
+    samples = engine.generate([[*prompts[row], last]], [num], SAMPLING, list(range(num)))
+    empty = [i for i, ids in enumerate(samples.token_ids) if ids == [1]]
+    assert empty
+    assert {samples.finish_reasons[i] for i in empty} == {"stop"}
+    assert all(len(samples.logprobs[i]) == 1 for i in empty)
+    tokenizer = load_tokenizer(policy.folder)
+    assert set(decode([[1]] * len(empty), ["stop"] * len(empty), tokenizer)) == {""}
+
+
+def test_log_probabilities_change_no_token(engine: Engine, prompts: list[list[int]]) -> None:
+    samples = engine.generate(prompts, [3] * 5, SAMPLING, list(range(15)), with_logprobs=False)
+    expected = engine.generate(prompts, [3] * 5, SAMPLING, list(range(15)))
+    assert (samples.token_ids, samples.finish_reasons) == (
+        expected.token_ids,
+        expected.finish_reasons,
+    )
+    assert len(samples.logprobs) == 15
+
+
+def test_nothing_is_asked_for(engine: Engine, prompts: list[list[int]]) -> None:
+    assert engine.generate([], [], SAMPLING, []).token_ids == []
+    assert len(engine.generate(prompts[:2], [0, 2], SAMPLING, [1, 2]).token_ids) == 2
+
+
+def test_a_prompt_is_read_once_for_its_samples(engine: Engine, policy: Policy) -> None:
+    """By the engine's own counters; what is shared is what the FLOPs are counted with."""
+    length, count, block = 300, 6, engine.prefix_block
+    prompt = [3 + (7 * i) % 90 for i in range(length)]
+    before = engine.prefilled_tokens
+    engine.generate([prompt], [count], SAMPLING, list(range(count)))
+    shared = (length - 1) // block * block if block > 1 else length
+    assert shared > 0
+    assert engine.prefilled_tokens - before == shared + count * (length - shared)
+
+
+def test_too_long_a_prompt_is_named(
+    engine: Engine, policy: Policy, prompts: list[list[int]]
+) -> None:
+    long = [5] * (policy.max_length - SAMPLING.max_tokens + 1)
+    with pytest.raises(ArtifactError, match=r"prompt 1 has 501 tokens.*512"):
+        engine.generate([prompts[0], long], [1, 1], SAMPLING, [0, 1])
+    samples = engine.generate([prompts[0], long[1:]], [1, 1], SAMPLING, [0, 1])
+    assert samples.finish_reasons[1] == "stop" or len(samples.token_ids[1]) == SAMPLING.max_tokens
+
+
+def test_a_prompt_without_tokens_is_named(engine: Engine, prompts: list[list[int]]) -> None:
+    with pytest.raises(ArtifactError, match="prompt 1 has no tokens"):
+        engine.generate([prompts[0], [], prompts[1]], [1, 1, 1], SAMPLING, [0, 1, 2])
+
+
+def test_weights_replaced_in_place_are_in_effect(
+    engine: Engine, engine_name: str, policy: Policy, prompts: list[list[int]]
+) -> None:
+    before = engine.generate(prompts, [2] * 5, SAMPLING, list(range(10)))
+    model = load_model(policy.folder, dtype=torch.float32, device=torch.device("cpu"))
+    original = {name: tensor.clone() for name, tensor in named_weights(model).items()}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(
+                0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+            )
+    if isinstance(engine, VllmEngine):
+        # as for a trainer on a GPU; on a CPU vLLM pauses and forgets prefixes, and keeps memory
+        engine.can_sleep = True
+    try:
+        engine.sleep()
+        assert not isinstance(engine, VllmEngine) or engine.asleep
+        engine.set_weights(named_weights(model))
+        after = engine.generate(prompts, [2] * 5, SAMPLING, list(range(10)))
+        assert after.token_ids != before.token_ids
+        new_logits = reference(engine_name, policy, model)
+        for row, ids in enumerate(after.token_ids):
+            expected = logprobs_of(new_logits(prompts[row // 2], ids), ids, SAMPLING.temperature)
+            np.testing.assert_allclose(after.logprobs[row], expected, atol=TOLERANCE)
+    finally:
+        engine.set_weights(original)
+    engine.sleep()
+    assert (
+        engine.generate(prompts, [2] * 5, SAMPLING, list(range(10))).token_ids == before.token_ids
+    )
+
+
+def test_samples_follow_the_distribution(
+    engine: Engine, logits: Reference, prompts: list[list[int]]
+) -> None:
+    one_token = dataclasses.replace(SAMPLING, max_tokens=1)
+    samples = engine.generate(prompts[:1], [2000], one_token, list(range(2000)))
+    expected = (logits(prompts[0], [0])[0] / SAMPLING.temperature).softmax(-1).numpy()
+    observed = np.bincount([ids[0] for ids in samples.token_ids], minlength=len(expected)) / 2000
+    deviation = np.abs(observed - expected) / np.sqrt(expected * (1 - expected) / 2000 + 1e-9)
+    assert deviation[expected > 0.01].max() < 4.5
+
+
+def test_an_unknown_engine_is_named(policy: Policy) -> None:
+    with pytest.raises(
+        ParamsError, match=f"engine.name is 'trt'; there is: {', '.join(registry.names(engines))}"
+    ):
+        load_engine(dataclasses.replace(SETTINGS, name="trt"), policy)
+
+
+def test_an_engine_without_a_slot_is_refused_and_does_not_wait_forever(policy: Policy) -> None:
+    with pytest.raises(ParamsError, match=r"engine\.max_rows is 0; it must be at least 1"):
+        load_engine(dataclasses.replace(SETTINGS, name="hf", max_rows=0), policy)
+
+
+@pytest.mark.parametrize("name", ["hf", "vllm", "fake"])
+def test_servers_are_not_named_to_an_engine_that_has_none(policy: Policy, name: str) -> None:
+    with pytest.raises(
+        ParamsError, match=rf"engine.urls and engine.num_replicas .* engine.name is {name}"
+    ):
+        load_engine(dataclasses.replace(SETTINGS, name=name, num_replicas=2), policy)
+
+
+def test_made_up_completions_are_for_tests(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WINNOW_FAKE_ENGINE")
+    with pytest.raises(ArtifactError, match="for tests only"):
+        load_engine(dataclasses.replace(SETTINGS, name="fake"), policy)

@@ -1,0 +1,152 @@
+"""The ledger's executed FLOPs against torch's own counter, on real models, attention as plain
+products: of a fused kernel on a CPU it counts nothing."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from tasks.common.artifacts import Layout
+from tasks.common.ledger import (
+    Architecture,
+    Ledger,
+    charged_flops,
+    decode_flops,
+    paper_training_flops,
+    prefill_flops,
+)
+from tasks.engines.engine import Sampling, sample_flops
+from tasks.engines.hf.engine import HfEngine
+from tasks.models.policy import describe, load_model, load_tokenizer, read_policy
+from tasks.train.learner.micro_batches import micro_batches
+from tasks.train.learner.update import (
+    Objective,
+    accumulate_gradients,
+    enable_activation_checkpointing,
+)
+from tasks.train.methods.loss.clip import loss
+from tasks.train.rollouts import Rollouts, StepTotals
+from tests.policies import place_policy
+
+
+def architecture_of(model: torch.nn.Module) -> Architecture:
+    return Architecture(
+        **{k: v for k, v in describe(model).items() if k in Architecture.__dataclass_fields__}
+    )
+
+
+@pytest.fixture
+def plain_attention() -> Iterator[None]:
+    with sdpa_kernel(SDPBackend.MATH):
+        yield
+
+
+@pytest.mark.usefixtures("plain_attention")
+@pytest.mark.parametrize("name", ["qwen", "llama"])
+def test_generation_and_update_agree_with_torchs_counter(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    folder: Path = request.getfixturevalue(name)
+    model = load_model(folder, dtype=torch.float32, device=torch.device("cpu"))
+    architecture, tokenizer = architecture_of(model), load_tokenizer(folder)
+    texts = [
+        f"{i} {text}"
+        for i in range(4)
+        for text in ("12 + 30 =", "Janet has 3 apples and buys 4 more.", "of", "7 -")
+    ]
+    prompts, counts = [tokenizer(text).input_ids for text in texts], [8] * 16
+    sampling = Sampling(1.0, 1.0, 0, 24, 0)
+    engine = HfEngine(model, [1], 64, 512)
+    with FlopCounterMode(display=False) as generated:
+        samples = engine.generate(prompts, counts, sampling, list(range(128)))
+    lengths = [len(ids) for ids in samples.token_ids]
+    ours = sample_flops(architecture, [*map(len, prompts)], counts, lengths, 1)
+    assert ours.sum() == pytest.approx(generated.get_total_flops(), rel=0.03)
+
+    group_B = np.repeat(np.arange(16), 8)
+    rollouts = Rollouts(
+        np.arange(16), prompts, group_B, samples, [""] * 128, ["wrong"] * 128, np.zeros(128)
+    )
+
+    def clip(*arrays: Any) -> Any:
+        return loss(*arrays, clip_low=0.2, clip_high=0.2, ratio="token", normalize="token")
+
+    for share_prompts in (False, True):
+        objective = Objective(clip, 1.0, None, 0.0, share_prompts, 10**6)
+        batches = micro_batches(
+            rollouts, np.arange(128), 2048, torch.device("cpu"), by_group=share_prompts
+        )
+        totals = StepTotals(sum(lengths), 128, 24)
+        with FlopCounterMode(display=False) as updated:
+            stats = accumulate_gradients(
+                model, batches, np.ones(128), objective, totals, architecture
+            )
+        assert stats.flops == pytest.approx(updated.get_total_flops(), rel=0.03)
+
+    enable_activation_checkpointing(model)
+    model.train()
+    thrifty = Objective(clip, 1.0, None, 0.0, False, 64)
+    batches = micro_batches(rollouts, np.arange(128), 2048, torch.device("cpu"), by_group=False)
+    with FlopCounterMode(display=False) as updated:
+        stats = accumulate_gradients(model, batches, np.ones(128), thrifty, totals, architecture)
+    # torch stops computing a layer again at the last product that the backward pass needs; we count
+    # the whole layer
+    assert stats.flops == pytest.approx(updated.get_total_flops(), rel=0.04)
+
+
+def test_prompt_is_counted_once_a_group_and_by_blocks() -> None:
+    architecture = Architecture(
+        num_matmul_parameters=100, num_head_parameters=40, num_layers=0, attention_width=0
+    )
+    shared = sample_flops(architecture, [10], [4], [1, 1, 1, 1], 1)
+    np.testing.assert_allclose(shared, [(2 * 60 * 10 + 2 * 40) / 4] * 4)
+    blocks = sample_flops(
+        architecture, [10], [4], [1, 1, 1, 1], 4
+    )  # 8 of 10 tokens are shared, 2 are read again
+    np.testing.assert_allclose(blocks, [(2 * 60 * 8 + 2 * 40) / 4 + 2 * 60 * 2] * 4)
+
+
+def test_ledger_by_hand() -> None:
+    architecture = Architecture(
+        num_matmul_parameters=10, num_head_parameters=4, num_layers=3, attention_width=5
+    )
+    # body 6 weights, head 4: 2*6*7 + 2*4*1, attention 4*3*5 a pair, 7*7 pairs
+    assert prefill_flops(architecture, 7) == 84 + 8 + 60 * 49
+    # a completion of 3 tokens feeds 2 of them back, which see 8 and 9 positions
+    assert decode_flops(architecture, 7, 3) == 2 * 10 * 2 + 60 * (8 + 9)
+    assert decode_flops(architecture, 7, 1) == 0
+    assert (
+        charged_flops(architecture, generated=100, updated=50, reference=10)
+        == 2 * 10 * 100 + 6 * 10 * 50 + 2 * 10 * 10
+    )
+    assert paper_training_flops(architecture, 100, has_reference=True) == 12_000
+    assert paper_training_flops(architecture, 100, has_reference=False) == 8_000
+    ledger = Ledger()
+    ledger.add("generate", executed=1e30, charged=2.0, tokens=3)
+    ledger.add("update", executed=1e30)
+    assert ledger.total("executed") == 2e30
+    assert Ledger.from_dict(ledger.as_dict()) == ledger
+    with pytest.raises(KeyError, match="rollout"):
+        ledger.add("rollout", executed=1.0)
+
+
+def test_what_multiplies(qwen: Path, llama: Path, tmp_path: Path) -> None:
+    tied = load_model(qwen, dtype=torch.float32, device=torch.device("cpu"))
+    card = describe(tied)
+    attention, mlp = 4 * 64 * 128, 3 * 64 * 128
+    assert (
+        card["num_matmul_parameters"] == 2 * (attention + mlp) + 98 * 64
+    )  # the tied head multiplies
+    untied = load_model(llama, dtype=torch.float32, device=torch.device("cpu"))
+    embeddings = untied.get_input_embeddings().weight.numel()
+    vectors = sum(p.numel() for p in untied.parameters() if p.ndim == 1)
+    card = describe(untied)
+    assert card["num_matmul_parameters"] == card["num_parameters"] - embeddings - vectors
+    layout = Layout(tmp_path)
+    place_policy(llama, layout, untied)
+    assert read_policy(layout).architecture.num_head_parameters == embeddings

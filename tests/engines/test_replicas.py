@@ -1,0 +1,143 @@
+"""Servers that Winnow starts: they share the work, lose nothing when one is killed, and die with
+their parent."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from tasks.common.artifacts import Layout
+from tasks.common.files import ArtifactError
+from tasks.common.params import ParamsError
+from tasks.engines.engine import Sampling, load_engine
+from tasks.engines.server.engine import ServerEngine
+from tasks.engines.server.replicas import Replicas, choose_devices
+from tasks.models.policy import Policy, load_model, named_weights, read_policy
+from tests.policies import ENGINE, place_policy
+
+SAMPLING = Sampling(temperature=0.8, top_p=1.0, top_k=0, max_tokens=12, seed=0)
+SETTINGS = dataclasses.replace(ENGINE, name="server", max_rows=8, num_replicas=2)
+PROMPTS = [[20 + i, 14, 20, 3, 32] for i in range(40)]
+COUNTS, SEEDS = [8] * 40, list(range(320))
+
+
+@pytest.fixture(scope="module")
+def policy(qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Policy:
+    layout = Layout(tmp_path_factory.mktemp("data"))
+    place_policy(qwen, layout, load_model(qwen, dtype=torch.float32, device=torch.device("cpu")))
+    return read_policy(layout)
+
+
+def processes_of(group: int) -> list[psutil.Process]:
+    """What lives of a process group."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            continue
+    return found
+
+
+def wait_for_end(group: int) -> bool:
+    deadline = time.monotonic() + 10.0
+    while processes_of(group) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not processes_of(group)
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_a_replica_killed_in_the_middle_loses_nothing(
+    policy: Policy, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = load_engine(SETTINGS, policy)
+    assert isinstance(engine, ServerEngine)
+    assert engine.replicas is not None
+    try:
+        first, second = (replica.process.pid for replica in engine.replicas.replicas)
+        whole = engine.generate(PROMPTS, COUNTS, SAMPLING, SEEDS)
+        finished: list[int] = []
+
+        def kill_in_the_middle(num: int) -> None:
+            finished.append(num)
+            if len(finished) == 100:
+                os.killpg(first, signal.SIGKILL)
+
+        killed = engine.generate(PROMPTS, COUNTS, SAMPLING, SEEDS, kill_in_the_middle)
+        assert (
+            killed.token_ids == whole.token_ids
+        )  # from both replicas, and mostly from one: the same samples
+        assert killed.finish_reasons == whole.finish_reasons
+        assert sum(finished) == 320
+        assert "http://replica-0/v1 is not there" in caplog.text
+        assert wait_for_end(first)
+
+        model = load_model(policy.folder, dtype=torch.float32, device=torch.device("cpu"))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.01)
+        engine.set_weights(named_weights(model))
+        assert [endpoint.url for endpoint in engine.endpoints] == ["http://replica-1/v1"]
+        assert engine.generate(PROMPTS, COUNTS, SAMPLING, SEEDS).token_ids != whole.token_ids
+    finally:
+        engine.close()
+    assert wait_for_end(second)
+
+
+PARENT = """
+import subprocess, sys, time
+from pathlib import Path
+from tasks.engines.server.replicas import start
+command = [sys.executable, "-c", "import subprocess; subprocess.run(['sleep', '600'])"]
+print(start(command, Path(sys.argv[1]), 0, None, 1).process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_replicas_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        group = int(parent.stdout.readline())
+        deadline = time.monotonic() + 20.0
+        while (
+            len(processes_of(group)) < 3 and time.monotonic() < deadline
+        ):  # the guard, the command, its child
+            time.sleep(0.05)
+        assert len(processes_of(group)) == 3
+        parent.kill()
+    assert wait_for_end(group)
+
+
+@pytest.mark.vllm
+def test_a_replica_that_does_not_start_shows_its_log(policy: Policy, tmp_path: Path) -> None:
+    broken = dataclasses.replace(policy, folder=tmp_path / "nothing")
+    with pytest.raises(
+        ArtifactError,
+        match=r"engine.num_replicas asked for ended; the end of its log:\n(.|\n)*nothing",
+    ):
+        Replicas(dataclasses.replace(SETTINGS, num_replicas=1), broken)
+
+
+def test_training_by_several_processes_starts_no_servers(policy: Policy) -> None:
+    model = load_model(policy.folder, dtype=torch.float32, device=torch.device("cpu"))
+    with pytest.raises(ParamsError, match="num_processes above 1"):
+        load_engine(dataclasses.replace(SETTINGS, num_processes=2), policy, model)
+
+
+def test_a_gpu_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,7")
+    assert choose_devices(2, torch.device("cuda")) == ["2", "5"]
+    with pytest.raises(ArtifactError, match="num_replicas is 4, and this machine shows 3 GPUs"):
+        choose_devices(4, torch.device("cuda"))
+    assert choose_devices(2, torch.device("cpu")) == [None, None]

@@ -1,0 +1,53 @@
+"""Metrics of graded rollouts: what stands for which source and level."""
+
+import polars as pl
+import pytest
+
+from tasks.common.artifacts import PROMPTS, ROLLOUTS
+from tasks.evaluate.evaluation import Evaluate, measure
+
+SETTINGS = Evaluate(num_samples=2, pass_at=[1, 2], num_bootstrap=10)
+
+
+def measured(*prompts: tuple[str, str, str]) -> dict[str, tuple[int, float, float]]:
+    """Number of prompts, pass@1 and greedy accuracy of each part, of prompts with (source, level,
+    outcomes): C correct, W wrong, E error; two samples and the greedy one."""
+    words = {"C": "correct", "W": "wrong", "E": "error"}
+    rows, rollouts = [], []
+    for number, (source, level, outcomes) in enumerate(prompts):
+        rows.append(
+            {**PROMPTS.example, "prompt_id": f"p{number}", "source": source, "level": level}
+        )
+        for sample, outcome in enumerate(outcomes):
+            changes = {
+                "sample_index": sample % 2,
+                "greedy": sample == 2,
+                "reward": float(outcome == "C"),
+            }
+            known = {"prompt_id": f"p{number}", "outcome": words[outcome]}
+            rollouts.append({**ROLLOUTS.example, **known, **changes})
+    levels = measure(ROLLOUTS.frame(rollouts), PROMPTS.frame(rows), SETTINGS)["levels"]
+    return {
+        name: (part["num_prompts"], part["pass_at_1"], part["greedy"])
+        for name, part in levels.items()
+    }
+
+
+def test_levels_of_one_source() -> None:
+    found = measured(("math", "1", "CCC"), ("math", "1", "CWW"), ("math", "2", "WEC"))
+    assert found == {"1": (2, pytest.approx(0.75), pytest.approx(0.5)), "2": (1, 0.0, 1.0)}
+
+
+def test_levels_of_several_sources_are_kept_apart() -> None:
+    found = measured(
+        ("math", "1", "CCC"), ("gsm8k", "1", "CWW"), ("math", "2", "WWC"), ("svamp", "", "CCW")
+    )
+    assert found == {
+        "gsm8k": (1, 0.5, 0.0),
+        "gsm8k 1": (1, 0.5, 0.0),
+        "math": (2, 0.5, 1.0),
+        "math 1": (1, 1.0, 1.0),
+        "math 2": (1, 0.0, 1.0),
+        "svamp": (1, 1.0, 0.0),
+    }
+    assert pl.Series(list(found)).is_sorted()

@@ -1,0 +1,189 @@
+"""Verifiers and the process they run in: verdicts, limits, and workers that hang or die."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import tasks.grading.verifiers as verifiers
+from tasks.common.files import ArtifactError
+from tasks.grading.grader import Answer, FailureRateError, Grader, Verify
+
+COMPOSITE = {"method": "composite", "weights": {"numeric": 0.75, "tags": 0.25}}
+CONFIGURED = {
+    "tags": {"method": "format", "tags": ["think", "answer"], "text_after": False},
+    "both": COMPOSITE,
+}
+
+
+def verify(seconds: float = 5.0, max_failure_rate: float = 0.0, processes: int = 2) -> Verify:
+    return Verify(processes, seconds, 4.0, max_failure_rate, CONFIGURED)
+
+
+def test_truncated_completions_are_not_judged_by_what_they_say() -> None:
+    with Grader(verify()) as grader:
+        verdicts = grader.grade(
+            [Answer("numeric", "7", "7", True), Answer("numeric", "7", "7", False)]
+        )
+    assert [verdict.outcome for verdict in verdicts] == ["truncated", "correct"]
+
+
+@pytest.fixture
+def hostile_verifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verifier, in a folder of its own, that hangs, dies or raises when told to."""
+    (tmp_path / "hostile.py").write_text(
+        "import os, time\nfrom tasks.grading.verdict import Verdict\n"
+        "def verify(completion, answer):\n"
+        "    if completion == 'hang': time.sleep(60)\n"
+        "    if completion == 'die': os._exit(3)\n"
+        "    if completion == 'swell': return Verdict('correct', 'x' * 2**32)\n"
+        "    if completion == 'print': print('[[1]]', flush=True)\n"
+        "    if completion == 'raise': raise ValueError('boom')\n"
+        "    return Verdict('correct', completion)\n"
+    )
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import tasks.grading.verifiers as v\nv.__path__.append({str(tmp_path)!r})\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path.cwd()}")
+    monkeypatch.setattr(verifiers, "__path__", [*verifiers.__path__, str(tmp_path)])
+
+
+@pytest.mark.usefixtures("hostile_verifier")
+def test_a_worker_that_hangs_or_dies_costs_only_its_own_answer() -> None:
+    texts = ["a", "hang", "b", "die", "c", "raise", "d"] + ["e"] * 50
+    with Grader(verify(1.0, 0.5)) as grader:
+        verdicts = grader.grade([Answer("hostile", text, "", False) for text in texts])
+    expected = {"hang": "timeout", "die": "error", "raise": "error"}
+    assert [verdict.outcome for verdict in verdicts] == [
+        expected.get(text, "correct") for text in texts
+    ]
+    assert "boom" in verdicts[5].answer
+
+
+@pytest.mark.usefixtures("hostile_verifier")
+def test_too_many_failures_stop_with_examples() -> None:
+    answers = [Answer("hostile", "raise", "gold 7", False)] * 3 + [
+        Answer("hostile", "fine", "", False)
+    ] * 7
+    with (
+        Grader(verify(5.0, 0.2)) as grader,
+        pytest.raises(FailureRateError, match=r"'error': 3.*boom.*gold 7"),
+    ):
+        grader.grade(answers)
+    with Grader(verify(5.0, 0.3)) as grader:
+        assert [v.outcome for v in grader.grade(answers)].count("error") == 3
+
+
+def test_long_answers_pass_through_the_pipe() -> None:
+    answers = [Answer("exact", f"{i}" * 50_000, f"{i}" * 50_000, False) for i in range(8)]
+    with Grader(verify()) as grader:
+        assert {verdict.outcome for verdict in grader.grade(answers)} == {"correct"}
+
+
+def test_an_unknown_verifier_is_named() -> None:
+    with (
+        Grader(verify()) as grader,
+        pytest.raises(ArtifactError, match=r"'sympy' is unknown; .*exact.*numeric"),
+    ):
+        grader.grade([Answer("sympy", "", "", False)])
+
+
+def test_the_worker_starts_without_torch() -> None:
+    """It is started again for every answer that hangs, so its start must stay cheap."""
+    code = "import sys, tasks.grading.worker; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_golds_are_judged_by_their_verifiers() -> None:
+    golds = [
+        ("numeric", "9 (apples)"),
+        ("numeric", "none"),
+        ("both", "7"),
+        ("both", "none"),
+        ("tags", ""),
+        ("exact", ""),
+    ]
+    with Grader(verify()) as grader:
+        verdicts = grader.check_golds(golds)
+    assert [verdict.outcome for verdict in verdicts] == [
+        "correct",
+        "error",
+        "correct",
+        "error",
+        "correct",
+        "unparsed",
+    ]
+    assert "'none' has no number" in verdicts[1].answer
+
+
+@pytest.mark.usefixtures("hostile_verifier")
+def test_verdicts_do_not_depend_on_order_or_on_the_number_of_processes() -> None:
+    texts = [f"{i} is {i % 7}" for i in range(600)] + ["hang", "die", "raise"]
+    answers = [
+        Answer("numeric" if text[0].isdigit() else "hostile", text, "3", False) for text in texts
+    ]
+    with (
+        Grader(verify(2.0, 1.0, processes=1)) as one,
+        Grader(verify(2.0, 1.0, processes=3)) as three,
+    ):
+        forwards, backwards = one.grade(answers), three.grade(answers[::-1])
+        assert three.pool is not None
+        three.pool.pace = (
+            1.0  # so slow that each answer is sent alone, and all processes are wanted
+        )
+        alone = three.grade(answers)
+    assert forwards == backwards[::-1] == alone
+
+
+def test_the_memory_of_a_worker_is_limited(hostile_verifier: None) -> None:
+    answers = [Answer("hostile", text, "", False) for text in ("a", "swell", "b")]
+    with Grader(Verify(1, 20.0, 1.0, 0.5, {})) as grader:
+        verdicts = grader.grade(answers)
+    assert [verdict.outcome for verdict in verdicts] == ["correct", "timeout", "correct"]
+    assert "memory" in verdicts[1].answer
+
+
+@pytest.mark.usefixtures("hostile_verifier")
+def test_what_a_verifier_prints_is_not_taken_for_a_verdict() -> None:
+    with Grader(verify()) as grader:
+        assert [v.outcome for v in grader.grade([Answer("hostile", "print", "", False)] * 3)] == [
+            "correct"
+        ] * 3
+
+
+def test_workers_die_with_their_parent() -> None:
+    code = (
+        "import os, signal\n"
+        "from tasks.grading.grader import Answer, Grader, Verify\n"
+        "grader = Grader(Verify(1, 5.0, 4.0, 0.0, {}))\n"
+        "grader.grade([Answer('exact', 'a', 'a', False)])\n"
+        "print(grader.pool.processes[0].popen.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    worker = int(ended.stdout)
+    deadline = time.monotonic() + 10
+    while (
+        Path(f"/proc/{worker}").exists()
+        and "\nState:\tZ" not in Path(f"/proc/{worker}/status").read_text()
+    ):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_verifier_that_cannot_be_loaded_stops_with_the_reason() -> None:
+    settings = Verify(1, 5.0, 4.0, 0.0, {"x": {"method": "format", "tags": ["a"]}})
+    with (
+        Grader(settings) as grader,
+        pytest.raises(ArtifactError, match="verify.verifiers.x.text_after is missing"),
+    ):
+        grader.grade([Answer("x", "", "", False)])
+
+
+def test_versions_are_those_of_what_grades() -> None:
+    with Grader(verify()) as grader:
+        versions = grader.versions(["numeric", "both"])
+        assert grader.versions(["numeric"]) == {"numeric": versions["numeric"]}
+    assert len(set(versions.values())) == 2

@@ -1,0 +1,314 @@
+"""What each verifier says: hand-made cases, one contract for all files, and answers that mean
+harm."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import reasoning_gym as library
+
+import tasks.grading.verifiers as verifiers
+from tasks.common.artifacts import OUTCOMES
+from tasks.common.params import ParamsError
+from tasks.grading.answers import last_boxed, last_boxes
+from tasks.grading.grader import Answer, Grader, Verify
+from tasks.grading.loading import load
+from tasks.grading.verdict import Verdict
+from tasks.grading.verifiers import reasoning_gym
+
+CONFIGURED: dict[str, dict[str, Any]] = {
+    "format": {"method": "format", "tags": ["think", "answer"], "text_after": False},
+    "think": {"method": "format", "tags": ["think"], "text_after": True},
+    "composite": {"method": "composite", "weights": {"numeric": 0.75, "format": 0.25}},
+    "part": {
+        "method": "part",
+        "verifier": "math",
+        "pattern": "(?s).*</think>(.*)",
+        "which": "last",
+        "otherwise": "unparsed",
+    },
+    "strict": {
+        "method": "part",
+        "verifier": "numeric",
+        "pattern": "####(.*)",
+        "which": "last",
+        "otherwise": "unparsed",
+    },
+}
+COUNTDOWN = json.dumps({"numbers": [6, 34, 1, 11], "target": 38})
+PROBLEM = library.create_dataset("countdown", seed=1, size=1)[0]
+
+GOLDS = {
+    "choice": "B",
+    "countdown": COUNTDOWN,
+    "reasoning_gym": reasoning_gym.gold("countdown", PROBLEM),
+}
+RIGHT = {
+    "choice": "The answer is B.",
+    "countdown": "<answer>34 + (11 - 1) - 6 = 38</answer>",
+    "reasoning_gym": f"<answer>{PROBLEM['answer']}</answer>",
+    "format": "<think>so</think>\n<answer>7</answer>",
+    "composite": "<think>so</think>\n<answer>7</answer>",
+    "hendrycks": r"\boxed{7}",
+    "part": r"<think>\boxed{8}</think> \boxed{7}",
+}
+
+
+def names() -> list[str]:
+    return sorted(path.stem for path in Path(verifiers.__file__).parent.glob("[!_]*.py"))
+
+
+def says(name: str, completion: str, gold: str) -> Verdict:
+    return load(name, CONFIGURED).verify(completion, gold)
+
+
+@pytest.mark.parametrize(
+    ("name", "completion", "gold", "outcome"),
+    [
+        ("numeric", "so it is 1,234.50 dollars", "1234.5", "correct"),
+        ("numeric", "#### -3", "-3.0", "correct"),
+        ("numeric", "7-9=-2", "-2", "correct"),
+        ("numeric", "4 - 3", "3", "correct"),
+        ("numeric", "7, then 8", "7", "wrong"),
+        ("numeric", "1.0000000000000000000001", "1", "wrong"),
+        ("numeric", "9" * 6000, "9", "wrong"),
+        ("numeric", ".5", "0.5", "correct"),
+        ("numeric", "no number", "7", "unparsed"),
+        ("numeric", "7", "seven", "error"),
+        ("numeric", "145", "145.0", "correct"),
+        ("numeric", "9 apples (not 8 pears)", "9 (apples)", "wrong"),
+        ("numeric", "9 (of the 12 apples)", "9 (apples)", "correct"),
+        ("numeric", "1/2", "0.5", "correct"),
+        ("numeric", "2 1/2 cups", "2.5", "correct"),
+        ("numeric", r"\frac{5}{2}", "2 1/2", "correct"),
+        ("numeric", r"is $2\frac12$.", "2.5", "correct"),
+        ("numeric", "1/0", "0", "wrong"),
+        ("numeric", "28%", "28", "correct"),
+        ("numeric", r"28\%", "0.28", "correct"),
+        ("numeric", "0.28", "28%", "correct"),
+        ("numeric", "28%", "2800", "wrong"),
+        ("numeric", "it costs -$5.00.", "-5", "correct"),
+        ("numeric", "1,2345", "2345", "correct"),
+        ("numeric", "1e3", "1000", "correct"),
+        ("numeric", "in 3/4/2020", "2020", "correct"),
+        ("numeric", "10 \N{MINUS SIGN} 12 = \N{MINUS SIGN}2", "-2", "correct"),
+        ("numeric", "so\n#### 18\nthat is 9 * 2", "18", "correct"),
+        ("numeric", "so\n####", "18", "unparsed"),
+        ("numeric", r"\boxed{10{,}000}, which is 2 less than", "10,000", "correct"),
+        ("strict", "so it is 18", "18", "unparsed"),
+        ("strict", "so\n#### 18", "18", "correct"),
+        ("exact", " abc\n", "abc", "correct"),
+        ("exact", "Abc", "abc", "wrong"),
+        ("exact", " \n", "abc", "unparsed"),
+        ("choice", "A. Because B is not valid", "A", "correct"),
+        ("choice", "答案: C", "C", "correct"),
+        ("choice", r"Not A. \boxed{\text{(d)}}", "(D)", "correct"),
+        ("choice", "I think so", "I", "unparsed"),
+        ("choice", "The answer is a dog", "A", "unparsed"),
+        ("choice", "B", "B or C", "error"),
+        ("math", r"so \boxed{\frac{2}{4}}", "0.5", "correct"),
+        ("math", "x^2+1", "1+x^2", "correct"),
+        ("math", "2x + 3", "2x+4", "wrong"),
+        ("math", r"\boxed{1} or no, \boxed{2}", "2", "correct"),
+        ("math", r"\boxed{1} or no, \boxed{2}", "1", "wrong"),
+        ("math", r"$\boxed{1}$ and $\boxed{2}$", r"\{1,2\}", "correct"),
+        ("math", r"\boxed{28\%}", r"28\%", "correct"),
+        ("math", r"\boxed{\frac{1}{20000}}", r"\dfrac{1}{20,\!000}.", "correct"),
+        ("math", "Evelyn", r"\text{Evelyn}", "correct"),
+        ("math", "no mathematics", "7", "unparsed"),
+        ("math", "7", "forty two", "error"),
+        ("hendrycks", r"\boxed{\frac{2}{4}}", r"\frac12", "wrong"),
+        ("hendrycks", r"\boxed{0.5}", r"\dfrac{1}{2}", "correct"),
+        ("hendrycks", r"\boxed{(2, 1)}", "(1,2)", "wrong"),
+        ("hendrycks", r"\boxed{ 1{,}000 \text{ cm}}", "1000", "correct"),
+        ("hendrycks", "7", "7", "unparsed"),
+        ("countdown", "34+11-6-1", COUNTDOWN, "correct"),
+        ("countdown", r"\boxed{34 + 11 - 6 \times 1 - 1}", COUNTDOWN, "wrong"),
+        ("countdown", "38", COUNTDOWN, "wrong"),
+        ("countdown", "34/(1-1)", COUNTDOWN, "wrong"),
+        ("countdown", "34**11", COUNTDOWN, "unparsed"),
+        ("countdown", "7", "seven", "error"),
+        ("format", "<think>a</think><answer>b</answer>", "", "correct"),
+        ("format", "<think>a</think> so <answer>b</answer>", "", "wrong"),
+        ("format", "<think>a<think>b</think></think><answer>b</answer>", "", "wrong"),
+        ("think", "<think>a</think> so", "", "correct"),
+        ("think", "well <think>a</think> so", "", "wrong"),
+        ("part", r"<think>\boxed{7}</think> I do not know", "7", "unparsed"),
+        ("part", r"\boxed{7}", "7", "unparsed"),
+    ],
+)
+def test_verdicts(name: str, completion: str, gold: str, outcome: str) -> None:
+    try:
+        assert says(name, completion, gold).outcome == outcome
+    except ValueError:
+        assert outcome == "error"  # what a verifier raises is an `error`: the worker sees to it
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_verifier_knows_the_right_answer_and_checks_golds(name: str) -> None:
+    gold = GOLDS.get(name, "7")
+    loaded = load(name, CONFIGURED)
+    assert loaded.verify(RIGHT.get(name, "7"), gold).outcome == "correct"
+    assert loaded.check(gold).outcome == "correct"
+    assert loaded.version == load(name, CONFIGURED).version
+
+
+HOSTILE = {
+    "empty": "",
+    "power tower": "$9**9**9**9$ or 9**9**9**9 or \\boxed{9^{9^{9^9}}}",
+    "nested braces": "\\boxed" + "{" * 50_000 + "8" + "}" * 50_000,
+    "nested brackets": "(" * 50_000 + "8" + ")" * 50_000,
+    "nested fractions": "$" + r"\frac{1}{" * 2000 + "8" + "}" * 2000 + "$",
+    "one megabyte of digits": "9" * 2**20,
+    "one megabyte of words": "so " * 2**18 + "none",
+    "one megabyte of boxes": r"\boxed{" * 2**17,
+    "NUL bytes": "\x00" * 1000 + "none\x00",
+    "right-to-left marks": "\u202e\u200f\u202e none \u202c",
+    "import": "__import__('os').system('touch HARMED') or exec(\"open('HARMED','w')\")",
+    "import in a formula": "$__import__('os').system('touch HARMED')$ "
+    "\\boxed{__import__('os').system('touch HARMED')}",
+    "unclosed box": r"\boxed{8",
+    "several boxes": r"\boxed{6} \boxed{\boxed{8}} and \boxed{9}",
+    "lone surrogates": "\ud800 \udfff none",
+    "tags": "<answer>" * 100_000,
+    "commas": "1,111" * 100_000,
+}
+
+
+@pytest.mark.parametrize("name", names())
+def test_hostile_answers_end_in_a_verdict_and_harm_nobody(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is judged, within the limits, as not correct; and what is asked after them is judged as
+    ever."""
+    monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
+    monkeypatch.chdir(tmp_path)
+    gold = GOLDS.get(name, "7")
+    right = Answer(name, RIGHT.get(name, "7"), gold, False)
+    answers = [
+        answer for text in HOSTILE.values() for answer in (Answer(name, text, gold, False), right)
+    ]
+    with Grader(Verify(2, 2.0, 1.0, 1.0, CONFIGURED)) as grader:
+        verdicts = grader.grade(answers)
+    found = dict(zip(HOSTILE, verdicts[::2], strict=True))
+    assert {verdict.outcome for verdict in verdicts[1::2]} == {"correct"}
+    assert {
+        what: v
+        for what, v in found.items()
+        if v.outcome not in {*OUTCOMES} - {"correct", "truncated"}
+    } == {}
+    for verdict in found.values():
+        assert len(verdict.answer.encode()) < 5000
+    assert not list(tmp_path.rglob("HARMED"))
+
+
+@pytest.mark.parametrize(
+    ("text", "harmless"),
+    [
+        ("94*4 - 61 - (6 + 1)", True),
+        ("x**2/2 + 3*sin(2*x) + sqrt(x)", True),
+        ("[[0, 1], [1, 0]]", True),
+        ("['A', 'B', 'C']", True),
+        ("_ Q _ _\n_ _ _ Q", True),
+        ("__import__('os').system('true')", False),
+        ("open('x', 'w')", False),
+        ("(open)(x)", False),
+        ("x.diff(y)", False),
+        ("sin('open(1)')", False),
+        ("[f'{open(1)}']", False),
+        ("ｅval(x)", False),
+        ("eval\\\n(x)", False),
+        ("[open for x in y]", False),
+    ],
+)
+def test_what_a_scorer_may_evaluate_can_do_nothing(text: str, harmless: bool) -> None:
+    assert reasoning_gym.is_harmless(text) is harmless
+
+
+def test_a_composite_keeps_every_mark_and_rewards_their_weighted_sum() -> None:
+    both = says("composite", "<think>so</think><answer>7</answer>", "7")
+    assert (both.outcome, both.reward, both.parts) == (
+        "correct",
+        1.0,
+        (("numeric", 1.0), ("format", 1.0)),
+    )
+    bare, shaped = (
+        says("composite", "7", "7"),
+        says("composite", "<think>so</think><answer>8</answer>", "7"),
+    )
+    assert (bare.outcome, bare.reward, bare.score) == ("correct", 0.75, 0.75)
+    assert (shaped.outcome, shaped.reward, shaped.answer) == ("wrong", 0.25, "8")
+    assert says("composite", "7", "seven").outcome == "error"
+
+
+def test_partial_credit_is_kept_and_rewarded_only_through_a_composite() -> None:
+    problem = {"answer": "34", "metadata": {"source_dataset": "chain_sum"}}
+    gold = reasoning_gym.gold("chain_sum", problem)
+    partly = says("reasoning_gym", "34 it is", gold)
+    assert (partly.outcome, partly.reward, partly.score) == ("wrong", 0.0, 2 / 8)
+    weighed = load(
+        "rewarded", {"rewarded": {"method": "composite", "weights": {"reasoning_gym": 1.0}}}
+    )
+    assert weighed.verify("34 it is", gold).reward == 2 / 8
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"method": "sympy"},
+            r"verify.verifiers.x.method is 'sympy'; there is: .*exact, .*numeric",
+        ),
+        ({"method": "format", "tags": ["a"]}, "verify.verifiers.x.text_after is missing"),
+        ({"method": "numeric", "decimals": 2}, "verify.verifiers.x.decimals is unknown"),
+        ({"method": "composite", "weights": {"numeric": 0.5}}, "sum to 1"),
+        ({"method": "composite", "weights": {"numeric": 1.5, "exact": -0.5}}, "above 0"),
+        ({"method": "composite", "weights": {"x": 1.0}}, "x -> x"),
+        (
+            {
+                "method": "part",
+                "verifier": "exact",
+                "pattern": "(",
+                "which": "last",
+                "otherwise": "whole",
+            },
+            "regular exp",
+        ),
+        (
+            {
+                "method": "part",
+                "verifier": "exact",
+                "pattern": "a",
+                "which": "last",
+                "otherwise": "whole",
+            },
+            "one group",
+        ),
+    ],
+)
+def test_settings_that_make_no_sense_are_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParamsError, match=message):
+        load("x", {"x": settings})
+
+
+def test_a_version_follows_the_settings_and_the_verifiers_behind() -> None:
+    weights = {"x": {"method": "composite", "weights": {"numeric": 0.5, "exact": 0.5}}}
+    other = {"x": {"method": "composite", "weights": {"numeric": 0.6, "exact": 0.4}}}
+    behind = {"x": {"method": "composite", "weights": {"t": 1.0}}, "t": CONFIGURED["think"]}
+    changed = {**behind, "t": {**CONFIGURED["think"], "tags": ["thought"]}}
+    versions = [load("x", configured).version for configured in (weights, other, behind, changed)]
+    assert len(set(versions)) == 4
+
+
+def test_the_last_box_counts_whatever_is_in_it() -> None:
+    assert last_boxed(r"\boxed{1} then \boxed{\sqrt{\frac{3}{4}}}.") == r"\sqrt{\frac{3}{4}}"
+    assert (last_boxed(r"\boxed 7"), last_boxed(r"\fbox{7}"), last_boxed(r"\boxed{}")) == (
+        "7",
+        "7",
+        "",
+    )
+    assert (last_boxed(r"\boxed{7"), last_boxed("7")) == (None, None)
+    assert (
+        last_boxes(r"\boxed{1}, no: \boxed{2} and \boxed{3}.") == r", no: \boxed{2} and \boxed{3}."
+    )

@@ -1,0 +1,191 @@
+"""Packed rows and the fused forward against transformers' own forward, over real architectures with
+random weights."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    FalconMambaConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    Olmo2Config,
+    Phi3Config,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+    Qwen3NextConfig,
+)
+
+from tasks.common.files import ArtifactError
+from tasks.engines.engine import Sampling
+from tasks.engines.hf import engine as hf
+from tasks.engines.hf.engine import HfEngine
+from tasks.models.fused import FusedForward, fits
+from tasks.models.packing import ATTENTION, ModuleForward, check_forward, pack
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+}
+GROUPED = SHAPE | {"num_key_value_heads": 2, "intermediate_size": 48, "head_dim": 8}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+FAMILY = {
+    "llama": LlamaConfig(**GROUPED),
+    "llama3 with biases": LlamaConfig(
+        **GROUPED,
+        attention_bias=True,
+        mlp_bias=True,
+        rope_parameters=LLAMA3 | {"original_max_position_embeddings": 32},
+    ),
+    "mistral": MistralConfig(**GROUPED, sliding_window=6),
+    "qwen2": Qwen2Config(
+        **SHAPE, num_key_value_heads=1, intermediate_size=48, tie_word_embeddings=True
+    ),
+    "qwen3": Qwen3Config(**GROUPED),
+}
+OTHERS = {
+    "gemma3": Gemma3TextConfig(**GROUPED, sliding_window=6),
+    "gpt2": GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=128),
+    "gpt_neox": GPTNeoXConfig(**SHAPE, intermediate_size=48),
+    "granite": GraniteConfig(**{**GROUPED, "logits_scaling": 3.0, "attention_multiplier": 0.2}),
+    "olmo2": Olmo2Config(**GROUPED),
+    "phi3": Phi3Config(**{**GROUPED, "bos_token_id": 1, "eos_token_id": 1}),
+    "qwen3_moe": Qwen3MoeConfig(**GROUPED, **EXPERTS),
+}
+REFUSED = {
+    "bloom": BloomConfig(vocab_size=61, hidden_size=32, n_layer=2, n_head=4),
+    "gemma2": Gemma2Config(**GROUPED),
+    "mamba": FalconMambaConfig(vocab_size=61, hidden_size=32, num_hidden_layers=2, state_size=4),
+    "qwen3_next": Qwen3NextConfig(
+        **GROUPED, **EXPERTS, layer_types=["linear_attention", "full_attention"]
+    ),
+}
+
+
+def make(config: Any) -> Any:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.add_(
+                torch.randn_like(parameter) * (0.3 if "norm" in name or "bias" in name else 0.1)
+            )
+    model.set_attn_implementation(ATTENTION)
+    return model
+
+
+@pytest.mark.parametrize("name", [*FAMILY, *OTHERS])
+def test_packed_rows_give_the_models_own_logits(name: str) -> None:
+    check_forward(make((FAMILY | OTHERS)[name]), packed=True)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_packed_rows_cannot_compute_is_refused(name: str) -> None:
+    with pytest.raises(
+        ArtifactError, match="set engine.name to vllm and train.share_prompts to false"
+    ):
+        check_forward(make(REFUSED[name]), packed=True)
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_the_fused_forward_is_the_modules(name: str) -> None:
+    model = make(FAMILY[name])
+    assert fits(model)
+    packing, _, _ = pack(
+        [[5, 9, 3], [7, 2, 9, 4, 4, 8]], np.array([1, 0, 1]), [[6] * 9, [1, 2], [3]], model.device
+    )
+    modules, fused = ModuleForward(model), FusedForward(model, 128)
+    with torch.no_grad():
+        expected = modules.logits(modules(packing.ids, packing.positions, packing.attend))
+        found = fused.logits(fused(packing.ids, packing.positions, packing.attend))
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+def test_only_what_it_computes_takes_the_fused_forward() -> None:
+    assert not any(fits(make(config)) for config in OTHERS.values())
+    long = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    assert not fits(make(LlamaConfig(**GROUPED, rope_parameters=long)))
+    assert not fits(make(Qwen3Config(**{**GROUPED, "hidden_act": "gelu"})))
+
+
+@pytest.mark.parametrize("name", ["mistral", "qwen2", "gemma3", "gpt2", "qwen3_moe"])
+def test_the_engine_decodes_as_a_plain_forward_does(name: str) -> None:
+    model = make((FAMILY | OTHERS)[name])
+    prompts = [[3, 4, 5], [9] * 11, [7, 8]]
+    sampling = Sampling(1.0, 1.0, 0, 12, 0)
+    samples = HfEngine(model, [1], 4, 128).generate(prompts, [3, 2, 4], sampling, list(range(9)))
+    for row, owner in enumerate(np.repeat(np.arange(3), [3, 2, 4])):
+        ids = samples.token_ids[row]
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([prompts[owner] + ids])).logits[
+                0, len(prompts[owner]) - 1 : -1
+            ]
+        expected = logits.log_softmax(-1)[torch.arange(len(ids)), torch.tensor(ids)]
+        np.testing.assert_allclose(samples.logprobs[row], expected, atol=1e-4)
+
+
+def test_many_long_prompts_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = [[3 + i] * n for i, n in enumerate((60, 1, 30, 12, 25))]
+    drawn = []
+    for most, parts in (
+        (10**6, [[0, 1, 2, 3, 4]]),
+        (45, [[0], [1, 2, 3], [4]]),
+    ):  # one prompt is read at least
+        monkeypatch.setattr(hf, "MOST_READ", most)
+        assert hf.Shelf(prompts, np.arange(5)).parts([0, 1, 2, 3, 4]) == parts
+        engine = HfEngine(make(FAMILY["qwen3"]), [1], 8, 128)
+        drawn.append(
+            engine.generate(
+                prompts, [2] * 5, Sampling(1.0, 1.0, 0, 9, 0), list(range(10))
+            ).token_ids
+        )
+        assert engine.prefilled_tokens == 128
+    assert drawn[0] == drawn[1]
+
+
+def test_a_row_by_hand() -> None:
+    packing, prompts, rest = pack(
+        [[1, 2], [3, 4, 5]], np.array([0, 1, 1]), [[6], [], [7, 8]], torch.device("cpu")
+    )
+    assert packing.ids.tolist() == [
+        3,
+        4,
+        5,
+        1,
+        2,
+        7,
+        8,
+        6,
+    ]  # the longest prompt first, then the longest continuation
+    assert packing.positions.tolist() == [0, 1, 2, 0, 1, 3, 4, 2]
+    assert prompts.starts.tolist() == [3, 0]
+    assert rest.starts[[0, 2]].tolist() == [7, 5]
+    assert rest.lengths.tolist() == [1, 0, 2]
+    own = [block for block in packing.blocks if 5 in block.queries]
+    assert len(own) == 1
+    assert (own[0].bias(None, torch.float32)[0, 0] == 0).tolist() == [
+        [True] * 4 + [False],
+        [True] * 5,
+    ]
+    narrow = own[0].bias(2, torch.float32)[0, 0] == 0
+    assert narrow.tolist() == [[False, False, True, True, False], [False, False, False, True, True]]

@@ -1,0 +1,121 @@
+"""Chat prompts: rendered by the policy's own template, which is part of the store's key; plain ones
+stay plain."""
+
+import json
+import shutil
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+
+from tasks.common.artifacts import PROMPTS, Layout
+from tasks.common.files import ArtifactError
+from tasks.models.policy import Policy, load_model, load_tokenizer, read_policy
+from tasks.models.prompts import encode_prompts, render
+from tasks.store.rollouts import sample_prompts
+from tests.policies import place_policy
+from tests.store.test_rollouts import SETTINGS
+
+TEMPLATE = (
+    "{% for message in messages %}{% if message.role == 'developer' %}{{ raise_exception('no "
+    "developers') }}{% endif %}"
+    "[{{ message.role }}]{{ message.content }}{% endfor %}{% if add_generation_prompt "
+    "%}[assistant]{% endif %}"
+)
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1 ="}]
+
+
+def prompts(*messages: list[dict[str, str]] | None) -> pl.DataFrame:
+    """Prompts that differ in their id and their messages only."""
+    row = {**PROMPTS.example, "prompt": "1 + 1 =", "answer": "2"}
+    texts = [None if one is None else json.dumps(one) for one in messages]
+    return PROMPTS.frame(
+        [{**row, "prompt_id": f"p{n}", "messages": text} for n, text in enumerate(texts)]
+    )
+
+
+def world(root: Path, qwen: Path, template: str | None) -> tuple[Policy, Layout]:
+    """A policy with a chat template, or without."""
+    folder = Path(shutil.copytree(qwen, root / "policy"))
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template)
+    layout = Layout(root / "data")
+    place_policy(
+        folder, layout, load_model(folder, dtype=torch.float32, device=torch.device("cpu"))
+    )
+    return read_policy(layout), layout
+
+
+def test_messages_are_rendered_and_plain_prompts_are_not(qwen: Path, tmp_path: Path) -> None:
+    policy, _ = world(tmp_path, qwen, TEMPLATE)
+    tokenizer = load_tokenizer(policy.folder, trust_remote_code=False)
+    chat, plain = encode_prompts(prompts(MESSAGES, None), tokenizer, policy, 8)
+    assert chat == tokenizer("[system]Be brief.[user]1 + 1 =[assistant]").input_ids
+    assert plain == tokenizer("1 + 1 =").input_ids
+
+
+def test_another_template_is_another_key_of_the_store(qwen: Path, tmp_path: Path) -> None:
+    """The policy's digest says it too; the prompt's own digest must as well, for it is what a shard
+    holds."""
+    digests = []
+    for name, template in (
+        ("a", TEMPLATE),
+        ("b", TEMPLATE.replace("[user]", "<user>").replace("[assistant]", ">")),
+    ):
+        policy, layout = world(tmp_path / name, qwen, template)
+        rows, usage = sample_prompts(
+            prompts(MESSAGES, None), policy, 2, SETTINGS, layout, cell="profile", greedy=False
+        )
+        assert usage.sampled_rollouts == 4
+        digests.append(rows["prompt_digest"].unique(maintain_order=True).to_list())
+        assert (
+            sample_prompts(
+                prompts(MESSAGES, None), policy, 2, SETTINGS, layout, cell="profile", greedy=False
+            )[1].sampled_rollouts
+            == 0
+        )
+    assert digests[0][0] != digests[1][0]
+    assert digests[0][1] == digests[1][1]
+
+
+def test_a_policy_without_a_template_says_what_to_set(qwen: Path, tmp_path: Path) -> None:
+    policy, _ = world(tmp_path, qwen, None)
+    tokenizer = load_tokenizer(policy.folder, trust_remote_code=False)
+    with pytest.raises(
+        ArtifactError,
+        match=r"prompt p1: it is chat messages, and the policy has no chat template: "
+        r"set prompt_template",
+    ):
+        encode_prompts(prompts(None, MESSAGES), tokenizer, policy, 8)
+
+
+def test_what_a_template_refuses_is_named(qwen: Path, tmp_path: Path) -> None:
+    policy, _ = world(tmp_path, qwen, TEMPLATE)
+    tokenizer = load_tokenizer(policy.folder, trust_remote_code=False)
+    with pytest.raises(
+        ArtifactError, match="prompt p0: the policy's chat template refuses it: no developers"
+    ):
+        encode_prompts(
+            prompts([{"role": "developer", "content": "x"}, *MESSAGES]), tokenizer, policy, 8
+        )
+
+
+def test_a_template_that_prints_the_date_renders_the_same_every_day(
+    qwen: Path, tmp_path: Path
+) -> None:
+    policy, _ = world(tmp_path, qwen, "{{ strftime_now('%d %b %Y') }}")
+    tokenizer = load_tokenizer(policy.folder, trust_remote_code=False)
+    assert tokenizer.decode(render("", json.dumps(MESSAGES), tokenizer)) == "26 Jul 2024"
+
+
+def test_prompts_that_do_not_fit_name_the_length_to_set(qwen: Path, tmp_path: Path) -> None:
+    policy, _ = world(tmp_path, qwen, TEMPLATE)
+    tokenizer = load_tokenizer(policy.folder, trust_remote_code=False)
+    table = prompts(None, None, None).with_columns(prompt=pl.Series(["1" * 700, "1" * 510, "1"]))
+    with pytest.raises(
+        ArtifactError,
+        match=r"prompt p1 has 510 tokens.*\(2 of 3 prompts do not fit\): "
+        r"set .*max_prompt_characters below its 510",
+    ):
+        encode_prompts(table, tokenizer, policy, 8)

@@ -1,0 +1,262 @@
+"""The store among real processes, as stages are run: two at once, kills, growth, and the command
+line."""
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import tasks.baseline.__main__
+import torch
+import yaml
+
+import tasks.profile.__main__
+from tasks.common import params
+from tasks.common.artifacts import PROFILE, PROMPTS, ROLLOUTS, Layout
+from tasks.common.files import read_json
+from tasks.common.journal import Tracker
+from tasks.common.stage import Stage
+from tasks.models.policy import load_model
+from tests.policies import place_policy
+from tests.train.worlds import PARAMS
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def make_root(
+    root: Path, policy: Path, store: str | None, numbers: range, **changes: Any
+) -> Layout:
+    """A data root with prompts, the policy and parameters; the store where it is said, three
+    prompts a batch."""
+    layout = Layout(root)
+    place_policy(
+        policy, layout, load_model(policy, dtype=torch.float32, device=torch.device("cpu"))
+    )
+    write_prompts(layout, numbers)
+    settings = {
+        "store": {"location": store, "batch_rollouts": 12, "logprobs": False},
+        "profile": {"num_samples": 4},
+    }
+    (root / "params.yaml").write_text(yaml.safe_dump({**PARAMS, **settings, **changes}))
+    return layout
+
+
+def write_prompts(layout: Layout, numbers: range, answer: str = "7") -> None:
+    row = {"answer": answer, "verifier": "numeric", "source": "t", "level": ""}
+    for split in ("train", "test"):
+        rows = [{"prompt_id": f"p{n}", "prompt": f"{n} + 3 =", **row} for n in numbers]
+        PROMPTS.write(layout.prompts(split), PROMPTS.frame(rows))
+
+
+def change(layout: Layout, section: str, **values: Any) -> None:
+    path = layout.root / "params.yaml"
+    before = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**before, section: {**before[section], **values}}))
+
+
+def start(layout: Layout, stage: str = "profile") -> "subprocess.Popen[str]":
+    line = [
+        sys.executable,
+        "-m",
+        f"tasks.{stage}",
+        "--params",
+        str(layout.root / "params.yaml"),
+        "--data",
+    ]
+    return subprocess.Popen(
+        [*line, str(layout.root)], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+    )
+
+
+def finish(process: "subprocess.Popen[str]") -> str:
+    """The log of a stage that succeeds."""
+    _, log = process.communicate(timeout=300)
+    assert process.returncode == 0, log
+    return log
+
+
+def said(log: str) -> str:
+    return next(line.split(": ", 1)[1] for line in log.splitlines() if "rollouts reused" in line)
+
+
+def stored_rows(location: Path) -> int:
+    return sum(len(pl.read_parquet(path)) for path in location.glob("*/*/*.parquet"))
+
+
+def tables(layout: Layout) -> tuple[pl.DataFrame, pl.DataFrame]:
+    return PROFILE.read(layout.profile / "profile.parquet"), ROLLOUTS.read(
+        layout.profile / "rollouts.parquet"
+    )
+
+
+def run(layout: Layout, stage: str, main: Callable[[Stage], None]) -> dict[str, str]:
+    """A stage in this process; what it says about rollouts reused and sampled, by kind."""
+    values = params.load(layout.root / "params.yaml")
+    main(Stage(stage, values, layout, None, None, argparse.Namespace(), Tracker()))
+    return {kind: note["said"] for kind, note in read_json(layout.draw(stage)).items()}
+
+
+def profile(layout: Layout) -> str:
+    return run(layout, "profile", tasks.profile.__main__.main)["sampled"]
+
+
+def test_growth_through_the_stage(guesser: Path, tmp_path: Path) -> None:
+    layout = make_root(tmp_path, guesser, None, range(10))
+    assert profile(layout).startswith("0 rollouts reused, 40 sampled (")
+    first, _ = tables(layout)
+    assert profile(layout) == "40 rollouts reused, 0 sampled"
+    assert tables(layout)[0].equals(first)
+    write_prompts(layout, range(11))  # a tenth more
+    said = profile(layout)
+    assert said.startswith("40 rollouts reused, 4 sampled (")
+    assert said.endswith("tokens): 1 prompt new to the store")
+    change(layout, "profile", num_samples=8)
+    said = profile(layout)
+    assert said.startswith("44 rollouts reused, 44 sampled (")
+    assert said.endswith("tokens): num_samples 4 -> 8")
+    edited = pl.when(pl.col("prompt_id") == "p3")
+    prompts = PROMPTS.read(layout.prompts("train"))
+    prompts = prompts.with_columns(prompt=edited.then(pl.lit("30 + 3 =")).otherwise("prompt"))
+    PROMPTS.write(layout.prompts("train"), prompts)
+    assert profile(layout).startswith("80 rollouts reused, 8 sampled (")
+    _, before = tables(layout)
+    likely = before.filter(prompt_id="p3", outcome="wrong")["answer"][0]
+    prompts = prompts.with_columns(answer=edited.then(pl.lit(likely)).otherwise("answer"))
+    PROMPTS.write(layout.prompts("train"), prompts)
+    assert profile(layout) == "88 rollouts reused, 0 sampled"
+    _, after = tables(layout)
+    assert after["text"].equals(before["text"])
+    expected = before.filter(prompt_id="p3", answer=likely).height
+    assert after.filter(prompt_id="p3")["reward"].sum() == expected > 0
+
+
+@pytest.mark.slow
+def test_two_processes_with_roots_of_their_own_share_the_work(qwen: Path, tmp_path: Path) -> None:
+    """Both want the same prompts at the same time: nothing lost, nothing twice in a profile, equal
+    profiles."""
+    location = tmp_path / "shared"
+    roots = [make_root(tmp_path / name, qwen, str(location), range(60)) for name in "ab"]
+    logs = [finish(process) for process in [start(layout) for layout in roots]]
+    first, second = (tables(layout) for layout in roots)
+    assert first[0].equals(second[0])
+    assert first[1].equals(second[1])
+    assert len(first[1]) == 240
+    assert not first[1].select("prompt_id", "sample_index").is_duplicated().any()
+    # what both had in hand at the same time may be twice in the store, a batch (12) at a time;
+    # never all of it
+    sampled = sum(int(said(log).split(" sampled")[0].split()[-1]) for log in logs)
+    assert sampled == stored_rows(location)
+    assert 240 <= sampled < 480
+
+
+def test_two_processes_on_one_root_sample_nothing_twice(qwen: Path, tmp_path: Path) -> None:
+    layout = make_root(tmp_path, qwen, None, range(30))
+    for process in [start(layout), start(layout)]:
+        finish(process)
+    assert stored_rows(layout.store) == 120
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_nothing_is_lost_or_different(qwen: Path, tmp_path: Path) -> None:
+    """SIGKILL again and again, also while shards are compacted by others; then the profile of an
+    unkilled run."""
+    alone, killed = (
+        make_root(tmp_path / name, qwen, None, range(200)) for name in ("alone", "killed")
+    )
+    change(alone, "sampling", max_tokens=24)
+    change(killed, "sampling", max_tokens=24)
+    finish(start(alone))
+    rng, progress = random.Random(0), [0]
+    for _ in range(3):
+        process = start(killed)
+        wait_for_shards(killed, process, progress[-1] + rng.randint(1, 5))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        progress.append(stored_rows(killed.store))
+        command("gc", killed)
+        assert stored_rows(killed.store) == progress[-1]
+    log = said(finish(start(killed)))
+    assert progress == sorted(set(progress))  # every attempt got further
+    assert log.startswith(f"{progress[-1]} rollouts reused, {800 - progress[-1]} sampled (")
+    for one, other in zip(tables(alone), tables(killed), strict=True):
+        assert one.equals(other)
+
+
+def wait_for_shards(layout: Layout, process: "subprocess.Popen[str]", rows: int) -> None:
+    """Until the store holds more than `rows` rollouts."""
+    while stored_rows(layout.store) <= rows:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.002)
+
+
+def command(name: str, layout: Layout, *options: str, status: int = 0) -> str:
+    line = [sys.executable, "-m", "tasks.store", name, "--params", str(layout.root / "params.yaml")]
+    done = subprocess.run(
+        [*line, "--data", str(layout.root), *options], capture_output=True, text=True
+    )
+    assert done.returncode == status, done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_the_command_line(qwen: Path, tmp_path: Path) -> None:
+    layout = make_root(tmp_path, qwen, None, range(9))
+    assert "empty" in command("ls", layout)
+    profile(layout)
+    policy = next(layout.store.iterdir()).name
+    listed = command("ls", layout)
+    assert f"{policy}  max_tokens 8, seed 0, temperature 1.0, " in listed
+    assert "36 rollouts of 9 prompts" in listed
+    stat = command("stat", layout)
+    assert "rollouts  36: 9 prompts, 4 to 4 samples" in stat
+    assert "drawn by  hf " in stat
+    assert "every shard is what was written" in command("verify", layout)
+    shard = sorted(layout.store.glob("*/*/*.parquet"))[1]
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert f"DAMAGED {shard}: its" in command("verify", layout, status=1)
+    profile(layout)
+    assert "set aside before" in command("verify", layout, status=1)
+    dry = command("gc", layout, "--dry-run")
+    assert f"would remove {shard}.damaged (damaged)" in dry
+    assert "would merge 3 shards" in dry
+    assert len(list(layout.store.glob("*/*/*"))) == 5
+    assert command("gc", layout) == dry.replace("would ", "")
+    assert len(list(layout.store.glob("*/*/*"))) == 2
+    assert "nothing to do" in command("gc", layout)
+    assert profile(layout) == "36 rollouts reused, 0 sampled"
+    assert "holds nothing of policy nobody; it knows" in command(
+        "gc", layout, "--policy", "nobody", status=1
+    )
+    command("gc", layout, "--policy", policy)
+    assert "empty" in command("ls", layout)
+    assert "section 'store' is missing" in command("ls", without_store(layout), status=1)
+
+
+def without_store(layout: Layout) -> Layout:
+    (layout.root / "params.yaml").write_text("{profile: {}}\n")
+    return layout
+
+
+def test_evaluation_says_it_too(qwen: Path, tmp_path: Path) -> None:
+    layout = make_root(
+        tmp_path,
+        qwen,
+        None,
+        range(3),
+        evaluate={"num_samples": 2, "pass_at": [1], "num_bootstrap": 9},
+    )
+    said = run(layout, "baseline", tasks.baseline.__main__.main)
+    assert said["sampled"].startswith("0 rollouts reused, 6 sampled (")
+    assert said["greedy"].startswith("0 rollouts reused, 3 sampled (")
+    change(layout, "evaluate", num_samples=3)
+    said = run(layout, "baseline", tasks.baseline.__main__.main)
+    assert said["sampled"].endswith("tokens): num_samples 2 -> 3")
+    assert said["greedy"] == "3 rollouts reused, 0 sampled"

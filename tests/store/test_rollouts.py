@@ -1,0 +1,300 @@
+"""Drawing through the store: nothing is sampled twice, nothing is mixed up, costs are of the rows
+used."""
+
+import dataclasses
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+
+from tasks.common.artifacts import PROMPTS, Layout
+from tasks.common.files import ArtifactError
+from tasks.engines.engine import Sampling
+from tasks.grading.grader import Answer, Grader, Verify
+from tasks.grading.rollouts import grade_rows
+from tasks.models.policy import Policy, load_model, read_policy
+from tasks.store.folder import StoreSettings
+from tasks.store.rollouts import SamplerSettings, sample_prompts, sampling_cost
+from tests.policies import ENGINE, place_policy
+
+SETTINGS = SamplerSettings(
+    Sampling(1.0, 1.0, 0, 8, 0),
+    ENGINE,
+    StoreSettings(None, 2048, False),
+)
+VERIFY = Verify(1, 5.0, 4.0, 0.5, {})
+
+
+def draw(*arguments: Any, verify: Verify = VERIFY, greedy: bool, **options: Any) -> Any:
+    """The graded rollouts, the store's rows behind them, and the usage."""
+    rows, usage = sample_prompts(*arguments, greedy=greedy, **options)
+    return grade_rows(rows, verify, greedy=greedy), rows, usage
+
+
+def prompts_table(numbers: range, answer: str = "7") -> pl.DataFrame:
+    rows = [
+        {
+            "prompt_id": f"p{n}",
+            "prompt": f"{n} + 3 =",
+            "answer": answer,
+            "verifier": "numeric",
+            "source": "t",
+            "level": "",
+        }
+        for n in numbers
+    ]
+    return PROMPTS.frame(rows)
+
+
+@pytest.fixture
+def world(qwen: Path, tmp_path: Path) -> tuple[Policy, Layout]:
+    layout = Layout(tmp_path)
+    place_policy(qwen, layout, load_model(qwen, dtype=torch.float32, device=torch.device("cpu")))
+    return read_policy(layout), layout
+
+
+def test_growth_samples_only_what_is_new(world: tuple[Policy, Layout]) -> None:
+    policy, layout = world
+    first, _, usage = draw(
+        prompts_table(range(10)), policy, 4, SETTINGS, layout, cell="profile", greedy=False
+    )
+    assert (usage.sampled_rollouts, usage.reused_rollouts) == (40, 0)
+    again, _, usage = draw(
+        prompts_table(range(10)), policy, 4, SETTINGS, layout, cell="profile", greedy=False
+    )
+    assert (usage.sampled_rollouts, usage.sampled_tokens, usage.reused_rollouts) == (0, 0, 40)
+    assert again.equals(first)
+    more, _, usage = draw(
+        prompts_table(range(11)), policy, 6, SETTINGS, layout, cell="profile", greedy=False
+    )
+    assert (usage.sampled_rollouts, usage.reused_rollouts) == (10 * 2 + 6, 40)
+    assert more.filter((pl.col("sample_index") < 4) & (pl.col("prompt_id") != "p10")).equals(first)
+
+
+def test_an_edited_answer_is_graded_again_and_not_sampled(world: tuple[Policy, Layout]) -> None:
+    policy, layout = world
+    first, _, _ = draw(
+        prompts_table(range(8)), policy, 8, SETTINGS, layout, cell="profile", greedy=False
+    )
+    answers = [
+        answer
+        for answer, outcome in first.select("answer", "outcome").iter_rows()
+        if outcome == "wrong"
+    ]
+    likely = Counter(answers).most_common(1)[0][0]
+    edited, _, usage = draw(
+        prompts_table(range(8), likely), policy, 8, SETTINGS, layout, cell="profile", greedy=False
+    )
+    assert usage.sampled_rollouts == 0
+    assert edited["text"].equals(first["text"])
+    assert (edited["reward"].sum(), first["reward"].sum()) == (
+        answers.count(likely),
+        edited_reward(first, "7"),
+    )
+
+
+def test_a_new_version_of_a_verifier_grades_again_and_samples_nothing(
+    world: tuple[Policy, Layout],
+) -> None:
+    policy, layout = world
+    prompts = prompts_table(range(8)).with_columns(verifier=pl.lit("mine"))
+    versions, outcomes, texts = [], [], []
+    for tag in ("a", "b"):
+        verify = dataclasses.replace(VERIFY, verifiers={"mine": format_of(tag)})
+        graded, _, usage = draw(
+            prompts, policy, 4, SETTINGS, layout, cell="profile", greedy=False, verify=verify
+        )
+        with Grader(verify) as grader:
+            versions.append(grader.versions({"mine"})["mine"])
+            outcomes.append(
+                [
+                    v.outcome
+                    for v in grader.grade(
+                        [Answer("mine", f"<{t}>x</{t}>", "7", False) for t in "ab"]
+                    )
+                ]
+            )
+        texts.append(graded["text"])
+    assert usage.sampled_rollouts == 0
+    assert usage.reused_rollouts == 32
+    assert texts[0].equals(texts[1])
+    assert versions[0] != versions[1]
+    assert [row[0] == "correct" for row in outcomes] == [True, False]
+    assert [row[1] == "correct" for row in outcomes] == [False, True]
+
+
+def format_of(tag: str) -> dict[str, object]:
+    return {"method": "format", "tags": [tag], "text_after": False}
+
+
+def edited_reward(rollouts: pl.DataFrame, gold: str) -> float:
+    return float(((rollouts["answer"] == gold) & (rollouts["finish_reason"] == "stop")).sum())
+
+
+def test_another_policy_or_sampling_is_never_mixed_in(
+    world: tuple[Policy, Layout], llama: Path
+) -> None:
+    policy, layout = world
+    draw(prompts_table(range(4)), policy, 2, SETTINGS, layout, cell="profile", greedy=False)
+    other = dataclasses.replace(policy, digest="another")
+    _, _, usage = draw(
+        prompts_table(range(4)), other, 2, SETTINGS, layout, cell="profile", greedy=False
+    )
+    assert usage.sampled_rollouts == 8
+    for change in ({"temperature": 0.5}, {"max_tokens": 9}, {"seed": 1}, {"top_k": 5}):
+        changed = dataclasses.replace(
+            SETTINGS, sampling=dataclasses.replace(SETTINGS.sampling, **change)
+        )  # type: ignore[arg-type]
+        _, _, usage = draw(
+            prompts_table(range(4)), policy, 2, changed, layout, cell="profile", greedy=False
+        )
+        assert usage.sampled_rollouts == 8, change
+    _, _, usage = draw(
+        prompts_table(range(4)), policy, 1, SETTINGS, layout, cell="profile", greedy=True
+    )
+    assert usage.sampled_rollouts == 4
+
+
+def test_costs_are_of_the_rows_used_whoever_sampled_them(world: tuple[Policy, Layout]) -> None:
+    policy, layout = world
+    _, rows, _ = draw(
+        prompts_table(range(6)), policy, 4, SETTINGS, layout, cell="profile", greedy=False
+    )
+    cold = sampling_cost(rows, policy, "profile", charged=True)
+    _, rows, usage = draw(
+        prompts_table(range(6)), policy, 4, SETTINGS, layout, cell="profile", greedy=False
+    )
+    assert usage.sampled_rollouts == 0
+    warm = sampling_cost(rows, policy, "profile", charged=True)
+    assert json.dumps(cold.as_dict()) == json.dumps(warm.as_dict())
+    tokens = int(rows["prompt_tokens"].sum()) + int(rows["completion_tokens"].sum())
+    assert warm.charged["profile"] == 2.0 * policy.architecture.num_matmul_parameters * tokens
+
+
+SMALL = dataclasses.replace(SETTINGS, store=StoreSettings(None, 8, True))
+
+
+def shard_files(layout: Layout) -> list[Path]:
+    return sorted(layout.store.glob("*/*/*.parquet"))
+
+
+def test_a_kill_between_batches_keeps_what_was_drawn(world: tuple[Policy, Layout]) -> None:
+    policy, layout = world
+    whole, _, _ = draw(
+        prompts_table(range(6)), policy, 4, SMALL, layout, cell="profile", greedy=False
+    )
+    shards = shard_files(layout)
+    assert len(shards) == 3
+    shards[1].unlink()  # as if the run had been killed before this batch was kept
+    again, _, usage = draw(
+        prompts_table(range(6)), policy, 4, SMALL, layout, cell="profile", greedy=False
+    )
+    assert (usage.sampled_rollouts, usage.why) == (8, "2 prompts new to the store")
+    assert again.equals(whole)
+
+
+@pytest.mark.parametrize("how", ["cut", "bit", "keys", "empty"])
+def test_a_damaged_shard_is_set_aside_and_its_rows_sampled_again(
+    how: str, world: tuple[Policy, Layout], caplog: pytest.LogCaptureFixture
+) -> None:
+    policy, layout = world
+    whole, _, _ = draw(
+        prompts_table(range(6)), policy, 4, SMALL, layout, cell="profile", greedy=False
+    )
+    shard = shard_files(layout)[1]
+    content = bytearray(shard.read_bytes())
+    content[{"keys": 40}.get(how, len(content) // 2)] ^= (
+        4  # one bit, which Parquet itself may not notice
+    )
+    shard.write_bytes({"cut": content[:-40], "empty": b""}.get(how, content))
+    again, _, usage = draw(
+        prompts_table(range(6)), policy, 4, SMALL, layout, cell="profile", greedy=False
+    )
+    assert usage.sampled_rollouts == 8
+    assert "1 damaged shard set aside" in usage.why
+    assert again.equals(whole)
+    assert shard.name in caplog.text
+    assert shard.with_name(shard.name + ".damaged").exists()
+    _, _, usage = draw(
+        prompts_table(range(6)), policy, 4, SMALL, layout, cell="profile", greedy=False
+    )
+    assert usage.sampled_rollouts == 0
+
+
+def test_logprobs_are_kept_where_they_are_wanted(world: tuple[Policy, Layout]) -> None:
+    policy, layout = world
+    draw(prompts_table(range(2)), policy, 2, SETTINGS, layout, cell="profile", greedy=False)
+    draw(prompts_table(range(2, 4)), policy, 2, SMALL, layout, cell="profile", greedy=False)
+    without, kept = [pl.read_parquet(path) for path in shard_files(layout)]
+    assert without["logprobs"].null_count() == 4
+    assert kept["logprobs"].list.len().to_list() == kept["token_ids"].list.len().to_list()
+    assert (kept["logprobs"].list.max() <= 0.0).all()
+
+
+def test_the_reason_is_said(world: tuple[Policy, Layout]) -> None:
+    policy, layout = world
+
+    def why(
+        prompts: pl.DataFrame, num_samples: int = 2, policy: Policy = policy, **sampling: object
+    ) -> str:
+        changed = dataclasses.replace(SETTINGS.sampling, **sampling)  # type: ignore[arg-type]
+        settings = dataclasses.replace(SETTINGS, sampling=changed)
+        return draw(prompts, policy, num_samples, settings, layout, cell="profile", greedy=False)[
+            2
+        ].said
+
+    first = why(prompts_table(range(4)))
+    assert first.startswith("0 rollouts reused, 8 sampled (")
+    assert first.endswith(
+        f"first time in this data root, nothing in the store for policy {policy.digest[:4]}.."
+    )
+    assert why(prompts_table(range(4))) == "8 rollouts reused, 0 sampled"
+    assert why(prompts_table(range(6))).endswith("tokens): 2 prompts new to the store")
+    assert why(prompts_table(range(6)), 4).endswith("tokens): num_samples 2 -> 4")
+    other = dataclasses.replace(policy, digest="91c0aaaa")
+    said = why(prompts_table(range(6)), 4, other)
+    assert said.endswith(f"tokens): policy digest changed: {policy.digest[:4]}.. -> 91c0..")
+    assert why(prompts_table(range(6)), 4, other, temperature=0.8).endswith(
+        "tokens): sampling.temperature 1.0 -> 0.8"
+    )
+    note = json.loads(layout.draw("profile").read_text())["sampled"]
+    assert (note["asked"]["policy"], note["said"][:27]) == (
+        "91c0aaaa",
+        "0 rollouts reused, 24 sampl",
+    )
+
+
+def test_an_external_policy_that_changed_in_place_is_refused(
+    world: tuple[Policy, Layout], qwen: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "mine"
+    shutil.copytree(qwen, folder)
+    layout = Layout(tmp_path / "data")
+    place_policy(
+        folder, layout, load_model(folder, dtype=torch.float32, device=torch.device("cpu"))
+    )
+    read_policy(layout)
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.seek(-4, 2)
+        file.write(b"abcd")
+    with pytest.raises(
+        ArtifactError, match="is not what it was when the stage `policy` looked at it"
+    ):
+        read_policy(layout)
+
+
+def test_a_prompt_too_long_is_named_before_anything_is_sampled(
+    world: tuple[Policy, Layout],
+) -> None:
+    policy, layout = world
+    prompts = prompts_table(range(3)).with_columns(
+        prompt=pl.when(pl.col("prompt_id") == "p1").then(pl.lit("1" * 510)).otherwise("prompt")
+    )
+    with pytest.raises(ArtifactError, match="prompt p1 has 510 tokens"):
+        draw(prompts, policy, 2, SETTINGS, layout, cell="profile", greedy=False)
+    assert not layout.store.exists()
