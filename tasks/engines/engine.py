@@ -10,7 +10,7 @@ import hashlib
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,8 @@ from tasks.common.ledger import Architecture, decode_flops, prefill_flops
 from tasks.common.params import ParamsError
 from tasks.engines.memory import check_memory
 from tasks.models.policy import Policy
+
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,26 @@ class EngineSettings:
 
 
 @dataclass(frozen=True)
+class Request:
+    """`counts[i]` completions of `prompts[i]` (token ids), one seed a completion in that order.
+
+    Whoever does not need log-probabilities sets `with_logprobs` to False and may get empty lists:
+    vLLM is faster without them."""
+
+    prompts: Sequence[Sequence[int]]
+    counts: Sequence[int]
+    seeds: Sequence[int]
+    sampling: Sampling
+    with_logprobs: bool = True
+
+    def owner_B(self) -> Ints:
+        """The index of the prompt that each of the B completions belongs to."""
+        return np.repeat(np.arange(len(self.prompts)), self.counts)
+
+
+@dataclass(frozen=True)
 class Samples:
-    """B completions, prompt by prompt in the order of the call, the samples of a prompt side by
-    side.
+    """B completions in the order of the request, the completions of a prompt side by side.
 
     `token_ids` end with the stop token when `finish_reasons` says "stop"; "length" means the limit
     cut it. `logprobs` are of the distribution drawn from: temperature applied, top-p and top-k
@@ -83,19 +102,11 @@ class Engine(Protocol):
     prefilled_tokens: int
 
     def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        num_samples: Sequence[int],
-        sampling: Sampling,
-        seeds: Sequence[int],
-        on_finished: Callable[[int], object] | None = None,
-        with_logprobs: bool = True,
+        self, request: Request, on_finished: Callable[[int], object] | None = None
     ) -> Samples:
-        """`num_samples[i]` completions of `prompts[i]` (token ids); one seed a sample, in the same
-        order.
+        """Draw the completions that `request` asks for.
 
-        `on_finished(n)` is told of every n rollouts that ended, for progress bars. Who does not
-        need log-probabilities says so, and may get empty lists: vLLM is the faster for it. Raises
+        `on_finished(n)` is called whenever n more completions have ended, for progress bars. Raises
         ArtifactError naming the index of a prompt that leaves no room for `sampling.max_tokens`.
         """
         ...
@@ -107,6 +118,29 @@ class Engine(Protocol):
     def sleep(self) -> None:
         """Lend the engine's memory to the trainer until it is used again; an engine without its own
         does nothing."""
+        ...
+
+
+@runtime_checkable
+class ScheduledEngine(Engine, Protocol):
+    """An engine that lets its caller decide which completions start first and how many are in
+    flight. vLLM decides both itself."""
+
+    def cache_bytes(self, positions: int) -> int:
+        """Bytes of the keys and values of one row of `positions` tokens."""
+        ...
+
+    def generate_in_order(
+        self,
+        request: Request,
+        order_B: Ints,
+        max_rows: int,
+        on_finished: Callable[[int], object] | None = None,
+    ) -> Samples:
+        """Draw the completions that `request` asks for, at most `max_rows` at a time.
+
+        Completions start in the order `order_B`; when one ends, the next takes its slot at once.
+        The order changes no completion, and the samples come back in the order of the request."""
         ...
 
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from tasks.common.files import ArtifactError, read_json
 from tasks.engines.choosing import choose, hashed_uniforms
-from tasks.engines.engine import EngineSettings, Samples, Sampling, check_lengths
+from tasks.engines.engine import EngineSettings, Request, Samples, check_lengths
 from tasks.models.policy import Policy, load_tokenizer, stop_token_ids
 
 States = npt.NDArray[np.uint64]
@@ -52,23 +52,17 @@ class FakeEngine:
         """Nothing is held between calls."""
 
     def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        num_samples: Sequence[int],
-        sampling: Sampling,
-        seeds: Sequence[int],
-        on_finished: Callable[[int], object] | None = None,
-        with_logprobs: bool = True,
+        self, request: Request, on_finished: Callable[[int], object] | None = None
     ) -> Samples:
+        prompts, sampling = request.prompts, request.sampling
         check_lengths(prompts, sampling.max_tokens, self.max_length)
         self.prefilled_tokens += sum(
-            len(prompt) for prompt, count in zip(prompts, num_samples, strict=True) if count
+            len(prompt) for prompt, count in zip(prompts, request.counts, strict=True) if count
         )
-        owners = np.repeat(np.arange(len(prompts)), num_samples)
-        states = np.array([prefix_state(self.seed, prompt) for prompt in prompts], dtype=np.uint64)[
-            owners
-        ]
-        uniforms = torch.from_numpy(hashed_uniforms(seeds, sampling.max_tokens))
+        owners = request.owner_B()
+        prefixes = np.array([prefix_state(self.seed, prompt) for prompt in prompts], np.uint64)
+        states = prefixes[owners]
+        uniforms = torch.from_numpy(hashed_uniforms(request.seeds, sampling.max_tokens))
         samples = Samples([[] for _ in owners], [[] for _ in owners], ["length"] * len(owners))
         rows = np.arange(len(owners))
         for place in range(sampling.max_tokens):

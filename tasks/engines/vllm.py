@@ -9,7 +9,7 @@ main memory, the cache's memory is given back. Engines in other processes and on
 
 import io
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from tasks.common.files import ArtifactError
-from tasks.engines.engine import EngineSettings, Samples, Sampling, check_lengths
+from tasks.engines.engine import EngineSettings, Request, Samples, Sampling, check_lengths
 from tasks.models.policy import Policy, load_tokenizer, stop_token_ids, torch_device
 
 ENVIRONMENT = {
@@ -71,24 +71,19 @@ class VllmEngine:
         self.prefix_block = int(self.llm.llm_engine.vllm_config.cache_config.block_size)
 
     def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        num_samples: Sequence[int],
-        sampling: Sampling,
-        seeds: Sequence[int],
-        on_finished: Callable[[int], object] | None = None,
-        with_logprobs: bool = True,
+        self, request: Request, on_finished: Callable[[int], object] | None = None
     ) -> Samples:
-        check_lengths(prompts, sampling.max_tokens, self.max_length)
-        repeated = [
-            prompt for prompt, count in zip(prompts, num_samples, strict=True) for _ in range(count)
-        ]
+        check_lengths(request.prompts, request.sampling.max_tokens, self.max_length)
+        repeated = [list(request.prompts[owner]) for owner in request.owner_B()]
         if not repeated:
             return Samples([], [], [])
         self.wake()
         outputs = self.llm.generate(
-            [self.vllm.inputs.TokensPrompt(prompt_token_ids=list(prompt)) for prompt in repeated],
-            [self.request(sampling, seed, with_logprobs) for seed in seeds],
+            [self.vllm.inputs.TokensPrompt(prompt_token_ids=prompt) for prompt in repeated],
+            [
+                self.sampling_params(request.sampling, seed, request.with_logprobs)
+                for seed in request.seeds
+            ],
             use_tqdm=forwarding_bar(on_finished) if on_finished else False,
         )
         self.prefilled_tokens += sum(
@@ -101,7 +96,7 @@ class VllmEngine:
             [str(completion.finish_reason) for completion in completions],
         )
 
-    def request(self, sampling: Sampling, seed: int, with_logprobs: bool) -> Any:
+    def sampling_params(self, sampling: Sampling, seed: int, with_logprobs: bool) -> Any:
         """One sample's parameters. It ends at the policy's stop tokens, the same for every
         engine."""
         return self.vllm.SamplingParams(

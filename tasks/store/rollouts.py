@@ -26,6 +26,7 @@ from tasks.common.progress import progress
 from tasks.engines.engine import (
     Engine,
     EngineSettings,
+    Request,
     Sampling,
     load_engine,
     sample_flops,
@@ -212,7 +213,9 @@ def sample_batch(
     keys = [(name, index) for name, indices in batch for index in indices]
     seeds = [sample_seed(sampling.seed, name, index) for name, index in keys]
     logprobs = sampler.store.logprobs
-    samples = engine.generate(prompts, counts, sampling, seeds, on_finished, with_logprobs=logprobs)
+    samples = engine.generate(
+        Request(prompts, counts, seeds, sampling, with_logprobs=logprobs), on_finished
+    )
     lengths = [len(ids) for ids in samples.token_ids]
     prompt_tokens = np.repeat([len(ids) for ids in prompts], counts)
     seconds = (time.perf_counter() - started) * np.array(lengths) / max(sum(lengths), 1)

@@ -14,7 +14,7 @@ import yaml
 
 from tasks.common import params
 from tasks.common.artifacts import PROMPTS
-from tasks.engines.engine import EngineSettings, Samples, Sampling, load_engine
+from tasks.engines.engine import EngineSettings, Request, Samples, Sampling, load_engine
 from tasks.models.policy import load_tokenizer, read_policy
 from tests.bench.world import make_world
 
@@ -51,7 +51,7 @@ def main() -> None:
         num, samples = len(prompts), []
         for name in names:
             engine = load_engine(dataclasses.replace(settings, name=name), policy)
-            samples.append(engine.generate(prompts, [1] * num, sampling, [0] * num))
+            samples.append(engine.generate(Request(prompts, [1] * num, [0] * num, sampling)))
             del engine
     equal, largest = compare(*samples)
     print(

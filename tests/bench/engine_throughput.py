@@ -52,11 +52,12 @@ def bare(layout: Layout, values: dict[str, Any], *, same_requests: bool) -> dict
     if same_requests:
         names = [(prompt_digest(ids), index) for ids in prompts for index in range(num)]
         requests = [
-            engine.request(sampling, sample_seed(sampling.seed, *name), False) for name in names
+            engine.sampling_params(sampling, sample_seed(sampling.seed, *name), False)
+            for name in names
         ]
         inputs = [make(prompt_token_ids=ids) for ids in prompts for _ in range(num)]
     else:
-        plain = engine.request(sampling, 0, False)
+        plain = engine.sampling_params(sampling, 0, False)
         plain.n, plain.seed = num, None
         requests, inputs = [plain] * len(prompts), [make(prompt_token_ids=ids) for ids in prompts]
     outputs = engine.llm.generate(inputs, requests, use_tqdm=False)

@@ -30,7 +30,7 @@ import torch
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from tasks.common.artifacts import Layout
-from tasks.engines.engine import Samples
+from tasks.engines.engine import Request, Samples
 from tasks.engines.hf import engine as hf
 from tasks.models.policy import save_policy
 from tasks.train.learner.micro_batches import MicroBatch, micro_batches
@@ -300,7 +300,9 @@ def draw(trainer: Trainer, num_prompts: int, max_rows: int) -> Samples:
     assert isinstance(engine, hf.HfEngine)
     engine.max_rows = max_rows
     prompts, count = trainer.prompts.token_ids[:num_prompts], num_prompts * GROUP_SIZE
-    return engine.generate(prompts, [GROUP_SIZE] * num_prompts, trainer.sampling, range(count))
+    return engine.generate(
+        Request(prompts, [GROUP_SIZE] * num_prompts, range(count), trainer.sampling)
+    )
 
 
 def compare_generation(trainer: Trainer, rounds: int) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from aiohttp import web
 
-from tasks.engines.engine import Engine, Sampling
+from tasks.engines.engine import Engine, Request, Sampling
 
 
 @dataclasses.dataclass
@@ -119,7 +119,7 @@ class Server:
                 self.engine.stop_ids,
                 np.array(body["stop_token_ids"], dtype=np.int64),
             )  # type: ignore[attr-defined]
-            samples = self.engine.generate([body["prompt"]], [1], sampling, [body["seed"]])
+            samples = self.engine.generate(Request([body["prompt"]], [1], [body["seed"]], sampling))
             self.engine.stop_ids = stop_ids  # type: ignore[attr-defined]
         scale = sampling.temperature if self.does.raw_logprobs else 1.0
         choice = {

@@ -14,7 +14,7 @@ from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
 from tasks.engines import fake
-from tasks.engines.engine import Engine, Sampling, load_engine
+from tasks.engines.engine import Engine, Request, Sampling, load_engine
 from tasks.engines.vllm import VllmEngine
 from tasks.models.policy import Policy, load_model, load_tokenizer, named_weights, read_policy
 from tasks.models.prompts import decode
@@ -107,7 +107,7 @@ def logprobs_of(logits: torch.Tensor, completion: list[int], temperature: float)
 def test_counts_and_logprobs(engine: Engine, logits: Reference, prompts: list[list[int]]) -> None:
     counts = [3, 1, 7, 2, 4]  # more rows than slots, and groups that end at different times
     finished: list[int] = []
-    samples = engine.generate(prompts, counts, SAMPLING, list(range(17)), finished.append)
+    samples = engine.generate(Request(prompts, counts, list(range(17)), SAMPLING), finished.append)
     assert sum(finished) == len(samples.token_ids) == len(samples.finish_reasons) == 17
     for row, owner in enumerate(np.repeat(np.arange(5), counts)):
         ids = samples.token_ids[row]
@@ -117,17 +117,17 @@ def test_counts_and_logprobs(engine: Engine, logits: Reference, prompts: list[li
 
 def test_seeds_decide_and_order_does_not(engine: Engine, prompts: list[list[int]]) -> None:
     seeds = [11, 12, 13, 14, 15, 16, 17, 18, 19, 20]
-    forward = engine.generate(prompts, [2] * 5, SAMPLING, seeds)
-    backward = engine.generate(prompts[::-1], [2] * 5, SAMPLING, seeds[::-1])
+    forward = engine.generate(Request(prompts, [2] * 5, seeds, SAMPLING))
+    backward = engine.generate(Request(prompts[::-1], [2] * 5, seeds[::-1], SAMPLING))
     assert forward.token_ids == backward.token_ids[::-1]
-    alone = engine.generate(prompts[1:2], [1], SAMPLING, seeds[2:3])
+    alone = engine.generate(Request(prompts[1:2], [1], seeds[2:3], SAMPLING))
     assert alone.token_ids == forward.token_ids[2:3]
-    other = engine.generate(prompts, [2] * 5, SAMPLING, [seed + 100 for seed in seeds])
+    other = engine.generate(Request(prompts, [2] * 5, [seed + 100 for seed in seeds], SAMPLING))
     assert other.token_ids != forward.token_ids
 
 
 def test_stop_and_length(engine: Engine, prompts: list[list[int]]) -> None:
-    samples = engine.generate(prompts, [40] * 5, SAMPLING, list(range(200)))
+    samples = engine.generate(Request(prompts, [40] * 5, list(range(200)), SAMPLING))
     assert set(samples.finish_reasons) == {"stop", "length"}
     for ids, reason in zip(samples.token_ids, samples.finish_reasons, strict=True):
         assert (ids[-1] == 1) == (reason == "stop")
@@ -139,7 +139,7 @@ def test_greedy_takes_the_likeliest(
     engine: Engine, logits: Reference, prompts: list[list[int]]
 ) -> None:
     samples = engine.generate(
-        prompts, [1] * 5, dataclasses.replace(SAMPLING, temperature=0.0), [0] * 5
+        Request(prompts, [1] * 5, [0] * 5, dataclasses.replace(SAMPLING, temperature=0.0))
     )
     for prompt, ids in zip(prompts, samples.token_ids, strict=True):
         assert logits(prompt, ids).argmax(-1).tolist() == ids
@@ -149,7 +149,7 @@ def test_truncated_distributions_are_renormalised(
     engine: Engine, logits: Reference, prompts: list[list[int]]
 ) -> None:
     sampling = dataclasses.replace(SAMPLING, top_k=3)
-    samples = engine.generate(prompts, [4] * 5, sampling, list(range(20)))
+    samples = engine.generate(Request(prompts, [4] * 5, list(range(20)), sampling))
     for row, ids in enumerate(samples.token_ids):
         top = (logits(prompts[row // 4], ids) / sampling.temperature).topk(3)
         place = (top.indices == torch.tensor(ids)[:, None]).int().argmax(-1)
@@ -161,7 +161,7 @@ def test_truncated_distributions_are_renormalised(
 def test_unicode(engine: Engine, policy: Policy, logits: Reference) -> None:
     tokenizer = load_tokenizer(policy.folder)
     prompt = tokenizer("Zoë hat 3 🍎, 彼女は ½ を食べた =").input_ids
-    samples = engine.generate([prompt], [20], SAMPLING, list(range(20)))
+    samples = engine.generate(Request([prompt], [20], list(range(20)), SAMPLING))
     for ids, logprobs in zip(samples.token_ids, samples.logprobs, strict=True):
         expected = logprobs_of(logits(prompt, ids), ids, SAMPLING.temperature)
         np.testing.assert_allclose(logprobs, expected, atol=TOLERANCE)
@@ -181,7 +181,7 @@ def test_an_empty_completion(
     }
     (row, last), likeliest = max(stop_rate.items(), key=lambda item: item[1])
     num = int(8 / likeliest) + 1
-    samples = engine.generate([[*prompts[row], last]], [num], SAMPLING, list(range(num)))
+    samples = engine.generate(Request([[*prompts[row], last]], [num], list(range(num)), SAMPLING))
     empty = [i for i, ids in enumerate(samples.token_ids) if ids == [1]]
     assert empty
     assert {samples.finish_reasons[i] for i in empty} == {"stop"}
@@ -191,8 +191,10 @@ def test_an_empty_completion(
 
 
 def test_log_probabilities_change_no_token(engine: Engine, prompts: list[list[int]]) -> None:
-    samples = engine.generate(prompts, [3] * 5, SAMPLING, list(range(15)), with_logprobs=False)
-    expected = engine.generate(prompts, [3] * 5, SAMPLING, list(range(15)))
+    samples = engine.generate(
+        Request(prompts, [3] * 5, list(range(15)), SAMPLING, with_logprobs=False)
+    )
+    expected = engine.generate(Request(prompts, [3] * 5, list(range(15)), SAMPLING))
     assert (samples.token_ids, samples.finish_reasons) == (
         expected.token_ids,
         expected.finish_reasons,
@@ -201,8 +203,8 @@ def test_log_probabilities_change_no_token(engine: Engine, prompts: list[list[in
 
 
 def test_nothing_is_asked_for(engine: Engine, prompts: list[list[int]]) -> None:
-    assert engine.generate([], [], SAMPLING, []).token_ids == []
-    assert len(engine.generate(prompts[:2], [0, 2], SAMPLING, [1, 2]).token_ids) == 2
+    assert engine.generate(Request([], [], [], SAMPLING)).token_ids == []
+    assert len(engine.generate(Request(prompts[:2], [0, 2], [1, 2], SAMPLING)).token_ids) == 2
 
 
 def test_a_prompt_is_read_once_for_its_samples(engine: Engine, policy: Policy) -> None:
@@ -210,7 +212,7 @@ def test_a_prompt_is_read_once_for_its_samples(engine: Engine, policy: Policy) -
     length, count, block = 300, 6, engine.prefix_block
     prompt = [3 + (7 * i) % 90 for i in range(length)]
     before = engine.prefilled_tokens
-    engine.generate([prompt], [count], SAMPLING, list(range(count)))
+    engine.generate(Request([prompt], [count], list(range(count)), SAMPLING))
     shared = (length - 1) // block * block if block > 1 else length
     assert shared > 0
     assert engine.prefilled_tokens - before == shared + count * (length - shared)
@@ -221,20 +223,20 @@ def test_too_long_a_prompt_is_named(
 ) -> None:
     long = [5] * (policy.max_length - SAMPLING.max_tokens + 1)
     with pytest.raises(ArtifactError, match=r"prompt 1 has 501 tokens.*512"):
-        engine.generate([prompts[0], long], [1, 1], SAMPLING, [0, 1])
-    samples = engine.generate([prompts[0], long[1:]], [1, 1], SAMPLING, [0, 1])
+        engine.generate(Request([prompts[0], long], [1, 1], [0, 1], SAMPLING))
+    samples = engine.generate(Request([prompts[0], long[1:]], [1, 1], [0, 1], SAMPLING))
     assert samples.finish_reasons[1] == "stop" or len(samples.token_ids[1]) == SAMPLING.max_tokens
 
 
 def test_a_prompt_without_tokens_is_named(engine: Engine, prompts: list[list[int]]) -> None:
     with pytest.raises(ArtifactError, match="prompt 1 has no tokens"):
-        engine.generate([prompts[0], [], prompts[1]], [1, 1, 1], SAMPLING, [0, 1, 2])
+        engine.generate(Request([prompts[0], [], prompts[1]], [1, 1, 1], [0, 1, 2], SAMPLING))
 
 
 def test_weights_replaced_in_place_are_in_effect(
     engine: Engine, engine_name: str, policy: Policy, prompts: list[list[int]]
 ) -> None:
-    before = engine.generate(prompts, [2] * 5, SAMPLING, list(range(10)))
+    before = engine.generate(Request(prompts, [2] * 5, list(range(10)), SAMPLING))
     model = load_model(policy.folder, dtype=torch.float32, device=torch.device("cpu"))
     original = {name: tensor.clone() for name, tensor in named_weights(model).items()}
     with torch.no_grad():
@@ -249,7 +251,7 @@ def test_weights_replaced_in_place_are_in_effect(
         engine.sleep()
         assert not isinstance(engine, VllmEngine) or engine.asleep
         engine.set_weights(named_weights(model))
-        after = engine.generate(prompts, [2] * 5, SAMPLING, list(range(10)))
+        after = engine.generate(Request(prompts, [2] * 5, list(range(10)), SAMPLING))
         assert after.token_ids != before.token_ids
         new_logits = reference(engine_name, policy, model)
         for row, ids in enumerate(after.token_ids):
@@ -259,7 +261,8 @@ def test_weights_replaced_in_place_are_in_effect(
         engine.set_weights(original)
     engine.sleep()
     assert (
-        engine.generate(prompts, [2] * 5, SAMPLING, list(range(10))).token_ids == before.token_ids
+        engine.generate(Request(prompts, [2] * 5, list(range(10)), SAMPLING)).token_ids
+        == before.token_ids
     )
 
 
@@ -267,7 +270,7 @@ def test_samples_follow_the_distribution(
     engine: Engine, logits: Reference, prompts: list[list[int]]
 ) -> None:
     one_token = dataclasses.replace(SAMPLING, max_tokens=1)
-    samples = engine.generate(prompts[:1], [2000], one_token, list(range(2000)))
+    samples = engine.generate(Request(prompts[:1], [2000], list(range(2000)), one_token))
     expected = (logits(prompts[0], [0])[0] / SAMPLING.temperature).softmax(-1).numpy()
     observed = np.bincount([ids[0] for ids in samples.token_ids], minlength=len(expected)) / 2000
     deviation = np.abs(observed - expected) / np.sqrt(expected * (1 - expected) / 2000 + 1e-9)

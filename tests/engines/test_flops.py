@@ -20,7 +20,7 @@ from tasks.common.ledger import (
     paper_training_flops,
     prefill_flops,
 )
-from tasks.engines.engine import Sampling, sample_flops
+from tasks.engines.engine import Request, Sampling, sample_flops
 from tasks.engines.hf.engine import HfEngine
 from tasks.models.policy import describe, load_model, load_tokenizer, read_policy
 from tasks.train.learner.micro_batches import micro_batches
@@ -63,7 +63,7 @@ def test_generation_and_update_agree_with_torchs_counter(
     sampling = Sampling(1.0, 1.0, 0, 24, 0)
     engine = HfEngine(model, [1], 64, 512)
     with FlopCounterMode(display=False) as generated:
-        samples = engine.generate(prompts, counts, sampling, list(range(128)))
+        samples = engine.generate(Request(prompts, counts, list(range(128)), sampling))
     lengths = [len(ids) for ids in samples.token_ids]
     ours = sample_flops(architecture, [*map(len, prompts)], counts, lengths, 1)
     assert ours.sum() == pytest.approx(generated.get_total_flops(), rel=0.03)

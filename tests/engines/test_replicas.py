@@ -16,7 +16,7 @@ import torch
 from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
-from tasks.engines.engine import Sampling, load_engine
+from tasks.engines.engine import Request, Sampling, load_engine
 from tasks.engines.server.engine import ServerEngine
 from tasks.engines.server.replicas import Replicas, choose_devices
 from tasks.models.policy import Policy, load_model, named_weights, read_policy
@@ -64,7 +64,7 @@ def test_a_replica_killed_in_the_middle_loses_nothing(
     assert engine.replicas is not None
     try:
         first, second = (replica.process.pid for replica in engine.replicas.replicas)
-        whole = engine.generate(PROMPTS, COUNTS, SAMPLING, SEEDS)
+        whole = engine.generate(Request(PROMPTS, COUNTS, SEEDS, SAMPLING))
         finished: list[int] = []
 
         def kill_in_the_middle(num: int) -> None:
@@ -72,7 +72,7 @@ def test_a_replica_killed_in_the_middle_loses_nothing(
             if len(finished) == 100:
                 os.killpg(first, signal.SIGKILL)
 
-        killed = engine.generate(PROMPTS, COUNTS, SAMPLING, SEEDS, kill_in_the_middle)
+        killed = engine.generate(Request(PROMPTS, COUNTS, SEEDS, SAMPLING), kill_in_the_middle)
         assert (
             killed.token_ids == whole.token_ids
         )  # from both replicas, and mostly from one: the same samples
@@ -87,7 +87,9 @@ def test_a_replica_killed_in_the_middle_loses_nothing(
                 parameter.mul_(1.01)
         engine.set_weights(named_weights(model))
         assert [endpoint.url for endpoint in engine.endpoints] == ["http://replica-1/v1"]
-        assert engine.generate(PROMPTS, COUNTS, SAMPLING, SEEDS).token_ids != whole.token_ids
+        assert (
+            engine.generate(Request(PROMPTS, COUNTS, SEEDS, SAMPLING)).token_ids != whole.token_ids
+        )
     finally:
         engine.close()
     assert wait_for_end(second)

@@ -14,7 +14,7 @@ import torch
 from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
-from tasks.engines.engine import Engine, Sampling, engine_name, load_engine
+from tasks.engines.engine import Engine, Request, Sampling, engine_name, load_engine
 from tasks.engines.hf.engine import HfEngine
 from tasks.engines.server.dispatch import chunked
 from tasks.engines.server.endpoints import parse_url
@@ -73,8 +73,8 @@ def test_a_server_draws_what_the_engine_behind_it_draws(
     finished: list[int] = []
     server = serve()
     engine = connect(policy, server)
-    samples = engine.generate(PROMPTS, COUNTS, SAMPLING, SEEDS, finished.append)
-    expected = local.generate(PROMPTS, COUNTS, SAMPLING, SEEDS)
+    samples = engine.generate(Request(PROMPTS, COUNTS, SEEDS, SAMPLING), finished.append)
+    expected = local.generate(Request(PROMPTS, COUNTS, SEEDS, SAMPLING))
     assert (samples.token_ids, samples.finish_reasons) == (
         expected.token_ids,
         expected.finish_reasons,
@@ -92,7 +92,7 @@ def test_samples_of_a_prompt_go_to_one_server(serve: Serve, policy: Policy) -> N
     engine = connect(policy, *servers, max_rows=8)
     for server in servers:
         server.does.prompts.clear()
-    engine.generate(PROMPTS, COUNTS, SAMPLING, SEEDS)
+    engine.generate(Request(PROMPTS, COUNTS, SEEDS, SAMPLING))
     first, second = (set(server.does.prompts) for server in servers)
     assert first
     assert second
@@ -111,8 +111,8 @@ def test_a_server_that_dies_gives_its_work_to_the_others(
             dying.stop()
 
     finished: list[int] = []
-    samples = engine.generate(PROMPTS, COUNTS, SAMPLING, SEEDS, stop_in_the_middle)
-    assert samples.token_ids == local.generate(PROMPTS, COUNTS, SAMPLING, SEEDS).token_ids
+    samples = engine.generate(Request(PROMPTS, COUNTS, SEEDS, SAMPLING), stop_in_the_middle)
+    assert samples.token_ids == local.generate(Request(PROMPTS, COUNTS, SEEDS, SAMPLING)).token_ids
     assert sum(finished) == 24
     assert 0 < dying.does.served < 24
     assert f"{dying.url} is not there" in caplog.text
@@ -122,8 +122,8 @@ def test_a_server_comes_back_when_it_is_well(serve: Serve, policy: Policy, local
     away = serve(fault=lambda number: 503 if 2 <= number < 6 else None, delay=0.01)
     other = serve(delay=0.2)
     engine = connect(policy, away, other)
-    samples = engine.generate(PROMPTS, COUNTS, SAMPLING, SEEDS)
-    assert samples.token_ids == local.generate(PROMPTS, COUNTS, SAMPLING, SEEDS).token_ids
+    samples = engine.generate(Request(PROMPTS, COUNTS, SEEDS, SAMPLING))
+    assert samples.token_ids == local.generate(Request(PROMPTS, COUNTS, SEEDS, SAMPLING)).token_ids
     assert away.does.served > 4
 
 
@@ -134,8 +134,8 @@ def test_a_server_that_was_not_there_at_first_joins_later(
     late.stop()
     engine = connect(policy, late, other)
     late.start()
-    samples = engine.generate(PROMPTS, COUNTS, SAMPLING, SEEDS)
-    assert samples.token_ids == local.generate(PROMPTS, COUNTS, SAMPLING, SEEDS).token_ids
+    samples = engine.generate(Request(PROMPTS, COUNTS, SEEDS, SAMPLING))
+    assert samples.token_ids == local.generate(Request(PROMPTS, COUNTS, SEEDS, SAMPLING)).token_ids
     assert late.does.served > 1
 
 
@@ -143,8 +143,8 @@ def test_a_server_that_hangs_is_left_alone(serve: Serve, policy: Policy, local: 
     hanging, other = serve(), serve()
     engine = connect(policy, hanging, other, timeout_seconds=0.5)
     hanging.does.delay = 3.0
-    samples = engine.generate(PROMPTS, COUNTS, SAMPLING, SEEDS)
-    assert samples.token_ids == local.generate(PROMPTS, COUNTS, SAMPLING, SEEDS).token_ids
+    samples = engine.generate(Request(PROMPTS, COUNTS, SEEDS, SAMPLING))
+    assert samples.token_ids == local.generate(Request(PROMPTS, COUNTS, SEEDS, SAMPLING)).token_ids
 
 
 def test_when_every_server_is_gone_the_error_names_them_all(serve: Serve, policy: Policy) -> None:
@@ -153,7 +153,7 @@ def test_when_every_server_is_gone_the_error_names_them_all(serve: Serve, policy
     for server in servers:
         server.stop()
     with pytest.raises(ArtifactError) as caught:
-        engine.generate(PROMPTS, COUNTS, SAMPLING, SEEDS)
+        engine.generate(Request(PROMPTS, COUNTS, SEEDS, SAMPLING))
     assert any(server.url in str(caught.value) for server in servers)
     with pytest.raises(ArtifactError, match="no server answers") as caught:
         connect(policy, *servers)
@@ -164,7 +164,7 @@ def test_a_completion_that_keeps_failing_is_given_up(serve: Serve, policy: Polic
     server = serve(fault=lambda number: 500 if number > 1 else None)
     engine = connect(policy, server, max_rows=1)
     with pytest.raises(ArtifactError, match=rf"{server.url}/completions answers 500"):
-        engine.generate(PROMPTS[:1], [1], SAMPLING, [0])
+        engine.generate(Request(PROMPTS[:1], [1], [0], SAMPLING))
     assert 2 <= server.does.requests <= 12
 
 
@@ -172,7 +172,7 @@ def test_what_is_wrong_for_good_is_not_tried_again(serve: Serve, policy: Policy)
     server = serve(fault=lambda number: 400 if number > 1 else None)
     engine = connect(policy, server, max_rows=1)
     with pytest.raises(ArtifactError, match=rf"{server.url}/completions answers 400: .*told to"):
-        engine.generate(PROMPTS[:1], [1], SAMPLING, [0])
+        engine.generate(Request(PROMPTS[:1], [1], [0], SAMPLING))
     assert server.does.requests == 2
 
 
@@ -187,7 +187,7 @@ def test_the_key_is_sent_and_never_shown(
     engine = connect(policy, server)
     server.does.fault = lambda number: 400  # its answer repeats what it was sent
     with pytest.raises(ArtifactError, match=r"Bearer \*\*\*") as caught:
-        engine.generate(PROMPTS[:1], [1], SAMPLING, [0])
+        engine.generate(Request(PROMPTS[:1], [1], [0], SAMPLING))
     assert "sesame" not in str(caught.value) + caplog.text
 
 
@@ -206,12 +206,12 @@ def test_a_server_that_comes_back_as_another_is_refused(serve: Serve, policy: Po
     server.engine = other.engine
     server.does.fault = lambda number: 503 if number == 3 else None
     with pytest.raises(ArtifactError, match="not the policy"):
-        engine.generate(PROMPTS, COUNTS, SAMPLING, SEEDS)
+        engine.generate(Request(PROMPTS, COUNTS, SEEDS, SAMPLING))
 
 
 def test_a_server_of_several_models_must_name_the_policy(serve: Serve, policy: Policy) -> None:
     assert connect(policy, serve(names=["other", policy.digest])).generate(
-        PROMPTS, COUNTS, SAMPLING, SEEDS
+        Request(PROMPTS, COUNTS, SEEDS, SAMPLING)
     )
     with pytest.raises(
         ArtifactError, match=f"serves one, two: start it with --served-model-name {policy.digest}"

@@ -10,7 +10,7 @@ import torch
 
 from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError
-from tasks.engines.engine import Engine, Sampling, load_engine
+from tasks.engines.engine import Engine, Request, Sampling, load_engine
 from tasks.models.policy import Policy, load_model, named_weights, read_policy
 from tests.policies import ENGINE, place_policy
 
@@ -40,13 +40,16 @@ def trained(policy: Policy, model: Any) -> Engine:
 
 
 def draw(engine: Engine) -> list[list[int]]:
-    return engine.generate(PROMPTS, [16, 16], SAMPLING, list(range(32))).token_ids
+    return engine.generate(Request(PROMPTS, [16, 16], list(range(32)), SAMPLING)).token_ids
 
 
 def test_greedy_is_what_hf_says(trained: Engine, policy: Policy) -> None:
     greedy = dataclasses.replace(SAMPLING, temperature=0.0)
     hf = load_engine(dataclasses.replace(SETTINGS, name="hf"), policy)
-    drawn = [engine.generate(PROMPTS, [1, 1], greedy, [0, 0]).token_ids for engine in (trained, hf)]
+    drawn = [
+        engine.generate(Request(PROMPTS, [1, 1], [0, 0], greedy)).token_ids
+        for engine in (trained, hf)
+    ]
     assert drawn[0] == drawn[1]
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from tasks.engines.engine import Sampling
+from tasks.engines.engine import Request, Sampling
 from tasks.engines.hf.engine import HfEngine
 from tasks.models.packing import ATTENTION
 from tasks.models.policy import load_model
@@ -62,7 +62,7 @@ def draw(model: Any, num_prompts: int, group_size: int) -> Rollouts:
     prompts = [[(7 * i + j) % 1000 + 10 for j in range(100)] for i in range(num_prompts)]
     counts, total = [group_size] * num_prompts, num_prompts * group_size
     samples = HfEngine(model, [1], 256, 4096).generate(
-        prompts, counts, SAMPLING, list(range(total))
+        Request(prompts, counts, list(range(total)), SAMPLING)
     )
     group_B = np.repeat(np.arange(num_prompts), group_size)
     rewards = np.arange(total) % 2.0
@@ -93,7 +93,9 @@ def test_the_engine_samples_the_same_on_cuda_and_cpu(guesser: Path) -> None:
     for device in ("cpu", "cuda"):
         model = load_model(guesser, dtype=torch.float32, device=torch.device(device))
         drawn.append(
-            HfEngine(model, [1], 64, 512).generate(prompts, [8] * 4, sampling, list(range(32)))
+            HfEngine(model, [1], 64, 512).generate(
+                Request(prompts, [8] * 4, list(range(32)), sampling)
+            )
         )
     same = sum(a == b for a, b in zip(drawn[0].token_ids, drawn[1].token_ids, strict=True))
     assert same >= 31  # a uniform number may fall between two roundings

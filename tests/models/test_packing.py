@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from tasks.common.files import ArtifactError
-from tasks.engines.engine import Sampling
+from tasks.engines.engine import Request, Sampling
 from tasks.engines.hf import engine as hf
 from tasks.engines.hf.engine import HfEngine
 from tasks.models.fused import FusedForward, fits
@@ -133,7 +133,9 @@ def test_the_engine_decodes_as_a_plain_forward_does(name: str) -> None:
     model = make((FAMILY | OTHERS)[name])
     prompts = [[3, 4, 5], [9] * 11, [7, 8]]
     sampling = Sampling(1.0, 1.0, 0, 12, 0)
-    samples = HfEngine(model, [1], 4, 128).generate(prompts, [3, 2, 4], sampling, list(range(9)))
+    samples = HfEngine(model, [1], 4, 128).generate(
+        Request(prompts, [3, 2, 4], list(range(9)), sampling)
+    )
     for row, owner in enumerate(np.repeat(np.arange(3), [3, 2, 4])):
         ids = samples.token_ids[row]
         with torch.no_grad():
@@ -156,7 +158,7 @@ def test_many_long_prompts_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) ->
         engine = HfEngine(make(FAMILY["qwen3"]), [1], 8, 128)
         drawn.append(
             engine.generate(
-                prompts, [2] * 5, Sampling(1.0, 1.0, 0, 9, 0), list(range(10))
+                Request(prompts, [2] * 5, list(range(10)), Sampling(1.0, 1.0, 0, 9, 0))
             ).token_ids
         )
         assert engine.prefilled_tokens == 128

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tasks.common.params import ParamsError
 from tasks.common.registry import names
+from tasks.engines.engine import Request as EngineRequest
 from tasks.engines.engine import Samples, Sampling
 from tasks.train.methods import advantage, control, generate, loss, replay, select
 from tasks.train.methods.control import plan as plan_control
@@ -157,12 +158,11 @@ def test_replay(name: str) -> None:
 @pytest.mark.parametrize("name", names(generate))
 def test_generate_draws_every_rollout_it_is_asked_for(name: str) -> None:
     class Counting:
-        name, prefix_block = "hf", 1
+        name, version, prefix_block, prefilled_tokens = "hf", "1", 1, 0
 
-        def generate(
-            self, prompts: object, counts: list[int], sampling: object, seeds: list[int]
-        ) -> Samples:
-            assert len(set(seeds)) == len(seeds) == sum(counts)
+        def generate(self, request: EngineRequest, on_finished: object = None) -> Samples:
+            seeds = request.seeds
+            assert len(set(seeds)) == len(seeds) == sum(request.counts)
             return Samples(
                 [[seed] for seed in seeds], [[0.0] for _ in seeds], ["stop" for _ in seeds]
             )
@@ -170,17 +170,15 @@ def test_generate_draws_every_rollout_it_is_asked_for(name: str) -> None:
         def cache_bytes(self, positions: int) -> int:
             return 1000 * positions
 
-        def decode(
-            self,
-            prompts: object,
-            owners: Ints,
-            sampling: object,
-            seeds: list[int],
-            order: Ints,
-            *_: object,
+        def generate_in_order(
+            self, request: EngineRequest, order_B: Ints, max_rows: int, on_finished: object = None
         ) -> Samples:
-            assert sorted(order) == list(range(len(owners)))
-            return self.generate(prompts, np.bincount(owners).tolist(), sampling, seeds)
+            assert sorted(order_B) == list(range(len(request.seeds)))
+            return self.generate(request)
+
+        def set_weights(self, weights: object) -> None: ...
+
+        def sleep(self) -> None: ...
 
     module, start = load_slot(
         generate, {"method": name, **SETTINGS.get(name, {})}, "generate", "start"

@@ -22,7 +22,7 @@ import yaml
 from tasks.common import params
 from tasks.common.artifacts import PLAN, TRAIN_ROLLOUTS, Layout
 from tasks.common.files import ArtifactError, read_json
-from tasks.engines.engine import Sampling
+from tasks.engines.engine import Request, Sampling
 from tasks.engines.hf.engine import HfEngine
 from tasks.models.packing import check_forward
 from tasks.models.policy import load_model, load_tokenizer, policy_digest, read_policy
@@ -82,7 +82,7 @@ def step(qwen: Path) -> tuple[Any, Rollouts]:
     prompts = [tokenizer(text).input_ids for text in ("1+1 =", "Janet has 3", "2", "17 - 4 - 3 =")]
     counts = [4, 3, 4, 1]
     samples = HfEngine(model, [1], 64, 512).generate(
-        prompts, counts, Sampling(1.0, 1.0, 0, 10, 0), list(range(12))
+        Request(prompts, counts, list(range(12)), Sampling(1.0, 1.0, 0, 10, 0))
     )
     group_B = np.repeat(np.arange(4), counts)
     rewards = np.array([1, 0, 0, 1, 0, 0, 0, 1, 1, 0, 0, 1.0])

@@ -13,9 +13,9 @@ import torch
 from transformers import PreTrainedModel
 
 from tasks.common.params import at_least
-from tasks.engines.engine import EngineSettings, Samples, Sampling, check_lengths
+from tasks.engines.engine import EngineSettings, Ints, Request, Samples, check_lengths
 from tasks.engines.hf.decoding import Reading, Slots
-from tasks.models.packing import Ints, check_forward
+from tasks.models.packing import check_forward
 from tasks.models.policy import (
     Policy,
     load_model,
@@ -55,7 +55,7 @@ class HfEngine:
                     tensor.copy_(weights[name])
 
     def cache_bytes(self, positions: int) -> int:
-        """Bytes of the keys and values of one row of so many positions."""
+        """Bytes of the keys and values of one row of `positions` tokens."""
         config = self.model.config.get_text_config()
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -67,40 +67,38 @@ class HfEngine:
         """Nothing is held between calls."""
 
     def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        num_samples: Sequence[int],
-        sampling: Sampling,
-        seeds: Sequence[int],
-        on_finished: Callable[[int], object] | None = None,
-        with_logprobs: bool = True,
+        self, request: Request, on_finished: Callable[[int], object] | None = None
     ) -> Samples:
-        owners = np.repeat(np.arange(len(prompts)), num_samples)
-        order = longest_first(prompts, owners)
-        return self.decode(
-            prompts, owners, sampling, seeds, order, self.max_rows, REFILL_RATE, on_finished
-        )
+        order_B = longest_first(request.prompts, request.owner_B())
+        return self.decode(request, order_B, self.max_rows, REFILL_RATE, on_finished)
+
+    def generate_in_order(
+        self,
+        request: Request,
+        order_B: Ints,
+        max_rows: int,
+        on_finished: Callable[[int], object] | None = None,
+    ) -> Samples:
+        return self.decode(request, order_B, max_rows, 0.0, on_finished)
 
     @torch.inference_mode()
     def decode(
         self,
-        prompts: Sequence[Sequence[int]],
-        owners: Ints,
-        sampling: Sampling,
-        seeds: Sequence[int],
-        order: Ints,
+        request: Request,
+        order_B: Ints,
         max_rows: int,
         refill_rate: float,
-        on_finished: Callable[[int], object] | None = None,
+        on_finished: Callable[[int], object] | None,
     ) -> Samples:
-        """Row i completes prompt `owners[i]`. Rows start in `order`, at most `max_rows` are in
-        flight, and as soon as `refill_rate` of the slots are free others start; `peak_cache_bytes`
-        says what that took at most. Neither order nor slots change a sample."""
+        """Rows start in `order_B`, at most `max_rows` are in flight, and others start as soon as
+        `refill_rate` of the slots are free. `peak_cache_bytes` is the most memory that took.
+        Neither order nor slots change a sample."""
+        prompts, sampling, owners = request.prompts, request.sampling, request.owner_B()
         check_lengths(prompts, sampling.max_tokens, self.max_length)
         tokens: list[list[int]] = [[] for _ in owners]
         logprobs: list[list[float]] = [[] for _ in owners]
         reasons = ["length"] * len(owners)
-        capacity, pending = min(max_rows, len(owners)), deque(order.tolist())
+        capacity, pending = min(max_rows, len(owners)), deque(order_B.tolist())
         longest = max((len(prompt) for prompt in prompts), default=0)
         slots, shelf = (
             Slots(self.model, capacity, longest, sampling, self.stop_ids),
@@ -110,7 +108,7 @@ class HfEngine:
             free = capacity - len(slots.rows)
             if pending and (not slots.rows or free >= max(refill_rate * capacity, 1)):
                 rows = [pending.popleft() for _ in range(min(free, len(pending)))]
-                self.prefilled_tokens += shelf.start(slots, rows, seeds)
+                self.prefilled_tokens += shelf.start(slots, rows, request.seeds)
                 self.peak_cache_bytes = max(
                     self.peak_cache_bytes, slots.memory.num_bytes() + shelf.peak_bytes
                 )

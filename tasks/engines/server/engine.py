@@ -14,14 +14,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-import numpy as np
 import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError, at_least
-from tasks.engines.engine import EngineSettings, Samples, Sampling, check_lengths
+from tasks.engines.engine import EngineSettings, Request, Samples, check_lengths
 from tasks.engines.server.dispatch import Dispatch, Unavailable, chunked
 from tasks.engines.server.endpoints import Completion, Connection, Endpoint, parse_url
 from tasks.engines.server.identity import Identity
@@ -81,28 +80,26 @@ class ServerEngine:
         self.version = "-".join(re.findall(r"^[a-z]+|\d[\d.]*", fingerprint)[:2]) or "unknown"
 
     def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        num_samples: Sequence[int],
-        sampling: Sampling,
-        seeds: Sequence[int],
-        on_finished: Callable[[int], object] | None = None,
-        with_logprobs: bool = True,
+        self, request: Request, on_finished: Callable[[int], object] | None = None
     ) -> Samples:
-        check_lengths(prompts, sampling.max_tokens, self.max_length)
-        owners = np.repeat(np.arange(len(prompts)), num_samples).tolist()
+        check_lengths(request.prompts, request.sampling.max_tokens, self.max_length)
+        prompt_B = [request.prompts[owner] for owner in request.owner_B()]
 
         async def ask(connection: Connection, row: int) -> Completion:
-            model, prompt = self.models[connection.endpoint], prompts[owners[row]]
-            answer = await connection.complete(
-                model, prompt, sampling, seeds[row], self.stop_ids, with_logprobs
+            completion, _ = await connection.complete(
+                self.models[connection.endpoint],
+                prompt_B[row],
+                request.sampling,
+                request.seeds[row],
+                self.stop_ids,
+                request.with_logprobs,
             )
-            return answer[0]
+            return completion
 
-        chunks = chunked(num_samples, self.settings.max_rows)
+        chunks = chunked(request.counts, self.settings.max_rows)
         answers = asyncio.run(self.draw(ask, chunks, on_finished))
-        rows = [answers[row] for row in range(len(owners))]
-        self.prefilled_tokens += sum(map(len, (prompts[owner] for owner in owners)))
+        rows = [answers[row] for row in range(len(prompt_B))]
+        self.prefilled_tokens += sum(map(len, prompt_B))
         self.prefilled_tokens -= sum(row.cached_tokens for row in rows)
         return Samples(
             [row.token_ids for row in rows],

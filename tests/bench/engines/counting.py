@@ -2,12 +2,12 @@
 cannot take that back."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from tasks.engines.engine import Samples, Sampling
+from tasks.engines.engine import Request, Samples
 from tasks.engines.hf import engine as hf
 
 
@@ -24,24 +24,15 @@ class CountingEngine:
         self.file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        num_samples: Sequence[int],
-        sampling: Sampling,
-        seeds: Sequence[int],
-        on_finished: Callable[[int], object] | None = None,
-        *,
-        with_logprobs: bool = True,
+        self, request: Request, on_finished: Callable[[int], object] | None = None
     ) -> Samples:
         def done(number: int) -> None:
             os.write(self.file, b"done %d\n" % number)
             if on_finished:
                 on_finished(number)
 
-        os.write(self.file, b"handed %d\n" % len(seeds))
-        return self.inner.generate(
-            prompts, num_samples, sampling, seeds, done, with_logprobs=with_logprobs
-        )  # type: ignore[no-any-return]
+        os.write(self.file, b"handed %d\n" % len(request.seeds))
+        return self.inner.generate(request, done)  # type: ignore[no-any-return]
 
     def sleep(self) -> None:
         self.inner.sleep()

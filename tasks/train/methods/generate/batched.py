@@ -1,6 +1,6 @@
 """`batched`: all rollouts in one call of the engine, which keeps its own slots full."""
 
-from tasks.engines.engine import Engine, Samples
+from tasks.engines.engine import Engine, Request, Samples
 from tasks.train.rollouts import Draw, Rollouts, State
 
 
@@ -11,7 +11,7 @@ def start(num_prompts: int) -> State:
 
 def generate(state: State, engine: Engine, draw: Draw) -> Samples:
     """`draw.counts[q]` completions of `draw.prompts[q]`, each with its own seed."""
-    return engine.generate(draw.prompts, draw.counts, draw.sampling, draw.seeds)
+    return engine.generate(Request(draw.prompts, draw.counts, draw.seeds, draw.sampling))
 
 
 def observe(state: State, rollouts: Rollouts) -> None:

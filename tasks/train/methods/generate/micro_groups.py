@@ -11,14 +11,13 @@ is finished, and is the same sample in any order. For the engine `hf`: vLLM sche
 within the memory it is given. Left out: predicting again from the tokens so far, which in
 continuous slots could only change what was started already."""
 
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 from sklearn.linear_model import Ridge
 
 from tasks.common.params import ParamsError
-from tasks.engines.engine import Engine, Samples
-from tasks.engines.hf.engine import HfEngine
+from tasks.engines.engine import Engine, Request, Samples, ScheduledEngine
 from tasks.train.rollouts import Draw, Floats, Ints, Rollouts, State
 
 Order = Literal["fifo", "sjf", "lpt"]
@@ -44,17 +43,16 @@ def start(num_prompts: int, *, cache_megabytes: float, order: Order) -> State:
 def generate(state: State, engine: Engine, draw: Draw) -> Samples:
     """`draw.counts[q]` completions of `draw.prompts[q]`, each with its own seed, within the
     budget."""
-    if engine.name != "hf":
+    if not isinstance(engine, ScheduledEngine):
         raise ParamsError(
             f"train.generate.method micro_groups is for engine.name hf; {engine.name} batches "
             "continuously by itself: "
             "set the method to batched, and its memory by engine.memory_fraction"
         )
-    decoder = cast(HfEngine, engine)
     longest = max(map(len, draw.prompts), default=0)
     of_row, of_prompt = (
-        decoder.cache_bytes(longest + draw.sampling.max_tokens),
-        decoder.cache_bytes(longest),
+        engine.cache_bytes(longest + draw.sampling.max_tokens),
+        engine.cache_bytes(longest),
     )
     num_slots = int(float(state["cache_bytes"]) // (of_row + of_prompt))
     if num_slots < 1:
@@ -65,7 +63,8 @@ def generate(state: State, engine: Engine, draw: Draw) -> Samples:
         )
     owners = np.repeat(np.arange(len(draw.prompts)), draw.counts)
     order = start_order(predict(state, draw), owners, ORDERS[int(state["order"])])
-    return decoder.decode(draw.prompts, owners, draw.sampling, draw.seeds, order, num_slots, 0.0)
+    request = Request(draw.prompts, draw.counts, draw.seeds, draw.sampling)
+    return engine.generate_in_order(request, order, num_slots)
 
 
 def start_order(lengths_Q: Floats, owners_B: Ints, order: Order) -> Ints:
