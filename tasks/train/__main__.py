@@ -1,7 +1,6 @@
 """python -m tasks.train --recipe R --seed S: train the initial policy along the recipe's plan."""
 
 import argparse
-import copy
 import dataclasses
 import logging
 import sys
@@ -18,7 +17,6 @@ from tasks.common.artifacts import PLAN, PROMPTS, TRAIN_ROLLOUTS
 from tasks.common.files import digest, digest_file
 from tasks.engines.engine import EngineSettings, Sampling, engine_name, load_engine
 from tasks.grading.grader import Grader, Verify
-from tasks.models.packing import check_forward
 from tasks.models.policy import (
     Policy,
     load_model,
@@ -28,77 +26,75 @@ from tasks.models.policy import (
     torch_device,
 )
 from tasks.models.prompts import encode_prompts
-from tasks.train.learner.ranks import Ranks, join_ranks, launch_ranks
-from tasks.train.learner.update import enable_activation_checkpointing
+from tasks.train.learner.learner import Learner
+from tasks.train.learner.ranks import join_ranks, launch_ranks
 from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.collect import Collector
-from tasks.train.loop.run import plan_arrays, train, write_results
-from tasks.train.loop.trainer import Trainer, TrainingError
+from tasks.train.loop.save import write_results
+from tasks.train.loop.state import Run, State, TrainingError
+from tasks.train.loop.sync import train
+from tasks.train.loop.trainer import Trainer
+from tasks.train.plan import Plan, read_plan
 from tasks.train.rollouts import Prompts
-from tasks.train.settings import CheckpointSettings, TrainSettings
+from tasks.train.settings import CheckpointSettings, Guards, LearnerSettings, TrainSettings
 from tasks.train.slots import load_slots
 
 logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sections:
+    """The sections that the stage reads beside `train`, which the recipe changes."""
+
+    sampling: Sampling
+    engine: EngineSettings
+    verify: Verify
+    learner: LearnerSettings
+    guards: Guards
+    checkpoint: CheckpointSettings
 
 
 def main(run: stage.Stage) -> None:
     recipe, seed = run.coordinates()
     chosen = params.recipe(run.params, recipe)
     settings = params.parse(chosen["train"], TrainSettings, "train")
-    sampling, engine_settings = (
-        run.section("sampling", Sampling),
-        run.section("engine", EngineSettings),
-    )
-    checkpoint_settings, layout = run.section("checkpoint", CheckpointSettings), run.layout
-    verify = run.section("verify", Verify)
-    check_settings(settings, sampling)
-    torch.set_num_threads(engine_settings.threads)
-    policy, plan_path = read_policy(layout), layout.recipe(recipe) / "plan.parquet"
-    files = {
-        "prompts": layout.prompts("train"),
-        "validation": layout.prompts("validation"),
-        "plan": plan_path,
-    }
-    digests = {name: digest_file(path) for name, path in files.items()}
-    components = {
-        "recipe": recipe,
-        "seed": seed,
-        "policy": policy.digest,
-        **digests,
-        "train": dataclasses.asdict(settings),
-        "sampling": dataclasses.asdict(sampling),
-        "engine": [engine_name(engine_settings), engine_settings.dtype],
-        "verify": [verify.seconds, verify.memory_gb, verify.verifiers],
-    }
+    sections, layout = run.sections(Sections), run.layout
+    check_settings(settings, sections)
+    torch.set_num_threads(sections.engine.threads)
+    policy, device = read_policy(layout), torch_device(sections.engine.device)
+    components = run_components(run, policy, settings, sections)
     run.tracker.params(
         {"train": chosen["train"], "sampling": run.params["sampling"], "policy": policy.digest}
     )
-    for name, path in files.items():
-        run.tracker.dataset(name, path, digests[name], "train")
+    for name, path in input_files(run).items():
+        run.tracker.dataset(name, path, components[name], "train")
 
     replayed = run.options.from_rollouts
-    ranks = join_ranks(torch_device(engine_settings.device))
+    ranks = join_ranks(device)
     with ExitStack() as stack:
         if ranks.is_main:
             key = digest([components, str(replayed)])
-            stack.enter_context(
-                process.exclusive(
-                    layout.locks / f"train-{key}", f"the checkpoints of {recipe}/{seed}"
-                )
-            )
-            device = torch_device(engine_settings.device).type
-            stack.enter_context(process.exclusive(layout.locks / f"device-{device}", "the device"))
-        ranks.everyone(None)  # the others wait here until this run owns its checkpoints
-        grader = stack.enter_context(Grader(verify))
-        plan = PLAN.read(plan_path)
-        trainer = build(run, policy, settings, sampling, engine_settings, grader, ranks, seed, plan)
+            what = f"the checkpoints of {recipe}/{seed}"
+            stack.enter_context(process.exclusive(layout.locks / f"train-{key}", what))
+            lock = layout.locks / f"device-{device.type}"
+            stack.enter_context(process.exclusive(lock, "the device"))
+        ranks.barrier()  # the others wait here until this run owns its checkpoints
+        told = Run(policy, settings, sections.sampling, ranks, seed)
+        grader = stack.enter_context(Grader(sections.verify))
+        table = PLAN.read(layout.recipe(recipe) / "plan.parquet")
+        trainer, plan = build(run, told, sections, grader, table)
         if replayed is not None:
             components["from_rollouts"] = digest_file(replayed)
             trainer.collector.recorded = TRAIN_ROLLOUTS.read(replayed)
-        checkpoints = Checkpoints(layout.checkpoints, components, checkpoint_settings.keep)
+        checkpoints = Checkpoints(layout.checkpoints, components, sections.checkpoint.keep)
         try:
             lost = train(
-                trainer, checkpoints, checkpoint_settings, run.tracker.metrics, run.options.resume
+                trainer,
+                checkpoints,
+                sections.checkpoint,
+                run.tracker.metrics,
+                plan.num_rollouts(),
+                run.options.resume,
             )
         except TrainingError as error:
             raise stage.StageError(str(error)) from error
@@ -108,7 +104,40 @@ def main(run: stage.Stage) -> None:
         write_results(trainer, checkpoints, lost, out)
         checkpoints.delete()
     run.tracker.model(f"{recipe}-{seed}", out / "policy", policy_digest(out / "policy"))
-    summarize(trainer)
+    summarize(trainer.state)
+
+
+def input_files(run: stage.Stage) -> dict[str, Path]:
+    """The tables that the stage reads, by name."""
+    layout, (recipe, _) = run.layout, run.coordinates()
+    return {
+        "prompts": layout.prompts("train"),
+        "validation": layout.prompts("validation"),
+        "plan": layout.recipe(recipe) / "plan.parquet",
+    }
+
+
+def run_components(
+    run: stage.Stage, policy: Policy, settings: TrainSettings, sections: Sections
+) -> dict[str, Any]:
+    """All that the result depends on: the checkpoints' key. The parameters are those that the
+    stage names in dvc.yaml."""
+    recipe, seed = run.coordinates()
+    verify = sections.verify
+    return {
+        "recipe": recipe,
+        "seed": seed,
+        "policy": policy.digest,
+        **{name: digest_file(path) for name, path in input_files(run).items()},
+        "train": dataclasses.asdict(settings),
+        "sampling": dataclasses.asdict(sections.sampling),
+        "engine": {"name": engine_name(sections.engine), "dtype": sections.engine.dtype},
+        "verify": {
+            "seconds": verify.seconds,
+            "memory_gb": verify.memory_gb,
+            "verifiers": verify.verifiers,
+        },
+    }
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -119,65 +148,38 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from-rollouts",
         type=Path,
-        help="take the rollouts of a finished run's rollouts.parquet instead of drawing them",
+        help="take the rollouts of a finished run's rollouts.parquet instead of sampling them",
     )
 
 
 def build(
-    run: stage.Stage,
-    policy: Policy,
-    settings: TrainSettings,
-    sampling: Sampling,
-    engine_settings: EngineSettings,
-    grader: Grader,
-    ranks: Ranks,
-    seed: int,
-    plan: pl.DataFrame,
-) -> Trainer:
-    """The trainer at step 0: the initial policy in float32 (the optimizer's precision), the engine,
-    the prompts."""
-    device = torch_device(engine_settings.device)
-    model = load_model(
-        policy.folder,
-        dtype=torch.float32,
-        device=device,
-        trust_remote_code=policy.trust_remote_code,
-    )
-    check_forward(model, packed=settings.share_prompts)
-    reference = copy.deepcopy(model).requires_grad_(False) if settings.kl_coefficient > 0 else None
-    if settings.activation_checkpointing:
-        enable_activation_checkpointing(model)
-    tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
+    run: stage.Stage, told: Run, sections: Sections, grader: Grader, plan_table: pl.DataFrame
+) -> tuple[Trainer, Plan]:
+    """The trainer at step 0, and its plan: the initial policy in float32 (the optimizer's
+    precision), the engine, the prompts."""
+    policy, settings = told.policy, told.settings
+    device = torch_device(sections.engine.device)
+    trusted = policy.trust_remote_code
+    model = load_model(policy.folder, dtype=torch.float32, device=device, trust_remote_code=trusted)
+    learner = Learner(policy, model, settings, sections.learner, told.sampling, told.ranks)
+    tokenizer = load_tokenizer(policy.folder, trust_remote_code=trusted)
     prompts, validation = (
-        read_prompts(PROMPTS.read(run.layout.prompts(split)), tokenizer, policy, sampling)
+        read_prompts(PROMPTS.read(run.layout.prompts(split)), tokenizer, told)
         for split in ("train", "validation")
     )
-    slots, engine = load_slots(settings), load_engine(engine_settings, policy, model)
-    generation = slots.start_generate(len(prompts.ids))
-    collector = Collector(
-        policy, engine, tokenizer, grader, sampling, slots.generate.generate, generation, ranks
+    plan = read_plan(plan_table, prompts.ids, settings.batch)
+    slots = load_slots(settings, plan, len(prompts.ids))
+    engine = load_engine(sections.engine, policy, model)
+    collector = Collector(told, engine, slots.generate, tokenizer, grader)
+    trainer = Trainer(
+        told, slots, learner, collector, prompts, validation, sections.guards, State()
     )
-    arrays = plan_arrays(plan, prompts.ids)
-    return Trainer(
-        policy,
-        model,
-        reference,
-        collector,
-        prompts,
-        validation,
-        arrays,
-        settings,
-        slots,
-        sampling,
-        seed,
-    )
+    return trainer, plan
 
 
-def read_prompts(
-    table: pl.DataFrame, tokenizer: PreTrainedTokenizerBase, policy: Policy, sampling: Sampling
-) -> Prompts:
-    """A PROMPTS table ready for the trainer."""
-    token_ids = encode_prompts(table, tokenizer, policy, sampling.max_tokens)
+def read_prompts(table: pl.DataFrame, tokenizer: PreTrainedTokenizerBase, told: Run) -> Prompts:
+    """A PROMPTS table ready to be sampled and graded."""
+    token_ids = encode_prompts(table, tokenizer, told.policy, told.sampling.max_tokens)
     return Prompts(
         table["prompt_id"].to_list(),
         token_ids,
@@ -186,32 +188,31 @@ def read_prompts(
     )
 
 
-def check_settings(settings: TrainSettings, sampling: Sampling) -> None:
+def check_settings(settings: TrainSettings, sections: Sections) -> None:
     """Raise ParamsError for what would train wrongly.
 
     Training is on-policy only when it samples from the distribution whose log-probabilities it
-    computes."""
-    params.at_least(
-        1,
-        train__batch__size=settings.batch.size,
-        train__max_nonfinite_steps=settings.max_nonfinite_steps,
-    )
+    computes.
+    """
+    params.at_least(1, train__batch__size=settings.batch.size)
+    params.at_least(1, guards__max_nonfinite_steps=sections.guards.max_nonfinite_steps)
+    sampling = sections.sampling
     if sampling.temperature <= 0 or sampling.top_p < 1.0 or sampling.top_k > 0:
         raise params.ParamsError(
             "training needs sampling.temperature > 0, top_p 1.0 and top_k 0 (no truncation); "
-            f"sampling is {sampling}: "
-            "with another distribution the ratio between trainer and sampler would be wrong"
+            f"sampling is {sampling}: with another distribution the ratio between trainer and "
+            "sampler would be wrong"
         )
 
 
-def summarize(trainer: Trainer) -> None:
+def summarize(state: State) -> None:
     """What the run came to, in the log."""
-    first, last = trainer.curve[0], trainer.curve[-1]
-    mixed: Any = sum(row["num_mixed_groups"] for row in trainer.steps)
-    groups: Any = sum(row["num_prompts"] for row in trainer.steps)
+    first, last = state.curve[0], state.curve[-1]
+    mixed: Any = sum(row["num_mixed_groups"] for row in state.steps)
+    groups: Any = sum(row["num_prompts"] for row in state.steps)
     logger.info(
         "%d steps, %d rollouts, %d of %d groups mixed; validation accuracy %.3f -> %.3f",
-        trainer.num_steps,
+        state.num_steps,
         last["rollouts"],
         mixed,
         groups,

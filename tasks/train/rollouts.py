@@ -4,19 +4,17 @@ micro-batches.
 Legend: B rollouts of the step, Q groups (visits), T positions. Groups are ragged: `group_B` says
 which group a rollout is of, and no array is reshaped to [-1, G]."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tasks.engines.engine import Samples, Sampling
+from tasks.engines.engine import Samples
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
-State = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -30,26 +28,14 @@ class Prompts:
 
 
 @dataclass(frozen=True)
-class Request:
-    """What control asks for: `counts[q]` rollouts of the prompt in row `prompt_rows[q]` of the
-    training prompts."""
+class GroupRequest:
+    """What control asks for: `counts[q]` rollouts of the training prompt in row `prompt_rows[q]`, a
+    group each. All of them are of one pass and one phase of the plan."""
 
     prompt_rows: Ints
     counts: Ints
     pass_number: int
     phase: int
-
-
-@dataclass(frozen=True)
-class Draw:
-    """What an engine is asked for: `counts[q]` completions of `prompts[q]` (token ids), one seed a
-    completion. `prompt_rows` says which of the training prompts they are, None for others."""
-
-    prompts: list[list[int]]
-    counts: list[int]
-    seeds: list[int]
-    sampling: Sampling
-    prompt_rows: list[int] | None
 
 
 @dataclass(frozen=True)
@@ -75,6 +61,25 @@ class Rollouts:
     def tokens_B(self) -> Ints:
         """Tokens of prompt and completion of each rollout."""
         return self.prompt_tokens_B() + self.completion_tokens_B()
+
+    def where(self, keep_B: Bools) -> "Rollouts":
+        """The rollouts that `keep_B` marks. Groups keep their numbers, also those left empty."""
+        rows = np.flatnonzero(keep_B).tolist()
+        if len(rows) == len(keep_B):
+            return self
+        return Rollouts(
+            self.prompt_rows_Q,
+            self.prompts,
+            self.group_B[keep_B],
+            Samples(
+                [self.samples.token_ids[row] for row in rows],
+                [self.samples.logprobs[row] for row in rows],
+                [self.samples.finish_reasons[row] for row in rows],
+            ),
+            [self.texts[row] for row in rows],
+            [self.outcomes[row] for row in rows],
+            self.rewards_B[keep_B],
+        )
 
     def is_error_B(self) -> Bools:
         """Whether a rollout could not be graded, through our own fault."""
@@ -129,3 +134,23 @@ def mixed_groups(rewards_B: Floats, group_B: Ints, num_groups: int) -> Bools:
     np.minimum.at(low, group_B, rewards_B)
     np.maximum.at(high, group_B, rewards_B)
     return np.asarray(high > low)
+
+
+def centred_rewards(rewards_B: Floats, group_B: Ints) -> Floats:
+    """[B] rewards less their group's mean; exactly 0 in a group whose rewards are all equal, a
+    group of one among them."""
+    mean_Q, _ = group_means(rewards_B, group_B)
+    mixed_Q = mixed_groups(rewards_B, group_B, len(mean_Q))
+    return np.where(mixed_Q[group_B], rewards_B - mean_Q[group_B], 0.0)
+
+
+def keep_in_groups(group_B: Ints, keep: int, choose: Callable[[Ints], Ints]) -> Bools:
+    """[B] whether a rollout is kept. `choose(rows)` returns the `keep` places of a group's rows; a
+    group of at most `keep` is kept whole."""
+    kept_B = np.ones(len(group_B), dtype=np.bool_)
+    for group in np.unique(group_B):
+        rows = np.flatnonzero(group_B == group)
+        if len(rows) > keep:
+            kept_B[rows] = False
+            kept_B[rows[choose(rows)]] = True
+    return kept_B

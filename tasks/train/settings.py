@@ -32,18 +32,12 @@ class TrainSettings:
     max_steps: int | None
     learning_rate: float
     warmup_steps: int
-    final_learning_rate_rate: float
+    final_learning_rate_fraction: float
     betas: list[float]
     weight_decay: float
     max_grad_norm: float
     dtype: Literal["float32", "bfloat16"]
-    max_tokens_per_micro_batch: int
-    tokens_per_logprob_chunk: int
-    share_prompts: bool
-    activation_checkpointing: bool
     kl_coefficient: float
-    max_sampler_gap: float
-    max_nonfinite_steps: int
     advantage_over: Literal["kept", "pool"]
     validation: ValidationSettings
     control: Spec
@@ -52,6 +46,25 @@ class TrainSettings:
     replay: Spec
     advantage: Spec
     loss: Spec
+
+
+@dataclass(frozen=True)
+class LearnerSettings:
+    """The section `learner`: memory and speed of the update. They change no value but for
+    rounding, so a run goes on when they change."""
+
+    max_tokens_per_micro_batch: int
+    tokens_per_logprob_chunk: int
+    share_prompts: bool
+    activation_checkpointing: bool
+
+
+@dataclass(frozen=True)
+class Guards:
+    """The section `guards`: when training stops rather than go on with what cannot be right."""
+
+    max_sampler_gap: float
+    max_nonfinite_steps: int
 
 
 @dataclass(frozen=True)

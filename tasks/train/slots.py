@@ -1,85 +1,192 @@
-"""The slots of the loop: which file fills each, with its settings bound. See `batch.py` for the
-arrays.
+"""The slots of the loop: what a method must offer, and loading the method that a recipe names.
 
-    control.start(plan, batch) -> state                         plan: prompt_row, group_size, phase,
-    pass of each visit
-    control.next(state, so_far, rng) -> Request | None          asked again within a step until None
-    control.observe(state, rollouts)                            after the step
-    control.progress(state) -> float                            share of the plan that is done, for
-    the schedule
-    control.describe(state) -> {name: value}                    after the step, for the record
-    generate.start(num_prompts) -> state
-    generate.generate(state, engine, draw) -> Samples           draw: prompts, counts, a seed a
-    rollout, sampling
-    generate.observe(state, rollouts)                           after the step
-    select(rewards_B, group_B, rng) -> keep_B
-    replay.start() -> state; replay.add(state, rollouts); replay.draw(state, rng) -> Rollouts | None
-    advantage(rewards_B, group_B) -> A_B
-    loss(logprobs_BT, sampler_logprobs_BT, A_B, mask_BT, totals) -> loss, stats      totals: of the
-    whole step
+A method is one file in its slot's folder under `methods/`. It holds
 
-State is a plain dict of arrays, changed in place and saved in checkpoints.
+- `Method`: a subclass of the slot's Protocol below, so that the type checker compares the two;
+- `Settings`, where it has settings: a frozen dataclass with the keys that params.yaml gives beside
+  `method`. It is `Method`'s first argument, and raises ParamsError for a value that makes no sense;
+- `EXAMPLE`, with `Settings`: settings that make sense, which the contract tests use.
+
+What changes during a run is in `Method.state`, a dataclass of numbers and arrays, None where there
+is nothing to remember. It is all that a checkpoint keeps of a method. Randomness is handed in.
+
+Legend: B rollouts of a step, T completion positions.
 """
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
 
 from tasks.common import registry
-from tasks.common.params import ParamsError
+from tasks.common.params import ParamsError, parse
+from tasks.engines.engine import Engine, Request, Samples
 from tasks.train.methods import advantage, control, generate, loss, replay, select
+from tasks.train.plan import Plan
+from tasks.train.rollouts import Bools, Floats, GroupRequest, Ints, Rollouts, StepTotals
 from tasks.train.settings import Spec, TrainSettings
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+class Control(Protocol):
+    """Which prompts are sampled next, and how often. Made with the run's plan."""
+
+    state: Any
+
+    def next(self, so_far: Sequence[Rollouts], rng: np.random.Generator) -> GroupRequest | None:
+        """The next groups of the step. Asked again, with the step's rollouts `so_far`, until None;
+        None at once means that the run is at its end."""
+        ...
+
+    def observe(self, rollouts: Rollouts) -> None:
+        """Learn from the step's fresh rollouts."""
+
+    def progress(self) -> float:
+        """The share of the run that is done, for the learning rate."""
+        ...
+
+    def describe(self) -> dict[str, float]:
+        """What is worth recording after a step."""
+        return {}
+
+
+class Generate(Protocol):
+    """How an engine is asked for rollouts. Made with the number of training prompts."""
+
+    state: Any = None
+
+    def generate(self, engine: Engine, request: Request, prompt_rows: Ints | None) -> Samples:
+        """The samples of `request`; `prompt_rows` says which training prompts they are of, None for
+        others."""
+        ...
+
+    def observe(self, rollouts: Rollouts) -> None:
+        """Learn from the step's fresh rollouts."""
+
+
+class Select(Protocol):
+    """Which of the step's graded rollouts enter the loss."""
+
+    state: Any = None
+
+    def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
+        """[B] whether a rollout is kept."""
+        ...
+
+
+class Replay(Protocol):
+    """Which rollouts are kept and trained on again."""
+
+    state: Any = None
+
+    def add(self, rollouts: Rollouts) -> None:
+        """Keep what is wanted of the step's fresh rollouts."""
+
+    def draw(self, rng: np.random.Generator) -> Rollouts | None:
+        """Rollouts to train on beside the step's fresh ones."""
+        ...
+
+
+class Advantage(Protocol):
+    """What each rollout weighs in the gradient."""
+
+    state: Any = None
+
+    def __call__(self, rollouts: Rollouts) -> Floats:
+        """[B] advantages; exactly 0 in a group whose rewards are all equal."""
+        ...
+
+
+class Loss(Protocol):
+    """What is minimised."""
+
+    state: Any = None
+
+    def __call__(
+        self,
+        logprobs_BT: torch.Tensor,
+        sampler_logprobs_BT: torch.Tensor,
+        advantages_B: torch.Tensor,
+        mask_BT: torch.Tensor,
+        totals: StepTotals,
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """A micro-batch's share of the step's loss, and sums over its tokens (`clipped`)."""
+        ...
 
 
 @dataclass(frozen=True)
 class Slots:
-    """The methods of one run. The `start_` functions have the settings bound; state carries them
-    on."""
+    """The methods of one run."""
 
-    control: ModuleType
-    start_control: Callable[..., Any]
-    generate: ModuleType
-    start_generate: Callable[..., Any]
-    select: Callable[..., Any]
-    replay: ModuleType
-    start_replay: Callable[..., Any]
-    advantage: Callable[..., Any]
-    loss: Callable[..., Any]
+    control: Control
+    generate: Generate
+    select: Select
+    replay: Replay
+    advantage: Advantage
+    loss: Loss
+
+    def states(self) -> dict[str, Arrays]:
+        """What the methods remember, by slot; slots without state are left out."""
+        methods = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {
+            name: arrays_of(method.state)
+            for name, method in methods.items()
+            if method.state is not None
+        }
+
+    def restore(self, states: Mapping[str, Arrays]) -> None:
+        """The inverse of `states`, in place."""
+        for name, arrays in states.items():
+            fill_state(getattr(self, name).state, arrays)
 
 
-def load_slots(settings: TrainSettings) -> Slots:
-    """Import and bind the method of every slot; ParamsError names a slot's unknown method or
-    setting."""
-    control_module, start_control = load_slot(control, settings.control, "control", "start")
-    generate_module, start_generate = load_slot(generate, settings.generate, "generate", "start")
-    replay_module, start_replay = load_slot(replay, settings.replay, "replay", "start")
-    functions = {
-        name: load_slot(package, getattr(settings, name), name, name)[1]
-        for name, package in (("select", select), ("advantage", advantage), ("loss", loss))
-    }
+def arrays_of(state: Any) -> Arrays:
+    """The fields of a method's state as arrays."""
+    return {field.name: np.array(getattr(state, field.name)) for field in dataclasses.fields(state)}
+
+
+def fill_state(state: Any, arrays: Arrays) -> None:
+    """Set the fields of a method's state; those that hold a plain number get one back."""
+    for field in dataclasses.fields(state):
+        value = arrays[field.name]
+        is_array = isinstance(getattr(state, field.name), np.ndarray)
+        setattr(state, field.name, value if is_array else value.item())
+
+
+def load_slots(settings: TrainSettings, plan: Plan, num_prompts: int) -> Slots:
+    """The method of every slot. Raises ParamsError naming a slot's unknown method or setting."""
     return Slots(
-        control_module,
-        start_control,
-        generate_module,
-        start_generate,
-        replay=replay_module,
-        start_replay=start_replay,
-        **functions,
+        load_method(control, settings.control, plan),
+        load_method(generate, settings.generate, num_prompts),
+        load_method(select, settings.select),
+        load_method(replay, settings.replay),
+        load_method(advantage, settings.advantage),
+        load_method(loss, settings.loss),
     )
 
 
-def load_slot(
-    package: ModuleType, spec: Spec, name: str, function: str
-) -> tuple[ModuleType, Callable[..., Any]]:
-    """The file that `spec["method"]` names in `package`, and its `function` with the other settings
-    bound."""
+def load_method(package: ModuleType, spec: Spec, *arguments: Any) -> Any:
+    """The `Method` of the file in `package` that `spec["method"]` names, with its settings."""
+    slot = package.__name__.rpartition(".")[2]
     if "method" not in spec:
-        raise ParamsError(
-            f"train.{name}.method is missing; there is: {', '.join(registry.names(package))}"
-        )
-    module = registry.load(package, spec["method"], f"train.{name}.method")
-    settings = {key: value for key, value in spec.items() if key != "method"}
-    return module, registry.bind(
-        getattr(module, function), settings, f"train.{name} ({spec['method']})"
+        known = ", ".join(registry.names(package))
+        raise ParamsError(f"train.{slot}.method is missing; there is: {known}")
+    module = registry.load(package, spec["method"], f"train.{slot}.method")
+    values = {key: value for key, value in spec.items() if key != "method"}
+    settings = parse(
+        values, getattr(module, "Settings", NoSettings), f"train.{slot} ({spec['method']})"
     )
+    if hasattr(module, "Settings"):
+        return module.Method(settings, *arguments)
+    return module.Method(*arguments)
+
+
+@dataclass(frozen=True)
+class NoSettings:
+    """The settings of a method that takes none."""

@@ -10,7 +10,7 @@ import polars as pl
 
 from tasks.engines.engine import Samples
 from tasks.profile.profile import profile_prompts
-from tasks.train.rollouts import Request, Rollouts
+from tasks.train.rollouts import GroupRequest, Rollouts
 from tests.bench.lengths import Floats, Ints, in_tokens
 
 PROFILED_SAMPLES = 8
@@ -81,7 +81,7 @@ def take_profile(world: World, epoch: int, rng: np.random.Generator) -> pl.DataF
     return profile_prompts(rollouts)
 
 
-def collect(world: World, epoch: int, request: Request, rng: np.random.Generator) -> Rollouts:
+def collect(world: World, epoch: int, request: GroupRequest, rng: np.random.Generator) -> Rollouts:
     """What the engine and the verifier would have answered."""
     group_B = np.repeat(np.arange(len(request.counts)), request.counts)
     rewards, lengths = world.draw(epoch, request.prompt_rows[group_B], rng)

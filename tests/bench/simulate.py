@@ -35,8 +35,8 @@ import polars as pl
 from tasks.allocate.plan import load_strategy, make_plan
 from tasks.common import params
 from tasks.common.ledger import Architecture, charged_flops
-from tasks.train.loop.run import plan_arrays
-from tasks.train.rollouts import Rollouts, State, merge, mixed_groups
+from tasks.train.plan import read_plan
+from tasks.train.rollouts import Rollouts, merge, mixed_groups
 from tasks.train.settings import BatchSettings, TrainSettings
 from tasks.train.slots import Slots, load_slots
 from tests.bench.histories import World, collect, read_world, take_profile
@@ -81,7 +81,7 @@ class Tally:
 def tally(rollouts: Rollouts, slots: Slots, rng: np.random.Generator) -> Tally:
     """A step: what was drawn, what select kept of it, and what that is worth."""
     rewards_B, group_B, num = rollouts.rewards_B, rollouts.group_B, len(rollouts.prompt_rows_Q)
-    keep_B = slots.select(rewards_B, group_B, rng)
+    keep_B = slots.select(rollouts, rng)
     kept, groups = rewards_B[keep_B], group_B[keep_B]
     means = np.bincount(groups, kept, num) / np.maximum(np.bincount(groups, minlength=num), 1)
     tokens_B = rollouts.tokens_B()
@@ -129,22 +129,22 @@ def replay(
     `profiled`: a tally an epoch."""
     rng = np.random.default_rng([seed, first, 0])
     settings = params.parse(recipe["train"], TrainSettings, "train")
-    slots, (module, allocate) = load_slots(settings), load_strategy(recipe["allocate"])
+    module, allocate = load_strategy(recipe["allocate"])
     profile = take_profile(world, profiled, np.random.default_rng([seed, profiled, 1]))
-    plan = make_plan(allocate(profile, passes, rng).phases, profile)
-    state: State = slots.start_control(plan_arrays(plan, world.ids), batch)
+    table = make_plan(allocate(profile, passes, rng).phases, profile)
+    slots = load_slots(settings, read_plan(table, world.ids, batch), len(world.ids))
     found: dict[int, Tally] = {}
     while True:
         parts: list[Rollouts] = []
         epoch = first
-        while (request := slots.control.next(state, parts, rng)) is not None:
+        while (request := slots.control.next(parts, rng)) is not None:
             epoch = first + request.pass_number
             parts.append(collect(world, epoch, request, rng))
         if not parts:
             break
         rollouts = merge(parts)
         found[epoch] = found.get(epoch, Tally()) + tally(rollouts, slots, rng)
-        slots.control.observe(state, rollouts)
+        slots.control.observe(rollouts)
     rates = world.pass_rates
     found = {
         e: replace(t, oracle=oracle(rates[min(e, len(rates) - 1)], t.rollouts))

@@ -35,10 +35,11 @@ from tasks.engines.hf import engine as hf
 from tasks.models.policy import save_policy
 from tasks.train.learner.micro_batches import MicroBatch, micro_batches
 from tasks.train.learner.update import Objective, batch_flops, token_logprobs
-from tasks.train.loop.trainer import Trainer
+from tasks.train.loop.state import State
+from tasks.train.loop.trainer import LEARNING_STREAM, Batch, Trainer
 from tasks.train.rollouts import Rollouts, StepTotals
 from tests.bench.clock import peak_megabytes
-from tests.bench.side_winnow import make_trainer
+from tests.bench.side_winnow import bench_trainer
 from tests.bench.world import make_world
 from tests.policies import place_policy
 
@@ -116,39 +117,36 @@ def run_steps(
     """`steps` training steps after a warm-up, their seconds by part, and their rollouts."""
     watch, rollouts = Stopwatch(), []
     step(trainer, Stopwatch(), invent_rewards)
-    trainer.ledger, trainer.steps, engine, grader = type(trainer.ledger)(), [], *borrowed(trainer)
+    trainer.state = State(num_steps=trainer.state.num_steps)
+    engine: Any = trainer.collector.engine
+    grader: Any = trainer.collector.grader
+    optimizer: Any = trainer.learner.optimizer
     engine.generate = watch.wrap("generate", engine.generate)
     grader.grade = watch.wrap("grade", grader.grade)
-    trainer.optimizer.step = watch.wrap("optimizer", trainer.optimizer.step)  # type: ignore[method-assign]
-    trainer.update = watch.wrap("update", trainer.update)  # type: ignore[method-assign]
+    optimizer.step = watch.wrap("optimizer", optimizer.step)
     for _ in range(steps):
         rollouts.append(step(trainer, watch, invent_rewards))
-    for owner, name in (
-        (engine, "generate"),
-        (grader, "grade"),
-        (trainer.optimizer, "step"),
-        (trainer, "update"),
-    ):
+    for owner, name in ((engine, "generate"), (grader, "grade"), (optimizer, "step")):
         delattr(owner, name)
     return watch, rollouts
 
 
-def borrowed(trainer: Trainer) -> tuple[Any, Any]:
-    """Engine and grader, whose methods are measured on these instances only."""
-    return trainer.collector.engine, trainer.collector.grader
-
-
 def step(trainer: Trainer, watch: Stopwatch, invent_rewards: bool) -> Rollouts:
-    """One training step, as `tasks.train.loop.run.train` makes it."""
+    """One training step, as `tasks.train.loop.sync.train` makes it."""
     with watch.measure("step"):
-        drawn = trainer.sample()
-        assert drawn is not None
-        request, rollouts = drawn
+        batch = trainer.sample()
+        assert batch is not None
         if invent_rewards:
-            rollouts = dataclasses.replace(
-                rollouts, rewards_B=np.arange(len(rollouts.group_B)) % 2.0
-            )
-        trainer.learn(request, rollouts)
+            rewards_B = np.arange(len(batch.fresh.group_B)) % 2.0
+            batch = Batch(batch.request, dataclasses.replace(batch.fresh, rewards_B=rewards_B))
+        rollouts, rate = batch.fresh, trainer.learning_rate()
+        keep_B, advantages_B = trainer.estimate(rollouts, trainer.rng(LEARNING_STREAM))
+        with watch.measure("update"):
+            gradient, nonfinite = trainer.update(rollouts, keep_B, advantages_B, rate)
+        trainer.observe(rollouts)
+        trainer.charge(rollouts, rollouts, keep_B, gradient.stats)
+        numbers = {"learning_rate": rate, "nonfinite": nonfinite}
+        trainer.record(batch, rollouts, keep_B, advantages_B, gradient, numbers)
     return rollouts
 
 
@@ -175,12 +173,15 @@ def batches_of(
     trainer: Trainer, rollouts: Rollouts, objective: Objective, limit: int | None
 ) -> list[MicroBatch]:
     """The micro-batches of the groups that have a gradient, as the trainer makes them."""
-    advantages_B = trainer.slots.advantage(rollouts.rewards_B, rollouts.group_B)
-    rows, limit = np.flatnonzero(advantages_B), limit or trainer.settings.max_tokens_per_micro_batch
+    advantages_B = trainer.slots.advantage(rollouts)
+    rows, limit = (
+        np.flatnonzero(advantages_B),
+        limit or trainer.learner.memory.max_tokens_per_micro_batch,
+    )
     if not len(rows):
         return []
     return micro_batches(
-        rollouts, rows, limit, trainer.model.device, by_group=objective.share_prompts
+        rollouts, rows, limit, trainer.learner.model.device, by_group=objective.share_prompts
     )
 
 
@@ -195,13 +196,15 @@ def update_passes(
 ) -> dict[str, float]:
     """Forward and backward over the steps' rollouts, no optimizer; FLOPs, completion tokens and
     padding share."""
-    model = trainer.model if model is None else model
-    objective = dataclasses.replace(trainer.objective, share_prompts=share)
+    model = trainer.learner.model if model is None else model
+    objective = dataclasses.replace(
+        trainer.learner.objective(trainer.slots.loss), share_prompts=share
+    )
     sums: dict[str, float] = defaultdict(float)
     for rollouts in steps:
-        advantages_B = trainer.slots.advantage(rollouts.rewards_B, rollouts.group_B)
+        advantages_B = trainer.slots.advantage(rollouts)
         tokens = int(rollouts.completion_tokens_B().sum())
-        totals = StepTotals(tokens, len(rollouts.group_B), trainer.sampling.max_tokens)
+        totals = StepTotals(tokens, len(rollouts.group_B), trainer.run.sampling.max_tokens)
         for batch in batches_of(trainer, rollouts, objective, limit):
             with watch.measure("forward"):
                 logprobs_BT, _ = token_logprobs(model, batch, objective)
@@ -214,7 +217,7 @@ def update_passes(
             computed, real = sizes(batch, share)
             sums["computed"], sums["real"] = sums["computed"] + computed, sums["real"] + real
             sums["tokens"] += int(batch.mask_BT.sum())
-            sums["flops"] += 3.0 * sum(batch_flops(trainer.policy.architecture, batch, share))
+            sums["flops"] += 3.0 * sum(batch_flops(trainer.run.policy.architecture, batch, share))
         model.zero_grad(set_to_none=True)
     return {**sums, "padding": 1.0 - sums["real"] / sums["computed"]}
 
@@ -234,7 +237,7 @@ def compare_batches(trainer: Trainer, steps: list[Rollouts], rounds: int) -> lis
     """The update with each prompt read once, and with every rollout read whole; in fewer or more
     micro-batches."""
     watch, found = Stopwatch(), {}
-    limits = [trainer.settings.max_tokens_per_micro_batch, 2048, 1024, 512]
+    limits = [trainer.learner.memory.max_tokens_per_micro_batch, 2048, 1024, 512]
     for _ in range(rounds):
         for case in [(share, limit) for limit in limits for share in (True, False)]:
             with watch.measure(str(case)):
@@ -257,7 +260,7 @@ def compare_compiled(
 ) -> list[dict[str, Any]] | str:
     """The update eager and by torch.compile (dynamic shapes); a sentence where it cannot
     compile."""
-    compiled, watch, found = copy.deepcopy(trainer.model), Stopwatch(), {}
+    compiled, watch, found = copy.deepcopy(trainer.learner.model), Stopwatch(), {}
     compiled.base_model.compile(dynamic=True)
     try:
         started = time.perf_counter()
@@ -265,7 +268,7 @@ def compare_compiled(
             update_passes(trainer, steps, Stopwatch(), share=True, model=compiled)
         first = time.perf_counter() - started
         for _ in range(rounds):
-            for name, model in (("eager", trainer.model), ("torch.compile", compiled)):
+            for name, model in (("eager", trainer.learner.model), ("torch.compile", compiled)):
                 with watch.measure(name):
                     found[name] = update_passes(
                         trainer, steps, Stopwatch(), share=True, model=model
@@ -301,7 +304,7 @@ def draw(trainer: Trainer, num_prompts: int, max_rows: int) -> Samples:
     engine.max_rows = max_rows
     prompts, count = trainer.prompts.token_ids[:num_prompts], num_prompts * GROUP_SIZE
     return engine.generate(
-        Request(prompts, [GROUP_SIZE] * num_prompts, range(count), trainer.sampling)
+        Request(prompts, [GROUP_SIZE] * num_prompts, range(count), trainer.run.sampling)
     )
 
 
@@ -336,12 +339,12 @@ def measure_policy(
     root: Path, steps: int, rounds: int, *, large: bool, compiled: bool
 ) -> dict[str, Any]:
     """All tables of one policy."""
-    trainer = make_trainer(root, 0)
+    trainer = bench_trainer(root, 0)
     with closing(trainer.collector.grader):
         rates = [matmul_rate()]
         watch, rollouts = run_steps(trainer, steps, invent_rewards=large)
         rate = statistics.mean([*rates, matmul_rate()])
-        passes, ledger = Stopwatch(), trainer.ledger
+        passes, ledger = Stopwatch(), trainer.state.ledger
         update_passes(trainer, rollouts, passes, share=True)
         parts = step_parts(watch, passes)
         completion = sum(int(r.completion_tokens_B().sum()) for r in rollouts)

@@ -56,7 +56,7 @@ def parameters(rollouts: int) -> dict[str, Any]:
     values["ingest"]["splits"] = {"train": 1024, "validation": 256, "test": 16}
     values["train"] |= {
         "batch": {"unit": "rollouts", "size": rollouts},
-        "final_learning_rate_rate": 1.0,
+        "final_learning_rate_fraction": 1.0,
         "warmup_steps": 0,
         "kl_coefficient": 0.0,
         "validation": {"num_samples": 1, "every_flops": NEVER},

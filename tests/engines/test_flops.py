@@ -3,7 +3,6 @@ products: of a fused kernel on a CPU it counts nothing."""
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +28,7 @@ from tasks.train.learner.update import (
     accumulate_gradients,
     enable_activation_checkpointing,
 )
-from tasks.train.methods.loss.clip import loss
+from tasks.train.methods.loss import clip
 from tasks.train.rollouts import Rollouts, StepTotals
 from tests.policies import place_policy
 
@@ -73,11 +72,10 @@ def test_generation_and_update_agree_with_torchs_counter(
         np.arange(16), prompts, group_B, samples, [""] * 128, ["wrong"] * 128, np.zeros(128)
     )
 
-    def clip(*arrays: Any) -> Any:
-        return loss(*arrays, clip_low=0.2, clip_high=0.2, ratio="token", normalize="token")
+    loss = clip.Method(clip.EXAMPLE)
 
     for share_prompts in (False, True):
-        objective = Objective(clip, 1.0, None, 0.0, share_prompts, 10**6)
+        objective = Objective(loss, 1.0, None, 0.0, share_prompts, 10**6)
         batches = micro_batches(
             rollouts, np.arange(128), 2048, torch.device("cpu"), by_group=share_prompts
         )
@@ -90,7 +88,7 @@ def test_generation_and_update_agree_with_torchs_counter(
 
     enable_activation_checkpointing(model)
     model.train()
-    thrifty = Objective(clip, 1.0, None, 0.0, False, 64)
+    thrifty = Objective(loss, 1.0, None, 0.0, False, 64)
     batches = micro_batches(rollouts, np.arange(128), 2048, torch.device("cpu"), by_group=False)
     with FlopCounterMode(display=False) as updated:
         stats = accumulate_gradients(model, batches, np.ones(128), thrifty, totals, architecture)

@@ -74,8 +74,7 @@ def draw(model: Any, num_prompts: int, group_size: int) -> Rollouts:
 def update(
     model: Any, rollouts: Rollouts, dtype: torch.dtype, share_prompts: bool = True
 ) -> UpdateStats:
-    def loss(*arrays: Any) -> Any:
-        return clip.loss(*arrays, clip_low=0.2, clip_high=0.28, ratio="token", normalize="token")
+    loss = clip.Method(clip.EXAMPLE)
 
     rows, advantages = np.arange(len(rollouts.group_B)), np.where(rollouts.rewards_B > 0, 1.0, -1.0)
     totals = StepTotals(int(rollouts.completion_tokens_B().sum()), len(rows), SAMPLING.max_tokens)

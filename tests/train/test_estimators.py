@@ -1,16 +1,23 @@
 """Advantages and losses: hand-computed values, and properties over ragged groups."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.train.methods.advantage import dr_grpo, grpo, mc_grpo, rloo
+from tasks.train.methods.advantage import grpo, mc_grpo, rloo
 from tasks.train.methods.loss import clip, tis
-from tasks.train.rollouts import StepTotals, mixed_groups
+from tasks.train.rollouts import StepTotals, centred_rewards, mixed_groups
 
 CLIP = {"clip_low": 0.2, "ratio": "token", "normalize": "token"}
+
+
+def loss_of(module: Any, *arrays: Any, **settings: Any) -> Any:
+    """The loss and its sums, with these settings."""
+    return module.Method(module.Settings(**settings))(*arrays)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +92,8 @@ def test_clip_by_hand() -> None:
     ratios = torch.tensor([[1.0, 1.5, 0.5, 9.9], [1.5, 0.5, 1.0, 9.9]], dtype=torch.float64)
     mask = torch.tensor([[True, True, True, False]] * 2)
     advantages = torch.tensor([2.0, -1.0], dtype=torch.float64)
-    loss, stats = clip.loss(
+    loss, stats = loss_of(
+        clip,
         ratios.log(),
         torch.zeros(2, 4),
         advantages,
@@ -104,7 +112,8 @@ def test_on_policy_gradient_is_reinforce() -> None:
     """At ratio 1 the gradient of the loss is -A / N for every token, whatever the clips."""
     logprobs = torch.tensor([[-1.0, -2.0], [-0.5, -3.0]], requires_grad=True)
     mask = torch.tensor([[True, True], [True, False]])
-    loss, _ = clip.loss(
+    loss, _ = loss_of(
+        clip,
         logprobs,
         logprobs.detach(),
         torch.tensor([1.5, -0.5]),
@@ -125,7 +134,7 @@ RAGGED = (
 
 def test_dr_grpo_and_rloo_by_hand() -> None:
     mean_left = [0.75, -0.25, -0.25, -0.25, 0, 0, 0, 0.75, -0.25, -0.25, -0.25, 0]
-    np.testing.assert_allclose(dr_grpo.advantage(*RAGGED), mean_left)
+    np.testing.assert_allclose(centred_rewards(*RAGGED), mean_left)
     one, third = 1.0, -1 / 3
     np.testing.assert_allclose(
         rloo.advantage(*RAGGED), [one, third, third, third, 0, 0, 0, one, third, third, third, 0]
@@ -167,7 +176,8 @@ GAINS = torch.tensor([2.0, -1.0], dtype=torch.float64)
     ],
 )
 def test_normalizations_by_hand(normalize: str, weights: list[float]) -> None:
-    loss, _ = clip.loss(
+    loss, _ = loss_of(
+        clip,
         LOGPROBS,
         OLD,
         GAINS,
@@ -187,14 +197,14 @@ def test_sequence_ratio_is_gspos() -> None:
     tokens."""
     logprobs = LOGPROBS.clone().requires_grad_()
     settings = {"clip_low": 0.2, "clip_high": 0.2, "ratio": "sequence", "normalize": "sequence"}
-    loss, stats = clip.loss(logprobs, OLD, GAINS, MASK, StepTotals(4, 2, 3), **settings)
+    loss, stats = loss_of(clip, logprobs, OLD, GAINS, MASK, StepTotals(4, 2, 3), **settings)
     assert loss.item() == pytest.approx(-(2 * np.exp(-0.1) - np.exp(0.1)) / 2)
     assert stats["clipped"].item() == 0
     loss.backward()
     token = -2 * np.exp(-0.1) / 3 / 2
     np.testing.assert_allclose(logprobs.grad, [[token] * 3, [np.exp(0.1) / 2, 0, 0]])
     tight = {**settings, "clip_high": 0.05}
-    _, stats = clip.loss(LOGPROBS, OLD, -GAINS, MASK, StepTotals(4, 2, 3), **tight)
+    _, stats = loss_of(clip, LOGPROBS, OLD, -GAINS, MASK, StepTotals(4, 2, 3), **tight)
     assert (
         stats["clipped"].item() == 1
     )  # the second rollout's single token, its ratio 1.105 above 1.05
@@ -202,8 +212,8 @@ def test_sequence_ratio_is_gspos() -> None:
 
 def test_tis_weights_are_capped_and_carry_no_gradient() -> None:
     logprobs = LOGPROBS.clone().requires_grad_()
-    loss, stats = tis.loss(
-        logprobs, OLD, GAINS, MASK, StepTotals(4, 2, 3), cap=1.2, normalize="token"
+    loss, stats = loss_of(
+        tis, logprobs, OLD, GAINS, MASK, StepTotals(4, 2, 3), cap=1.2, normalize="token"
     )
     weights = np.array([[1.2, 1.0, np.exp(-0.6)], [np.exp(0.1), 0, 0]])
     assert loss.item() == pytest.approx(-(2 * weights[0].sum() - weights[1].sum()) / 4)

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from tasks.common.params import ParamsError
-from tasks.engines.engine import Sampling
+from tasks.engines.engine import Request, Sampling
 from tasks.engines.hf.engine import HfEngine
 from tasks.models.policy import load_model, load_tokenizer
-from tasks.train.methods.generate import batched, micro_groups
-from tasks.train.rollouts import Draw, Rollouts
+from tasks.train.methods.generate import micro_groups
+from tasks.train.methods.generate.micro_groups import queue
+from tasks.train.rollouts import Rollouts
 
 SAMPLING = Sampling(1.0, 1.0, 0, 60, 0)
 
@@ -28,15 +29,9 @@ def world(qwen: Path) -> tuple[Any, list[list[int]]]:
     return load_model(qwen, dtype=torch.float32, device=torch.device("cpu")), prompts
 
 
-def draw_of(prompts: list[list[int]], size: int) -> Draw:
+def request_of(prompts: list[list[int]], size: int) -> Request:
     total = len(prompts) * size
-    return Draw(
-        prompts,
-        [size] * len(prompts),
-        list(range(100, 100 + total)),
-        SAMPLING,
-        list(range(len(prompts))),
-    )
+    return Request(prompts, [size] * len(prompts), list(range(100, 100 + total)), SAMPLING)
 
 
 @pytest.mark.parametrize("order", ["fifo", "lpt", "sjf"])
@@ -44,15 +39,15 @@ def test_a_group_of_32_in_less_than_half_the_memory_gives_the_same_samples(
     world: Any, order: Any
 ) -> None:
     model, prompts = world
-    draw = draw_of(prompts, 32)
+    request = request_of(prompts, 32)
     full, thrifty = HfEngine(model, [1], 32, 512), HfEngine(model, [1], 32, 512)
-    expected = batched.generate({}, full, draw)
+    expected = full.generate(request)
     budget = 0.45 * full.peak_cache_bytes / 2**20
-    state = micro_groups.start(4, cache_megabytes=budget, order=order)
-    state["history"] = np.random.default_rng(0).uniform(
+    method = micro_groups.Method(micro_groups.Settings(budget, order), 4)
+    method.state.history = np.random.default_rng(0).uniform(
         1, 60, (100, 3)
     )  # predictions of no use change no sample
-    samples = micro_groups.generate(state, thrifty, draw)
+    samples = method.generate(thrifty, request, np.arange(4))
     assert samples.token_ids == expected.token_ids
     assert samples.finish_reasons == expected.finish_reasons
     np.testing.assert_allclose(
@@ -71,35 +66,35 @@ def test_one_slot_is_enough_and_less_is_refused(world: Any) -> None:
     engine = HfEngine(model, [1], 32, 512)
     longest = max(map(len, prompts))
     least = engine.cache_bytes(longest + SAMPLING.max_tokens) + engine.cache_bytes(longest)
-    state = micro_groups.start(4, cache_megabytes=least / 2**20, order="lpt")
-    draw = draw_of(prompts, 2)
+    method = micro_groups.Method(micro_groups.Settings(least / 2**20, "lpt"), 4)
+    request = request_of(prompts, 2)
     assert (
-        micro_groups.generate(state, engine, draw).token_ids
-        == batched.generate({}, engine, draw).token_ids
+        method.generate(engine, request, np.arange(4)).token_ids
+        == engine.generate(request).token_ids
     )
-    state = micro_groups.start(4, cache_megabytes=0.99 * least / 2**20, order="lpt")
+    method = micro_groups.Method(micro_groups.Settings(0.99 * least / 2**20, "lpt"), 4)
     with pytest.raises(
         ParamsError, match=r"train\.generate\.cache_megabytes is .*one rollout may take"
     ):
-        micro_groups.generate(state, engine, draw)
+        method.generate(engine, request, np.arange(4))
 
 
 def test_an_engine_with_a_scheduler_of_its_own_is_refused(world: Any) -> None:
     class Other:
         name = "vllm"
 
-    state = micro_groups.start(4, cache_megabytes=9.0, order="lpt")
+    method = micro_groups.Method(micro_groups.Settings(9.0, "lpt"), 4)
     with pytest.raises(ParamsError, match=r"engine\.name hf; vllm batches continuously by itself"):
-        micro_groups.generate(state, Other(), draw_of(world[1], 2))  # type: ignore[arg-type]
+        method.generate(Other(), request_of(world[1], 2), None)  # type: ignore[arg-type]
 
 
 def test_predictions_learn_which_prompts_are_long() -> None:
     rng = np.random.default_rng(0)
-    state = micro_groups.start(6, cache_megabytes=9.0, order="lpt")
+    method = micro_groups.Method(micro_groups.Settings(9.0, "lpt"), 6)
     prompts = [[1] * 5] * 6
     means = np.array([5, 40, 10, 80, 20, 60])
-    draw = Draw(prompts, [8] * 6, list(range(48)), SAMPLING, list(range(6)))
-    assert micro_groups.predict(state, draw).tolist() == [0.0] * 6
+    request = Request(prompts, [8] * 6, list(range(48)), SAMPLING)
+    assert method.predict(request, np.arange(6)).tolist() == [0.0] * 6
     for _ in range(5):
         lengths = np.maximum(rng.poisson(np.repeat(means, 8)), 1)
         group_B = np.repeat(np.arange(6), 8)
@@ -107,13 +102,10 @@ def test_predictions_learn_which_prompts_are_long() -> None:
         rollouts = Rollouts(
             np.arange(6), prompts, group_B, samples, [""] * 48, ["wrong"] * 48, np.zeros(48)
         )
-        micro_groups.observe(state, rollouts)
-    predicted = micro_groups.predict(state, draw)
+        method.observe(rollouts)
+    predicted = method.predict(request, np.arange(6))
     assert np.argsort(predicted).tolist() == np.argsort(means).tolist()
-    order = micro_groups.start_order(predicted, group_B, "lpt")
+    order = queue(predicted[group_B], "lpt")
     assert group_B[order].tolist() == np.repeat([3, 5, 1, 4, 2, 0], 8).tolist()
-    assert micro_groups.start_order(predicted, group_B, "fifo").tolist() == list(range(48))
-    unknown = Draw(
-        prompts, [8] * 6, list(range(48)), SAMPLING, None
-    )  # validation prompts: nothing of their own
-    assert np.ptp(micro_groups.predict(state, unknown)) == 0
+    assert queue(predicted[group_B], "fifo").tolist() == list(range(48))
+    assert np.ptp(method.predict(request, None)) == 0  # prompts of validation: nothing of their own

@@ -2,6 +2,7 @@
 and its controls."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,17 @@ from tasks.common.params import ParamsError
 from tasks.train.methods.advantage import grpo, grpo_sample
 from tasks.train.methods.select import max_reward, mixed, pods
 from tasks.train.methods.select import random as random_select
+from tests.train.steps import rollouts_of
 
 RNG = np.random.default_rng(0)
+
+
+def kept_of(module: Any, rewards: Any, groups: Any, rng: Any = RNG, **settings: Any) -> Any:
+    """[B] what a selector keeps of rollouts with these rewards."""
+    method = module.Method(module.Settings(**settings)) if settings else module.Method()
+    return method(rollouts_of(rewards, groups), rng)
+
+
 rewards = st.one_of(
     st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=10),
     st.lists(st.sampled_from([0.0, 0.1, 0.5, 1.0, -2.0]), min_size=1, max_size=10),
@@ -24,7 +34,7 @@ rewards = st.one_of(
 @given(rewards, st.integers(1, 10))
 def test_pods_finds_the_largest_variance_of_all_subsets(values: list[float], keep: int) -> None:
     rewards_B = np.array(values)
-    kept = pods.select(rewards_B, np.zeros(len(values), dtype=np.int64), RNG, keep=keep)
+    kept = kept_of(pods, rewards_B, np.zeros(len(values), dtype=np.int64), keep=keep)
     assert kept.sum() == min(keep, len(values))
     best = max(np.var(subset) for subset in itertools.combinations(values, min(keep, len(values))))
     assert np.var(rewards_B[kept]) == pytest.approx(best, rel=1e-6, abs=1e-6)
@@ -36,7 +46,7 @@ def test_pods_finds_the_largest_variance_of_all_subsets(values: list[float], kee
 )
 def test_pods_of_64_binary_rewards_keeps_16(ones: int, kept: int, variance: float) -> None:
     rewards_B = np.random.default_rng(ones).permutation(np.repeat([1.0, 0.0], [ones, 64 - ones]))
-    chosen = rewards_B[pods.select(rewards_B, np.zeros(64, dtype=np.int64), RNG, keep=16)]
+    chosen = rewards_B[kept_of(pods, rewards_B, np.zeros(64, dtype=np.int64), keep=16)]
     assert chosen.sum() == kept
     assert np.var(chosen) == pytest.approx(variance, abs=1e-6)
 
@@ -49,7 +59,7 @@ def test_advantages_on_the_kept_set_and_on_the_pool() -> None:
     )
     lone = np.concatenate([[1.0], np.zeros(63)])  # a single success of 64, of which 16 are kept
     group = np.zeros(64, dtype=np.int64)
-    kept = pods.select(lone, group, RNG, keep=16)
+    kept = kept_of(pods, lone, group, keep=16)
     assert kept[0]
     np.testing.assert_allclose(
         grpo_sample.advantage(lone[kept], group[kept], epsilon=1e-4)[[0, 1]],
@@ -70,7 +80,7 @@ def test_dead_groups_have_no_advantage_without_an_epsilon_either() -> None:
 
 def test_as_many_kept_as_drawn_is_plain_grpo() -> None:
     rewards_B, group_B = np.array([1.0, 0, 0, 1, 1, 0]), np.array([0, 0, 0, 2, 2, 2])
-    kept = pods.select(rewards_B, group_B, RNG, keep=3)
+    kept = kept_of(pods, rewards_B, group_B, keep=3)
     assert kept.all()
     np.testing.assert_array_equal(
         grpo.advantage(rewards_B[kept], group_B[kept]), grpo.advantage(rewards_B, group_B)
@@ -81,20 +91,20 @@ def test_ties_go_by_the_rule() -> None:
     group = np.zeros(4, dtype=np.int64)
     # the two largest have no variance; one of each has; of the equal ones the last large and the
     # first small are taken
-    assert pods.select(np.array([1.0, 0.0, 1.0, 0.0]), group, RNG, keep=2).tolist() == [
+    assert kept_of(pods, np.array([1.0, 0.0, 1.0, 0.0]), group, keep=2).tolist() == [
         False,
         True,
         True,
         False,
     ]
     # nothing is strictly better than the largest
-    assert pods.select(np.array([0.5] * 4), group, RNG, keep=2).tolist() == [
+    assert kept_of(pods, np.array([0.5] * 4), group, keep=2).tolist() == [
         False,
         False,
         True,
         True,
     ]
-    assert pods.select(np.array([3.0, 1.0, 2.0, 0.0]), group, RNG, keep=1).tolist() == [
+    assert kept_of(pods, np.array([3.0, 1.0, 2.0, 0.0]), group, keep=1).tolist() == [
         True,
         False,
         False,
@@ -105,14 +115,14 @@ def test_ties_go_by_the_rule() -> None:
 def test_groups_are_chosen_from_one_by_one() -> None:
     rewards_B = np.array([1.0, 0, 0, 0, 1, 1, 1, 0, 0.5])
     group_B = np.array([0, 0, 0, 0, 3, 3, 3, 3, 5])
-    kept = pods.select(rewards_B, group_B, RNG, keep=2)
+    kept = kept_of(pods, rewards_B, group_B, keep=2)
     assert np.bincount(group_B[kept]).tolist() == [2, 0, 0, 2, 0, 1]
     assert rewards_B[kept].tolist() == [1, 0, 1, 0, 0.5]
 
 
 def test_the_controls_of_pods() -> None:
     rewards_B, group_B = np.array([0.2, 0.9, 0.1, 0.5, 0.9, 0.0]), np.array([0, 0, 0, 0, 0, 1])
-    assert max_reward.select(rewards_B, group_B, RNG, keep=3).tolist() == [
+    assert kept_of(max_reward, rewards_B, group_B, keep=3).tolist() == [
         False,
         True,
         False,
@@ -122,16 +132,16 @@ def test_the_controls_of_pods() -> None:
     ]
     drawn = [
         tuple(
-            random_select.select(rewards_B, group_B, np.random.default_rng(seed), keep=2).tolist()
+            kept_of(random_select, rewards_B, group_B, np.random.default_rng(seed), keep=2).tolist()
         )
         for seed in range(50)
     ]
     assert {sum(kept[:5]) for kept in drawn} == {2}
     assert len(set(drawn)) == 10  # every pair of five comes up
     with pytest.raises(ParamsError, match=r"train\.select\.keep is 0"):
-        random_select.select(rewards_B, group_B, RNG, keep=0)
+        kept_of(random_select, rewards_B, group_B, keep=0)
 
 
 def test_mixed_drops_groups_of_equal_rewards() -> None:
     rewards_B, group_B = np.array([1.0, 1, 0, 1, 0.5]), np.array([0, 0, 2, 2, 3])
-    assert mixed.select(rewards_B, group_B, RNG).tolist() == [False, False, True, True, False]
+    assert kept_of(mixed, rewards_B, group_B).tolist() == [False, False, True, True, False]

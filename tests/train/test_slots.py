@@ -1,239 +1,211 @@
 """One contract test a slot, over every file found in it; and the plan's own behaviour."""
 
+import copy
+from collections.abc import Callable
+from dataclasses import asdict
+from types import ModuleType
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.common import registry
 from tasks.common.params import ParamsError
 from tasks.common.registry import names
-from tasks.engines.engine import Request as EngineRequest
-from tasks.engines.engine import Samples, Sampling
+from tasks.engines.engine import Request, Samples, Sampling
 from tasks.train.methods import advantage, control, generate, loss, replay, select
-from tasks.train.methods.control import plan as plan_control
-from tasks.train.rollouts import Draw, Ints, Request, Rollouts, StepTotals, merge
+from tasks.train.plan import Plan
+from tasks.train.rollouts import Ints, StepTotals, merge
 from tasks.train.settings import BatchSettings
-from tasks.train.slots import load_slot
+from tasks.train.slots import Advantage, Control, arrays_of, fill_state, load_method
+from tests.train.steps import answer_to, plan_of, rollouts_of
 
-SETTINGS = {
-    "clip": {"clip_low": 0.2, "clip_high": 0.28, "ratio": "token", "normalize": "token"},
-    "tis": {"cap": 2.0, "normalize": "sequence"},
-    "mc_grpo": {"min_deviation": 1.0},
-    "grpo_sample": {"epsilon": 1e-4},
-    **{name: {"keep": 2} for name in ("pods", "random", "max_reward")},
-    "micro_groups": {"cache_megabytes": 1.0, "order": "lpt"},
-    "dapo": {"max_refills": 2},
-    "greso": {
-        "dead_rate": 0.25,
-        "step": 0.01,
-        "floor": 0.01,
-        "p_start": 0.5,
-        "p_min": 0.05,
-        "p_max": 0.95,
-    },
-    "knapsack": {"smallest": 2, "largest": 16, "discount": 0.5},
-    "sagc": {
-        "group_sizes": [2, 4, 8],
-        "threshold": 4.0,
-        "budget": 0.2,
-        "step": 0.2,
-        "memory": 0.99,
-        "max_multiplier": 20.0,
-    },
-}
 REWARDS = np.array([1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0])
 GROUPS = np.array([0, 0, 0, 1, 1, 2, 3, 3])
 
 
-def arrays(visits: list[tuple[int, int]]) -> dict[str, Ints]:
-    """Plan columns of (phase, group_size) visits."""
-    phase, size = np.array(visits).T
-    return {
-        "phase": phase,
-        "group_size": size,
-        "pass": phase * 0,
-        "prompt_row": np.arange(len(visits)),
-    }
+def example(package: ModuleType, name: str) -> dict[str, Any]:
+    """A method as params.yaml names it, with the settings of its own example."""
+    module = registry.load(package, name, "method")
+    return {"method": name, **(asdict(module.EXAMPLE) if hasattr(module, "EXAMPLE") else {})}
 
 
-def rollouts_for(request: Request) -> Rollouts:
-    total = int(request.counts.sum())
-    samples = Samples([[3, 1]] * total, [[-0.1, -0.2]] * total, ["stop"] * total)
-    group_B = np.repeat(np.arange(len(request.counts)), request.counts)
-    prompts = [[5]] * len(request.counts)
-    return Rollouts(
-        request.prompt_rows,
-        prompts,
-        group_B,
-        samples,
-        [""] * total,
-        ["wrong"] * total,
-        np.zeros(total),
-    )
+def make(package: ModuleType, name: str, *arguments: Any) -> Any:
+    return load_method(package, example(package, name), *arguments)
+
+
+def comes_back(method: Any) -> None:
+    """What a checkpoint keeps of a method is all that it remembers."""
+    if method.state is None:
+        return
+    saved = arrays_of(method.state)
+    assert all(array.dtype.kind in "biuf" for array in saved.values())
+    again = copy.deepcopy(method)
+    fill_state(again.state, saved)
+    for name, value in vars(method.state).items():
+        found = getattr(again.state, name)
+        assert type(found) is type(value)
+        np.testing.assert_array_equal(found, value)
 
 
 @pytest.mark.parametrize("name", names(select))
 def test_select(name: str) -> None:
-    choose = load_slot(select, {"method": name, **SETTINGS.get(name, {})}, "select", "select")[1]
-    first, second = (choose(REWARDS, GROUPS, np.random.default_rng(0)) for _ in range(2))
+    choose, rollouts = make(select, name), rollouts_of(REWARDS, GROUPS)
+    first, second = (choose(rollouts, np.random.default_rng(0)) for _ in range(2))
     assert first.dtype == np.bool_
     assert first.shape == REWARDS.shape
     assert (first == second).all()
-    assert choose(REWARDS[:0], GROUPS[:0], np.random.default_rng(0)).shape == (0,)
+    assert choose(rollouts_of([], []), np.random.default_rng(0)).shape == (0,)
+    comes_back(choose)
 
 
 @pytest.mark.parametrize("name", names(advantage))
 def test_advantage(name: str) -> None:
-    estimate = load_slot(
-        advantage, {"method": name, **SETTINGS.get(name, {})}, "advantage", "advantage"
-    )[1]
-    advantages = estimate(REWARDS, GROUPS)
+    estimate: Advantage = make(advantage, name)
+    advantages = estimate(rollouts_of(REWARDS, GROUPS))
     assert np.isfinite(advantages).all()
     assert (advantages[GROUPS == 1] == 0).all()  # equal rewards teach nothing
     assert (advantages[GROUPS == 2] == 0).all()  # nor does a group of one
     assert advantages[0] >= 0 >= advantages[1]
     assert advantages[0] > advantages[1]
-    gap = np.array([0, 0, 0, 2, 2, 5, 9, 9])  # groups that select emptied leave gaps
-    np.testing.assert_allclose(estimate(REWARDS, gap), advantages)
-    assert estimate(REWARDS[:0], GROUPS[:0]).shape == (0,)
+    gap = [0, 0, 0, 2, 2, 5, 9, 9]  # groups that select emptied leave gaps
+    np.testing.assert_allclose(estimate(rollouts_of(REWARDS, gap)), advantages)
+    assert estimate(rollouts_of([], [])).shape == (0,)
+    comes_back(estimate)
 
 
 @pytest.mark.parametrize("name", names(loss))
 def test_loss_adds_up_over_micro_batches(name: str) -> None:
-    compute = load_slot(loss, {"method": name, **SETTINGS.get(name, {})}, "loss", "loss")[1]
+    compute = make(loss, name)
     generator = torch.Generator().manual_seed(0)
-    logprobs, old = (
-        torch.randn((8, 5), generator=generator, dtype=torch.float64) for _ in range(2)
-    )
-    weights, mask = (
-        torch.randn(8, generator=generator, dtype=torch.float64),
-        torch.arange(5)[None] < torch.arange(8)[:, None],
-    )
-    whole, stats = compute(logprobs, old, weights, mask, StepTotals(17, 8, 5))
+    logprobs = torch.randn((8, 5), generator=generator, dtype=torch.float64)
+    old = torch.randn((8, 5), generator=generator, dtype=torch.float64)
+    weights = torch.randn(8, generator=generator, dtype=torch.float64)
+    mask = torch.arange(5)[None] < torch.arange(8)[:, None]
+    totals = StepTotals(17, 8, 5)
+    whole, stats = compute(logprobs, old, weights, mask, totals)
     parts = [
-        compute(logprobs[i::3], old[i::3], weights[i::3], mask[i::3], StepTotals(17, 8, 5))
-        for i in range(3)
+        compute(logprobs[i::3], old[i::3], weights[i::3], mask[i::3], totals) for i in range(3)
     ]
     assert sum(part.item() for part, _ in parts) == pytest.approx(whole.item())
     assert sum(float(s["clipped"]) for _, s in parts) == float(stats["clipped"])
     changed = torch.where(mask, logprobs, 1e9)  # what the mask hides has no influence
-    assert compute(changed, old, weights, mask, StepTotals(17, 8, 5))[0].item() == pytest.approx(
-        whole.item()
-    )
+    again = compute(changed, old, weights, mask, totals)[0]
+    assert again.item() == pytest.approx(whole.item())
 
 
 @pytest.mark.parametrize("name", names(control))
 def test_control(name: str) -> None:
-    module, start = load_slot(
-        control, {"method": name, **SETTINGS.get(name, {})}, "control", "start"
-    )
     visits = [(0, 4), (0, 4), (0, 3), (1, 2), (1, 2), (2, 8)]
-    state = start(arrays(visits), BatchSettings("rollouts", 8))
-    seen, progress = [], [module.progress(state)]
-    while (request := module.next(state, [], np.random.default_rng(0))) is not None:
-        parts = [rollouts_for(request)]
-        while (more := module.next(state, parts, np.random.default_rng(0))) is not None:
-            parts.append(rollouts_for(more))
-        module.observe(state, merge(parts))
+    method: Control = make(control, name, plan_of(visits))
+    seen, progress = [], [method.progress()]
+    while (request := method.next([], np.random.default_rng(0))) is not None:
+        parts = [answer_to(request)]
+        while (more := method.next(parts, np.random.default_rng(0))) is not None:
+            parts.append(answer_to(more))
+        method.observe(merge(parts))
         seen += request.prompt_rows.tolist()
-        progress.append(module.progress(state))
+        progress.append(method.progress())
+        assert all(isinstance(value, float) for value in method.describe().values())
+        comes_back(method)
     assert seen
     assert progress == sorted(progress)
     assert (progress[0], progress[-1]) == (0.0, 1.0)
-    assert all(
-        isinstance(value, np.ndarray) and value.dtype.kind in "biuf" for value in state.values()
-    )
 
 
 @pytest.mark.parametrize("name", names(replay))
 def test_replay(name: str) -> None:
-    module, start = load_slot(replay, {"method": name, **SETTINGS.get(name, {})}, "replay", "start")
-    state = start()
-    assert module.draw(state, np.random.default_rng(0)) is None  # an empty buffer gives nothing
-    module.add(state, rollouts_for(Request(np.array([0]), np.array([2]), 0, 0)))
-    assert all(isinstance(value, np.ndarray) for value in state.values())
+    method = make(replay, name)
+    assert method.draw(np.random.default_rng(0)) is None  # an empty buffer gives nothing
+    method.add(rollouts_of([0.0, 1.0], [0, 0]))
+    comes_back(method)
+
+
+class CountingEngine:
+    """Completions that are their own seed; it can be scheduled, as the protocol asks."""
+
+    name, version, prefix_block, prefilled_tokens = "hf", "1", 1, 0
+
+    def generate(self, request: Request, on_finished: Callable[[int], object] | None = None) -> Any:
+        assert len(set(request.seeds)) == len(request.seeds) == sum(request.counts)
+        return Samples(
+            [[seed] for seed in request.seeds],
+            [[0.0] for _ in request.seeds],
+            ["stop" for _ in request.seeds],
+        )
+
+    def set_weights(self, weights: object) -> None:
+        """Weights make no difference."""
+
+    def sleep(self) -> None:
+        """Nothing is held."""
+
+    def cache_bytes(self, positions: int) -> int:
+        return 1000 * positions
+
+    def generate_in_order(
+        self, request: Request, order_B: Ints, max_rows: int, on_finished: Any = None
+    ) -> Samples:
+        assert sorted(order_B) == list(range(len(request.seeds)))
+        return self.generate(request)
 
 
 @pytest.mark.parametrize("name", names(generate))
-def test_generate_draws_every_rollout_it_is_asked_for(name: str) -> None:
-    class Counting:
-        name, version, prefix_block, prefilled_tokens = "hf", "1", 1, 0
-
-        def generate(self, request: EngineRequest, on_finished: object = None) -> Samples:
-            seeds = request.seeds
-            assert len(set(seeds)) == len(seeds) == sum(request.counts)
-            return Samples(
-                [[seed] for seed in seeds], [[0.0] for _ in seeds], ["stop" for _ in seeds]
-            )
-
-        def cache_bytes(self, positions: int) -> int:
-            return 1000 * positions
-
-        def generate_in_order(
-            self, request: EngineRequest, order_B: Ints, max_rows: int, on_finished: object = None
-        ) -> Samples:
-            assert sorted(order_B) == list(range(len(request.seeds)))
-            return self.generate(request)
-
-        def set_weights(self, weights: object) -> None: ...
-
-        def sleep(self) -> None: ...
-
-    module, start = load_slot(
-        generate, {"method": name, **SETTINGS.get(name, {})}, "generate", "start"
-    )
-    state = start(9)
-    draw = Draw([[1], [2]], [3, 2], [11, 12, 13, 14, 15], Sampling(1.0, 1.0, 0, 4, 0), [7, 8])
-    first, second = (module.generate(state, Counting(), draw) for _ in range(2))
-    assert sorted(ids[0] for ids in first.token_ids) == draw.seeds
+def test_generate_samples_every_rollout_it_is_asked_for(name: str) -> None:
+    method = make(generate, name, 9)
+    seeds = [11, 12, 13, 14, 15]
+    request = Request([[1], [2]], [3, 2], seeds, Sampling(1.0, 1.0, 0, 4, 0))
+    rows = np.array([7, 8])
+    first, second = (method.generate(CountingEngine(), request, rows) for _ in range(2))
+    assert sorted(ids[0] for ids in first.token_ids) == seeds
     assert first == second
-    module.observe(state, rollouts_for(Request(np.array([7, 8]), np.array([3, 2]), 0, 0)))
-    assert all(
-        isinstance(value, np.ndarray) and value.dtype.kind in "biuf" for value in state.values()
-    )
-    assert module.generate(state, Counting(), draw) == first
+    method.observe(rollouts_of([0.0] * 5, [0, 0, 0, 1, 1], prompt_rows=[7, 8]))
+    comes_back(method)
+    assert method.generate(CountingEngine(), request, rows) == first
+    assert method.generate(CountingEngine(), request, None) == first  # prompts of validation
 
 
 def test_an_unknown_method_or_setting_is_named() -> None:
-    with pytest.raises(
-        ParamsError,
-        match=r"train\.select\.method is 'pod'; there is: all, max_reward, mixed, pods, random",
-    ):
-        load_slot(select, {"method": "pod"}, "select", "select")
+    known = r"train\.select\.method is 'pod'; there is: all, max_reward, mixed, pods, random"
+    with pytest.raises(ParamsError, match=known):
+        load_method(select, {"method": "pod"})
     with pytest.raises(ParamsError, match=r"train\.loss \(clip\)\.clip_high is missing"):
-        load_slot(loss, {"method": "clip", "clip_low": 0.2}, "loss", "loss")
+        load_method(loss, {"method": "clip", "clip_low": 0.2})
+    with pytest.raises(ParamsError, match=r"train\.select \(all\)\.keep is unknown"):
+        load_method(select, {"method": "all", "keep": 2})
     with pytest.raises(ParamsError, match=r"train\.loss\.method is missing"):
-        load_slot(loss, {}, "loss", "loss")
+        load_method(loss, {})
 
 
 def test_a_step_of_the_plan_never_straddles_phases() -> None:
-    state = plan_control.start(
-        arrays([(0, 4), (0, 4), (0, 4), (1, 2), (1, 2), (2, 16)]), BatchSettings("rollouts", 8)
-    )
+    visits = [(0, 4), (0, 4), (0, 4), (1, 2), (1, 2), (2, 16)]
+    method: Control = make(control, "plan", plan_of(visits))
     steps = []
-    while (request := plan_control.next(state, [], np.random.default_rng(0))) is not None:
+    while (request := method.next([], np.random.default_rng(0))) is not None:
         steps.append((request.phase, request.counts.tolist()))
-    assert steps == [
-        (0, [4, 4]),
-        (0, [4]),
-        (1, [2, 2]),
-        (2, [16]),
-    ]  # a group larger than the batch is a step of its own
+    # a group larger than the batch is a step of its own
+    assert steps == [(0, [4, 4]), (0, [4]), (1, [2, 2]), (2, [16])]
 
 
-visits = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), min_size=1, max_size=40)
+many_visits = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(1, 9)), min_size=1, max_size=40
+).map(lambda visits: sorted(visits, key=lambda visit: visit[0]))
 
 
-@given(visits, st.integers(1, 20), st.sampled_from(["rollouts", "prompts"]))
-def test_the_plan_is_followed_exactly(plan: list[tuple[int, int]], size: int, unit: str) -> None:
-    plan = sorted(plan, key=lambda visit: visit[0])
-    state = plan_control.start(arrays(plan), BatchSettings(unit, size))  # type: ignore[arg-type]
+@given(many_visits, st.integers(1, 20), st.sampled_from(["rollouts", "prompts"]))
+def test_the_plan_is_followed_exactly(visits: list[tuple[int, int]], size: int, unit: Any) -> None:
+    plan: Plan = plan_of(visits, BatchSettings(unit, size))
+    method: Control = make(control, "plan", plan)
     rows: list[int] = []
-    while (request := plan_control.next(state, [], np.random.default_rng(0))) is not None:
+    while (request := method.next([], np.random.default_rng(0))) is not None:
         cost = request.counts.sum() if unit == "rollouts" else len(request.counts)
         assert cost <= size or len(request.counts) == 1
-        assert {plan[row][0] for row in request.prompt_rows} == {request.phase}
-        assert request.counts.tolist() == [plan[row][1] for row in request.prompt_rows]
+        assert {visits[row][0] for row in request.prompt_rows} == {request.phase}
+        assert request.counts.tolist() == [visits[row][1] for row in request.prompt_rows]
         rows += request.prompt_rows.tolist()
-    assert rows == list(range(len(plan)))
+        sampled = sum(visits[row][1] for row in rows)
+        assert method.progress() == pytest.approx(sampled / plan.num_rollouts())
+    assert rows == list(range(len(visits)))

@@ -36,10 +36,11 @@ from tasks.train.learner.update import (
     token_logprobs,
     unbiased_kl,
 )
+from tasks.train.methods import control as control_methods
 from tasks.train.methods.loss import clip
 from tasks.train.rollouts import Rollouts, StepTotals
 from tests.engines.test_flops import architecture_of
-from tests.train.test_slots import SETTINGS as METHODS
+from tests.train.test_slots import example
 from tests.train.worlds import PARAMS, make_world, outputs
 
 SIZES = [4, 3, 4, 1, 2, 2, 6, 3, 5, 2, 4, 4]
@@ -91,12 +92,10 @@ def step(qwen: Path) -> tuple[Any, Rollouts]:
     )
 
 
-def clip_loss(*arrays: Any) -> Any:
-    return clip.loss(*arrays, clip_low=0.2, clip_high=0.28, ratio="token", normalize="token")
-
-
 ADVANTAGES = np.array([1.0, -1, -1, 1, 0, 0, 0, 1, 1, -1, -1, 0])
-OBJECTIVE = Objective(clip_loss, 1.0, None, 0.0, share_prompts=False, tokens_per_chunk=10**6)
+OBJECTIVE = Objective(
+    clip.Method(clip.EXAMPLE), 1.0, None, 0.0, share_prompts=False, tokens_per_chunk=10**6
+)
 
 
 def gradient(
@@ -335,7 +334,7 @@ def test_methods_that_remember_go_on_where_they_were(
     control: str, guesser: Path, tmp_path: Path
 ) -> None:
     slots = {
-        "control": {"method": control, **METHODS[control]},
+        "control": example(control_methods, control),
         "generate": {"method": "micro_groups", "cache_megabytes": 0.5, "order": "lpt"},
         "select": {"method": "pods", "keep": 3},
     }
@@ -392,13 +391,14 @@ def test_another_parameter_is_another_key_and_says_what_changed(
     guesser: Path, tmp_path: Path
 ) -> None:
     layout = make_world(tmp_path, guesser, SIZES)
-    values = {**PARAMS, "train": {**PARAMS["train"], "max_sampler_gap": 0.0}}
+    values = {**PARAMS, "guards": {**PARAMS["guards"], "max_sampler_gap": 0.0}}
     (layout.root / "params.yaml").write_text(yaml.safe_dump(values))
     process = train(layout)  # a gap of 0 is more than any sampler keeps
     assert process.returncode == 1
-    assert "over train.max_sampler_gap 0.0" in process.stderr_text  # type: ignore[attr-defined]
+    assert "over guards.max_sampler_gap 0.0" in process.stderr_text  # type: ignore[attr-defined]
     assert not layout.train("r", 0).exists()
-    (layout.root / "params.yaml").write_text(yaml.safe_dump(PARAMS))
+    changed = {**PARAMS, "train": {**PARAMS["train"], "learning_rate": 2.0e-3}}
+    (layout.root / "params.yaml").write_text(yaml.safe_dump(changed))
     process = train(layout)
     assert process.returncode == 0
     assert "starting afresh: train changed since the checkpoint" in process.stderr_text  # type: ignore[attr-defined]
@@ -490,7 +490,7 @@ def test_steps_that_are_not_finite_are_skipped_and_then_stop_the_run(
     assert process.returncode == 1
     assert log.count("; the step is skipped") == 2
     assert "loss, gradient or log-probabilities are not finite; prompts: p" in log
-    assert "that is train.max_nonfinite_steps 3 in a row" in log
+    assert "that is guards.max_nonfinite_steps 3 in a row" in log
 
 
 def test_resume_takes_a_checkpoint_that_fits_and_refuses_another(

@@ -1,6 +1,8 @@
 """A small world to train in: prompts, a profile, a plan and a policy under one data root, and its
 parameters."""
 
+import argparse
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +10,17 @@ import polars as pl
 import torch
 import yaml
 
+from tasks.common import params, stage, tracking
 from tasks.common.artifacts import PLAN, PROMPTS, Layout
-from tasks.models.policy import load_model
+from tasks.grading.grader import Grader
+from tasks.models.policy import load_model, read_policy
+from tasks.train.__main__ import Sections, build
+from tasks.train.learner.ranks import Ranks
+from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.loop.state import Run
+from tasks.train.loop.sync import train
+from tasks.train.loop.trainer import Trainer
+from tasks.train.settings import CheckpointSettings, TrainSettings
 from tests.policies import place_policy
 
 PARAMS: dict[str, Any] = {
@@ -44,19 +55,13 @@ PARAMS: dict[str, Any] = {
         "max_steps": None,
         "learning_rate": 1.0e-3,
         "warmup_steps": 0,
-        "final_learning_rate_rate": 0.1,
+        "final_learning_rate_fraction": 0.1,
         "betas": [0.9, 0.95],
         "weight_decay": 0.0,
         "max_grad_norm": 1.0,
         "dtype": "float32",
-        "max_tokens_per_micro_batch": 64,
-        "tokens_per_logprob_chunk": 50,
-        "share_prompts": True,
         "advantage_over": "kept",
-        "activation_checkpointing": False,
         "kl_coefficient": 0.0,
-        "max_sampler_gap": 0.05,
-        "max_nonfinite_steps": 3,
         "validation": {"num_samples": 1, "every_flops": 1.0e8},
         "control": {"method": "plan"},
         "generate": {"method": "batched"},
@@ -71,6 +76,13 @@ PARAMS: dict[str, Any] = {
             "normalize": "token",
         },
     },
+    "learner": {
+        "max_tokens_per_micro_batch": 64,
+        "tokens_per_logprob_chunk": 50,
+        "share_prompts": True,
+        "activation_checkpointing": False,
+    },
+    "guards": {"max_sampler_gap": 0.05, "max_nonfinite_steps": 3},
     "recipes": {"r": {"allocate": {"strategy": "uniform", "group_size": 4}, "train": {}}},
 }
 
@@ -108,6 +120,28 @@ def make_world(root: Path, policy: Path, group_sizes: list[int], answer: str = "
     PLAN.write(layout.recipe("r") / "plan.parquet", PLAN.frame(plan))
     (root / "params.yaml").write_text(yaml.safe_dump(PARAMS))
     return layout
+
+
+def make_trainer(layout: Layout, recipe: str = "r", seed: int = 0, **changes: Any) -> Trainer:
+    """The trainer of the world under `layout.root`; `changes` to the section `train`."""
+    values = params.load(layout.root / "params.yaml")
+    settings = params.parse({**values["train"], **changes}, TrainSettings, "train")
+    sections = params.sections(values, Sections)
+    run = stage.Stage(
+        "train", values, layout, recipe, seed, argparse.Namespace(), tracking.Tracker()
+    )
+    told = Run(read_policy(layout), settings, sections.sampling, Ranks(0, 1), seed)
+    table = PLAN.read(layout.recipe(recipe) / "plan.parquet")
+    return build(run, told, sections, Grader(sections.verify), table)[0]
+
+
+def run_in_process(layout: Layout, changes: dict[str, Any]) -> Trainer:
+    """The trainer at the end of its run."""
+    trainer = make_trainer(layout, **changes)
+    checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=1)
+    with closing(trainer.collector.grader):
+        train(trainer, checkpoints, CheckpointSettings(1e9, 1), lambda *_: None)
+    return trainer
 
 
 def outputs(layout: Layout) -> dict[str, Any]:

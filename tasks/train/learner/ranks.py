@@ -32,20 +32,16 @@ class Ranks:
         """Whether this process writes files and talks to the record."""
         return self.rank == 0
 
-    def share(self, items: Sequence[T]) -> list[T]:
-        """The items dealt to this rank, one in `size`."""
+    def shard(self, items: Sequence[T]) -> list[T]:
+        """This rank's share of `items`: one in `size`, from its own number on."""
         return list(items[self.rank :: self.size])
 
-    def gather(self, shared: list[T], num_items: int) -> list[T]:
-        """The items of all ranks in their original order, from each rank's results for its
-        share."""
-        if self.size == 1:
-            return shared
-        parts: list[Any] = [None] * self.size
-        distributed.all_gather_object(parts, shared)
+    def gather_shards(self, results: list[T], num_items: int) -> list[T]:
+        """The results of all ranks in the order of the `num_items` items that were sharded."""
+        parts = self.all_gather(results)
         return [parts[i % self.size][i // self.size] for i in range(num_items)]
 
-    def everyone(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         """The value of every rank, by rank."""
         if self.size == 1:
             return [value]
@@ -53,23 +49,27 @@ class Ranks:
         distributed.all_gather_object(values, value)
         return values
 
-    def sum_gradients(self, model: torch.nn.Module) -> None:
+    def barrier(self) -> None:
+        """Return when every rank has come here."""
+        self.all_gather(None)
+
+    def all_reduce_gradients(self, model: torch.nn.Module) -> None:
         """Make every rank's gradient the sum over the ranks, in one message."""
         if self.size == 1:
             return
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        # a rank without a micro-batch has no gradients, and must still take part
         for parameter in parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        flat = torch.cat(
-            [parameter.grad.flatten() for parameter in parameters if parameter.grad is not None]
-        )
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
         distributed.all_reduce(flat)
         start = 0
-        for parameter in parameters:
-            assert parameter.grad is not None
-            parameter.grad.copy_(flat[start : start + parameter.numel()].view_as(parameter))
-            start += parameter.numel()
+        for gradient in gradients:
+            end = start + gradient.numel()
+            gradient.copy_(flat[start:end].view_as(gradient))
+            start = end
 
 
 def launch_ranks(module: str, arguments: list[str], num_processes: int) -> None:

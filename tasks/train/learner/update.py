@@ -10,7 +10,6 @@ pass, so [B, T, V] never exists.
 Legend: B rollouts of a micro-batch, Q prompts in it, P prompt positions, T positions that predict
 completion tokens, N = the completion tokens of the micro-batch, D hidden size, V vocabulary."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -21,8 +20,7 @@ from tasks.common.ledger import Architecture, forward_flops
 from tasks.models.packing import forward, head_logits
 from tasks.train.learner.micro_batches import MicroBatch
 from tasks.train.rollouts import Floats, StepTotals
-
-Loss = Callable[..., tuple[torch.Tensor, dict[str, torch.Tensor]]]
+from tasks.train.slots import Loss
 
 
 @dataclass(frozen=True)
@@ -217,9 +215,9 @@ def batch_flops(
 
 
 def learning_rate(
-    base: float, final_rate: float, warmup_steps: int, step: int, progress: float
+    base: float, final_fraction: float, warmup_steps: int, step: int, progress: float
 ) -> float:
     """Linear warm-up over `warmup_steps`, and linear decay with the plan's progress down to
-    `final_rate` of `base`."""
+    `final_fraction` of `base`."""
     warm = min((step + 1) / warmup_steps, 1.0) if warmup_steps else 1.0
-    return base * warm * (1.0 - (1.0 - final_rate) * progress)
+    return base * warm * (1.0 - (1.0 - final_fraction) * progress)

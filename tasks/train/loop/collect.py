@@ -1,9 +1,10 @@
-"""Rollouts for the trainer: drawn by the engine (or taken from a record), shared out over ranks,
-graded."""
+"""Rollouts for the loop: sampled by the engine (or taken from a record), sharded over ranks,
+graded.
+"""
 
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,12 +12,12 @@ import polars as pl
 from transformers import PreTrainedTokenizerBase
 
 from tasks.common.files import ArtifactError
-from tasks.engines.engine import Engine, Samples, Sampling, sample_flops, sample_seed
+from tasks.engines.engine import Engine, Request, Samples, sample_flops, sample_seed
 from tasks.grading.grader import Answer, Grader
-from tasks.models.policy import Policy
 from tasks.models.prompts import decode
-from tasks.train.learner.ranks import Ranks
-from tasks.train.rollouts import Draw, Floats, Ints, Prompts, Request, Rollouts, State
+from tasks.train.loop.state import Run
+from tasks.train.rollouts import Floats, GroupRequest, Ints, Prompts, Rollouts
+from tasks.train.slots import Generate
 
 logger = logging.getLogger(__name__)
 
@@ -34,89 +35,75 @@ class Cost:
 
 class Collector:
     """The engine and the grader of a run. `recorded` holds rollouts that are taken instead of
-    drawing them, `in_flight` those that a kill left of a step."""
+    sampling them, `in_flight` those that a kill left of a step."""
 
     def __init__(
         self,
-        policy: Policy,
+        run: Run,
         engine: Engine,
+        generate: Generate,
         tokenizer: PreTrainedTokenizerBase,
         grader: Grader,
-        sampling: Sampling,
-        generate: Callable[[State, Engine, Draw], Samples],
-        generation: State,
-        ranks: Ranks,
     ) -> None:
-        self.policy, self.engine, self.tokenizer, self.grader = policy, engine, tokenizer, grader
-        self.sampling, self.generate, self.generation, self.ranks = (
-            sampling,
-            generate,
-            generation,
-            ranks,
-        )
+        self.run, self.engine, self.generate = run, engine, generate
+        self.tokenizer, self.grader = tokenizer, grader
         self.recorded: pl.DataFrame | None = None
         self.in_flight: pl.DataFrame | None = None
 
     def collect(
         self,
         prompts: Prompts,
-        request: Request,
+        asked: GroupRequest,
         rng: np.random.Generator,
         step: int,
         first_group: int,
     ) -> tuple[Rollouts, Cost]:
-        """The graded rollouts of one request; its groups are numbered from `first_group` on within
-        the step."""
-        counts = request.counts.tolist()
-        seeds = rng.integers(0, 2**63 - 1, size=sum(counts)).tolist()
-        rows = request.prompt_rows.tolist()
-        draw = Draw([prompts.token_ids[row] for row in rows], counts, seeds, self.sampling, rows)
-        samples = self.find_recorded(prompts, request, step, first_group) or self.draw(draw)
-        group_B = np.repeat(np.arange(len(counts)), counts)
-        texts, outcomes, rewards = self.verdicts(prompts, request.prompt_rows[group_B], samples)
-        rewards_B = np.array(rewards)
+        """The graded rollouts of one request of control; its groups are numbered from `first_group`
+        on within the step."""
+        token_ids = [prompts.token_ids[row] for row in asked.prompt_rows]
+        seeds = rng.integers(0, 2**63 - 1, size=int(asked.counts.sum())).tolist()
+        request = Request(token_ids, asked.counts.tolist(), seeds, self.run.sampling)
+        samples = self.find_recorded(prompts, asked, step, first_group)
+        samples = samples or self.sample(request, asked.prompt_rows)
+        group_B = request.owner_B()
+        texts, outcomes, rewards_B = self.grade(prompts, asked.prompt_rows[group_B], samples)
         rollouts = Rollouts(
-            request.prompt_rows, draw.prompts, group_B, samples, texts, outcomes, rewards_B
+            asked.prompt_rows, token_ids, group_B, samples, texts, outcomes, rewards_B
         )
-        return rollouts, self.cost(draw, samples)
+        return rollouts, self.cost(request, samples)
 
-    def draw(self, draw: Draw) -> Samples:
-        """The samples, drawn by all ranks together: whole groups are dealt out, every rank gets all
-        of them back."""
-        if self.ranks.size == 1:
-            return self.generate(self.generation, self.engine, draw)
-        ends = np.cumsum(draw.counts)
-        mine = self.ranks.share(list(range(len(draw.counts))))
-        part = Draw(
-            [draw.prompts[group] for group in mine],
-            [draw.counts[group] for group in mine],
-            [
-                seed
-                for group in mine
-                for seed in draw.seeds[ends[group] - draw.counts[group] : ends[group]]
-            ],
-            draw.sampling,
-            None if draw.prompt_rows is None else [draw.prompt_rows[group] for group in mine],
-        )
-        samples = self.generate(self.generation, self.engine, part) if mine else Samples([], [], [])
-        rows = list(zip(samples.token_ids, samples.logprobs, samples.finish_reasons, strict=True))
-        starts = np.cumsum([0, *part.counts])
-        drawn = [rows[start:end] for start, end in itertools.pairwise(starts)]
-        every = [row for group in self.ranks.gather(drawn, len(draw.counts)) for row in group]
-        return Samples(
-            [row[0] for row in every], [row[1] for row in every], [row[2] for row in every]
-        )
+    def sample(self, request: Request, prompt_rows: Ints | None) -> Samples:
+        """The samples of `request`. Ranks sample whole groups each, and all of them get all."""
+        ranks = self.run.ranks
+        if ranks.size == 1:
+            return self.generate.generate(self.engine, request, prompt_rows)
+        groups = ranks.shard(range(len(request.counts)))
+        mine = shard_of(request, groups)
+        samples = Samples([], [], [])
+        if groups:
+            rows = None if prompt_rows is None else prompt_rows[groups]
+            samples = self.generate.generate(self.engine, mine, rows)
+        # put each group's rows together, exchange the groups, and lay their rows out in order
+        rows_B = list(zip(samples.token_ids, samples.logprobs, samples.finish_reasons, strict=True))
+        ends = np.cumsum([0, *mine.counts])
+        sampled = [rows_B[start:end] for start, end in itertools.pairwise(ends)]
+        every = itertools.chain(*ranks.gather_shards(sampled, len(request.counts)))
+        token_ids, logprobs, finish_reasons = zip(*every, strict=True)
+        return Samples(list(token_ids), list(logprobs), list(finish_reasons))
 
     def find_recorded(
-        self, prompts: Prompts, request: Request, step: int, first_group: int
+        self, prompts: Prompts, asked: GroupRequest, step: int, first_group: int
     ) -> Samples | None:
-        """The samples of these groups of `step` from the record, if it has them. What was in flight
-        is drawn again when control, whose choices may hang on what cannot be repeated to the last
-        bit, now asks for other groups; ArtifactError where `recorded` has others."""
+        """The samples of these groups of `step` from the record, if it has them.
+
+        Control's choices may depend on numbers that differ in the last bit after a restart. Where
+        it now asks for other groups than those in flight, they are sampled again. Raises
+        ArtifactError where `recorded` has other groups.
+        """
         record = self.in_flight if self.recorded is None else self.recorded
         if record is None:
             return None
-        groups = range(first_group, first_group + len(request.counts))
+        groups = range(first_group, first_group + len(asked.counts))
         rows = record.filter((pl.col("step") == step) & pl.col("group").is_in(groups))
         if rows.is_empty():
             return None
@@ -126,18 +113,18 @@ class Collector:
             .drop("group")
             .rows()
         )
-        asked = [
+        wanted = [
             (prompts.ids[row], int(count))
-            for row, count in zip(request.prompt_rows, request.counts, strict=True)
+            for row, count in zip(asked.prompt_rows, asked.counts, strict=True)
         ]
-        if found != asked:
+        if found != wanted:
             message = (
                 f"step {step}: the record has (prompt, rollouts) {found}, and control asks for "
-                f"{asked}"
+                f"{wanted}"
             )
             if self.recorded is not None:
                 raise ArtifactError(f"{message}: it is the record of another run")
-            logger.warning("%s: these rollouts are drawn again", message)
+            logger.warning("%s: these rollouts are sampled again", message)
             return None
         return Samples(
             rows["token_ids"].to_list(),
@@ -145,42 +132,57 @@ class Collector:
             rows["finish_reason"].to_list(),
         )
 
-    def verdicts(
+    def grade(
         self, prompts: Prompts, rows_B: Ints, samples: Samples
-    ) -> tuple[list[str], list[str], list[float]]:
+    ) -> tuple[list[str], list[str], Floats]:
         """Texts, outcomes and rewards of completions of the prompts in `rows_B`."""
+        ranks = self.run.ranks
         texts = decode(samples.token_ids, samples.finish_reasons, self.tokenizer)
         answers = [
             Answer(prompts.verifiers[row], text, prompts.answers[row], reason == "length")
             for row, text, reason in zip(rows_B, texts, samples.finish_reasons, strict=True)
         ]
-        verdicts = self.grader.grade(self.ranks.share(answers), min_judged=MIN_JUDGED)
-        graded = self.ranks.gather(
-            [(verdict.outcome, verdict.reward) for verdict in verdicts], len(answers)
-        )
-        return texts, [outcome for outcome, _ in graded], [reward for _, reward in graded]
+        verdicts = self.grader.grade(ranks.shard(answers), min_judged=MIN_JUDGED)
+        mine = [(verdict.outcome, verdict.reward) for verdict in verdicts]
+        graded = ranks.gather_shards(mine, len(answers))
+        return texts, [outcome for outcome, _ in graded], np.array([reward for _, reward in graded])
 
     def pass_rates(self, prompts: Prompts, num_samples: int) -> tuple[Floats, Cost]:
         """Pass rate of every prompt, with the same seeds every time: differences are the
         policy's."""
         num = len(prompts.ids)
         seeds = [sample_seed("validation", i, k) for i in range(num) for k in range(num_samples)]
-        draw = Draw(prompts.token_ids, [num_samples] * num, seeds, self.sampling, None)
-        samples = self.draw(draw)
-        rows_B = np.repeat(np.arange(num), num_samples)
-        _, outcomes, _ = self.verdicts(prompts, rows_B, samples)
+        request = Request(prompts.token_ids, [num_samples] * num, seeds, self.run.sampling)
+        samples = self.sample(request, None)
+        rows_B = request.owner_B()
+        _, outcomes, _ = self.grade(prompts, rows_B, samples)
         correct = np.bincount(rows_B, [outcome == "correct" for outcome in outcomes])
         graded = np.bincount(rows_B, [outcome != "error" for outcome in outcomes])
-        return np.asarray(correct[graded > 0] / graded[graded > 0]), self.cost(draw, samples)
+        rates = np.asarray(correct[graded > 0] / graded[graded > 0])
+        return rates, self.cost(request, samples)
 
-    def cost(self, draw: Draw, samples: Samples) -> Cost:
-        """What drawing `samples` executed."""
-        lengths, prompt_tokens = (
-            [len(ids) for ids in samples.token_ids],
-            [len(ids) for ids in draw.prompts],
-        )
-        flops = sample_flops(
-            self.policy.architecture, prompt_tokens, draw.counts, lengths, self.engine.prefix_block
-        )
-        tokens = sum(lengths) + int(np.dot(prompt_tokens, draw.counts))
+    def cost(self, request: Request, samples: Samples) -> Cost:
+        """What sampling executed."""
+        lengths = [len(ids) for ids in samples.token_ids]
+        prompt_tokens = [len(ids) for ids in request.prompts]
+        architecture, block = self.run.policy.architecture, self.engine.prefix_block
+        flops = sample_flops(architecture, prompt_tokens, request.counts, lengths, block)
+        tokens = sum(lengths) + int(np.dot(prompt_tokens, request.counts))
         return Cost(float(flops.sum()), tokens, len(lengths))
+
+
+def shard_of(request: Request, groups: Sequence[int]) -> Request:
+    """The part of `request` that asks for the prompts `groups`."""
+    ends = np.cumsum(request.counts).tolist()
+    seeds = [
+        seed
+        for group in groups
+        for seed in request.seeds[ends[group] - request.counts[group] : ends[group]]
+    ]
+    return Request(
+        [request.prompts[group] for group in groups],
+        [request.counts[group] for group in groups],
+        seeds,
+        request.sampling,
+        request.with_logprobs,
+    )

@@ -6,14 +6,19 @@ n of G gets sqrt((G - n) / n), and a mixed pair exactly +1 and -1."""
 
 import numpy as np
 
-from tasks.train.methods.advantage import dr_grpo
-from tasks.train.rollouts import Floats, Ints, group_means
+from tasks.train.rollouts import Floats, Ints, Rollouts, centred_rewards, group_means
+from tasks.train.slots import Advantage
+
+
+class Method(Advantage):
+    def __call__(self, rollouts: Rollouts) -> Floats:
+        return advantage(rollouts.rewards_B, rollouts.group_B)
 
 
 def advantage(rewards_B: Floats, group_B: Ints) -> Floats:
     """[B] advantages; exactly 0 in a group whose rewards are all equal, a group of one among
     them."""
-    centred_B = dr_grpo.advantage(rewards_B, group_B)
+    centred_B = centred_rewards(rewards_B, group_B)
     variance_Q, _ = group_means(centred_B**2, group_B)
     deviation_B = np.sqrt(variance_Q)[group_B]
     return np.asarray(

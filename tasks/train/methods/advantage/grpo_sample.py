@@ -4,16 +4,36 @@ added to it.
 Of groups of two the advantages are 0.707, not 1; of larger groups a little under `grpo`'s.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from tasks.train.methods.advantage import dr_grpo
-from tasks.train.rollouts import Floats, Ints, group_means
+from tasks.train.rollouts import Floats, Ints, Rollouts, centred_rewards, group_means
+from tasks.train.slots import Advantage
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is added to the deviation."""
+
+    epsilon: float
+
+
+EXAMPLE = Settings(epsilon=0.0001)
+
+
+class Method(Advantage):
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def __call__(self, rollouts: Rollouts) -> Floats:
+        return advantage(rollouts.rewards_B, rollouts.group_B, epsilon=self.settings.epsilon)
 
 
 def advantage(rewards_B: Floats, group_B: Ints, *, epsilon: float) -> Floats:
     """[B] advantages; exactly 0 in a group whose rewards are all equal, a group of one among
     them."""
-    centred_B = dr_grpo.advantage(rewards_B, group_B)
+    centred_B = centred_rewards(rewards_B, group_B)
     variance_Q, size_Q = group_means(centred_B**2, group_B)
     deviation_Q = np.sqrt(variance_Q * size_Q / np.maximum(size_Q - 1, 1))
     deviation_B = deviation_Q[group_B] + epsilon

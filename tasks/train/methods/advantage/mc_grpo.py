@@ -8,9 +8,32 @@ gives the minority +1000 or -1000, saved by gradient clipping alone. `min_deviat
 dropping the median rollout (its gradient is 0; its tokens count in the loss's denominator here).
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from tasks.train.rollouts import Floats, Ints, mixed_groups
+from tasks.train.rollouts import Floats, Ints, Rollouts, mixed_groups
+from tasks.train.slots import Advantage
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The least deviation that a group is divided by."""
+
+    min_deviation: float
+
+
+EXAMPLE = Settings(min_deviation=1.0)
+
+
+class Method(Advantage):
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def __call__(self, rollouts: Rollouts) -> Floats:
+        return advantage(
+            rollouts.rewards_B, rollouts.group_B, min_deviation=self.settings.min_deviation
+        )
 
 
 def advantage(rewards_B: Floats, group_B: Ints, *, min_deviation: float) -> Floats:

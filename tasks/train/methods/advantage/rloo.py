@@ -6,8 +6,13 @@ It is Dr. GRPO's advantage times G / (G - 1): the own reward does not stand in i
 
 import numpy as np
 
-from tasks.train.methods.advantage import dr_grpo
-from tasks.train.rollouts import Floats, Ints, group_means
+from tasks.train.rollouts import Floats, Ints, Rollouts, centred_rewards, group_means
+from tasks.train.slots import Advantage
+
+
+class Method(Advantage):
+    def __call__(self, rollouts: Rollouts) -> Floats:
+        return advantage(rollouts.rewards_B, rollouts.group_B)
 
 
 def advantage(rewards_B: Floats, group_B: Ints) -> Floats:
@@ -15,4 +20,4 @@ def advantage(rewards_B: Floats, group_B: Ints) -> Floats:
     others."""
     _, size_Q = group_means(rewards_B, group_B)
     others_B = np.maximum(size_Q[group_B] - 1, 1)
-    return np.asarray(dr_grpo.advantage(rewards_B, group_B) * size_Q[group_B] / others_B)
+    return np.asarray(centred_rewards(rewards_B, group_B) * size_Q[group_B] / others_B)

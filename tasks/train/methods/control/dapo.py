@@ -1,71 +1,89 @@
-"""`dapo`: DAPO's dynamic sampling (arXiv 2503.14476), bounded: while too few groups are mixed, draw
-more prompts.
+"""`dapo`: DAPO's dynamic sampling (arXiv 2503.14476), bounded: sample more prompts while too few
+groups are mixed.
 
 Use with `select: {method: mixed}`. The refills come from the plan, so a run ends when the plan does
 and costs what the plan says, whatever the share of dead groups: fewer steps, each of them full.
-Every rollout drawn is charged as generated. At most `max_refills` further draws are made in a step,
-so that a batch that never fills cannot spin. Left out: cutting a batch that came out larger than
-asked for."""
+Every sampled rollout is charged as generated. A step is refilled at most `max_refills` times, so
+that a batch that never fills cannot loop for ever. Left out: cutting a batch that came out larger
+than asked for.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from tasks.common.params import at_least
-from tasks.train.methods.control import plan
-from tasks.train.methods.control.plan import progress
-from tasks.train.rollouts import Ints, Request, Rollouts, State, mixed_groups
-from tasks.train.settings import BatchSettings
-
-__all__ = ["describe", "next", "observe", "progress", "start"]
+from tasks.train.methods.control.plan import next_visits
+from tasks.train.plan import Plan
+from tasks.train.rollouts import GroupRequest, Rollouts, mixed_groups
+from tasks.train.slots import Control
 
 
-def start(columns: dict[str, Ints], batch: BatchSettings, *, max_refills: int) -> State:
-    """The plan's state, the limit, and how often it was reached."""
-    at_least(0, train__control__max_refills=max_refills)
-    counters = {"refills": np.array(0), "unfilled_steps": np.array(0), "steps": np.array(0)}
-    return {**plan.start(columns, batch), "max_refills": np.array(max_refills), **counters}
+@dataclass(frozen=True)
+class Settings:
+    max_refills: int
+
+    def __post_init__(self) -> None:
+        at_least(0, train__control__max_refills=self.max_refills)
 
 
-def next(state: State, so_far: Sequence[Rollouts], rng: np.random.Generator) -> Request | None:
-    """First a batch, then as many visits as are missing to a batch of mixed groups, of the same
-    phase."""
-    if not so_far:
-        return plan.next(state, so_far, rng)
-    missing = int(state["size"]) - sum(mixed_size(state, rollouts) for rollouts in so_far)
-    first = int(state["position"])
-    if missing <= 0 or plan.at_end(state) or state["phase"][first] != state["phase"][first - 1]:
-        return None
-    if len(so_far) > int(state["max_refills"]):
-        state["unfilled_steps"] = np.array(state["unfilled_steps"] + 1)
-        return None
-    state["refills"] = np.array(state["refills"] + 1)
-    sizes = plan.visits_of_phase(state, first)
-    num = plan.num_visits(state, sizes, missing)
-    return plan.take(state, first + np.arange(num), sizes[:num], first + num)
+EXAMPLE = Settings(max_refills=2)
 
 
-def mixed_size(state: State, rollouts: Rollouts) -> int:
-    """Rollouts of mixed groups, or their prompts, in the batch's unit. What could not be graded
-    does not count."""
-    graded = ~rollouts.is_error_B()
-    num_groups = len(rollouts.prompt_rows_Q)
-    mixed_Q = mixed_groups(rollouts.rewards_B[graded], rollouts.group_B[graded], num_groups)
-    return int(
-        mixed_Q[rollouts.group_B[graded]].sum() if state["counts_rollouts"] else mixed_Q.sum()
-    )
+@dataclass
+class State:
+    """The next visit; refills and steps so far, and the steps that stayed short of a batch."""
+
+    position: int = 0
+    refills: int = 0
+    unfilled_steps: int = 0
+    steps: int = 0
 
 
-def observe(state: State, rollouts: Rollouts) -> None:
-    """Count the step."""
-    state["steps"] = np.array(state["steps"] + 1)
+class Method(Control):
+    def __init__(self, settings: Settings, plan: Plan) -> None:
+        self.settings, self.plan, self.state = settings, plan, State()
 
+    def next(self, so_far: Sequence[Rollouts], rng: np.random.Generator) -> GroupRequest | None:
+        """First a batch, then as many visits of the same phase as a batch of mixed groups lacks."""
+        plan, first = self.plan, self.state.position
+        if first == len(plan):
+            return None
+        if not so_far:
+            return self.take(next_visits(plan, first))
+        missing = plan.batch.size - sum(self.mixed_size(rollouts) for rollouts in so_far)
+        if missing <= 0 or plan.phases_V[first] != plan.phases_V[first - 1]:
+            return None
+        if len(so_far) > self.settings.max_refills:
+            self.state.unfilled_steps += 1
+            return None
+        self.state.refills += 1
+        visits = plan.rest_of_phase(first)
+        return self.take(visits[: plan.num_visits(plan.group_sizes_V[visits], missing)])
 
-def describe(state: State) -> dict[str, float]:
-    """Draws a step beyond the first, and the share of steps that stayed short of a batch at the
-    limit."""
-    steps = max(int(state["steps"]), 1)
-    return {
-        "refills_mean": float(state["refills"]) / steps,
-        "unfilled_rate": float(state["unfilled_steps"]) / steps,
-    }
+    def take(self, visits: "np.ndarray") -> GroupRequest:
+        """The request for `visits`; the next ones come after them."""
+        self.state.position = int(visits[-1]) + 1
+        return self.plan.request(visits, self.plan.group_sizes_V[visits])
+
+    def mixed_size(self, rollouts: Rollouts) -> int:
+        """Rollouts of mixed groups, or their prompts, in the batch's unit. Errors do not count."""
+        graded = rollouts.where(~rollouts.is_error_B())
+        mixed_Q = mixed_groups(graded.rewards_B, graded.group_B, len(rollouts.prompt_rows_Q))
+        in_rollouts = self.plan.batch.unit == "rollouts"
+        return int(mixed_Q[graded.group_B].sum() if in_rollouts else mixed_Q.sum())
+
+    def observe(self, rollouts: Rollouts) -> None:
+        self.state.steps += 1
+
+    def progress(self) -> float:
+        return self.plan.share_before(self.state.position)
+
+    def describe(self) -> dict[str, float]:
+        """Refills a step, and the share of steps that stayed short of a batch."""
+        steps = max(self.state.steps, 1)
+        return {
+            "refills_mean": self.state.refills / steps,
+            "unfilled_rate": self.state.unfilled_steps / steps,
+        }

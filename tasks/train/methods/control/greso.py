@@ -1,110 +1,127 @@
 """`greso`: skip prompts whose last groups taught nothing, before they are sampled (GRESO, arXiv
 2506.02177).
 
-From the second pass on a prompt whose last z groups were all correct is skipped with probability 1
-- max(p_easy^z, floor), one whose last z were all wrong with 1 - max(p_hard^z, floor); a mixed group
-resets z, and one of which nothing could be graded leaves it. The two p move by `step` a training
+From the second pass on a prompt whose last z groups were all correct is skipped with probability
+1 - max(p_easy^z, floor), one whose last z were all wrong with 1 - max(p_hard^z, floor). A mixed
+group resets z; one of which nothing could be graded leaves it. Both p move by `step` a training
 step within [p_min, p_max]: down while the share of all-correct (all-wrong) groups among those
 sampled is at its target or above. The target is `dead_rate`, a third of it for all-correct groups.
-Left out: the paper's growing batches."""
+Left out: the paper's growing batches.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from tasks.common.params import share
-from tasks.train.methods.control import plan
-from tasks.train.methods.control.plan import progress
-from tasks.train.rollouts import Ints, Request, Rollouts, State, mixed_groups
-from tasks.train.settings import BatchSettings
-
-__all__ = ["describe", "next", "observe", "progress", "start"]
+from tasks.train.plan import Plan
+from tasks.train.rollouts import Floats, GroupRequest, Ints, Rollouts, mixed_groups
+from tasks.train.slots import Control
 
 EASY_SHARE = 1 / 3  # of the target rate of dead groups
 
 
-def start(
-    columns: dict[str, Ints],
-    batch: BatchSettings,
-    *,
-    dead_rate: float,
-    step: float,
-    floor: float,
-    p_start: float,
-    p_min: float,
-    p_max: float,
-) -> State:
-    """The plan's state, each prompt's streak (positive: all correct, negative: all wrong), and the
-    two p."""
-    share(
-        train__control__dead_rate=dead_rate,
-        train__control__floor=floor,
-        train__control__p_start=p_start,
-    )
-    share(train__control__p_min=p_min, train__control__p_max=p_max)
-    return {
-        **plan.start(columns, batch),
-        "streak": np.zeros(int(columns["prompt_row"].max()) + 1, dtype=np.int64),
-        "p": np.array([p_start, p_start]),  # easy, hard
-        "targets": np.array([EASY_SHARE, 1 - EASY_SHARE]) * dead_rate,
-        "settings": np.array([step, floor, p_min, p_max]),
-        "visits": np.array([0, 0]),  # taken, skipped
-    }
+@dataclass(frozen=True)
+class Settings:
+    dead_rate: float
+    step: float
+    floor: float
+    p_start: float
+    p_min: float
+    p_max: float
+
+    def __post_init__(self) -> None:
+        share(train__control__dead_rate=self.dead_rate, train__control__floor=self.floor)
+        share(train__control__p_start=self.p_start)
+        share(train__control__p_min=self.p_min, train__control__p_max=self.p_max)
 
 
-def next(state: State, so_far: Sequence[Rollouts], rng: np.random.Generator) -> Request | None:
-    """The next visits of one phase that are not skipped, up to a batch of them; None when drawn, or
-    at the end."""
-    while not so_far and not plan.at_end(state):
-        first = int(state["position"])
-        sizes = plan.visits_of_phase(state, first)
-        taken = rng.random(len(sizes)) >= skip_probability(state, first + np.arange(len(sizes)))
-        if not taken.any():
-            state["position"] = np.array(first + len(sizes))
-            state["visits"] = state["visits"] + [0, len(sizes)]
-            continue
-        places = np.flatnonzero(taken)
-        num = plan.num_visits(state, sizes[places], int(state["size"]))
-        past = int(places[num - 1]) + 1 if num < len(places) else len(sizes)
-        state["visits"] = state["visits"] + [num, past - num]
-        return plan.take(state, first + places[:num], sizes[places[:num]], first + past)
-    return None
+EXAMPLE = Settings(dead_rate=0.25, step=0.01, floor=0.01, p_start=0.5, p_min=0.05, p_max=0.95)
 
 
-def skip_probability(state: State, visits: Ints) -> np.ndarray:
-    """How likely each visit is skipped; never in the first pass."""
-    streak = state["streak"][state["prompt_row"][visits]]
-    p = np.where(streak > 0, state["p"][0], state["p"][1])
-    kept = np.maximum(p ** np.abs(streak), state["settings"][1])
-    return np.where((state["pass"][visits] > 0) & (streak != 0), 1.0 - kept, 0.0)
+@dataclass
+class State:
+    """The next visit; each prompt's streak (positive: all correct, negative: all wrong); the two p;
+    visits taken and skipped."""
+
+    streaks: Ints
+    p_easy: float
+    p_hard: float
+    position: int = 0
+    taken: int = 0
+    skipped: int = 0
 
 
-def observe(state: State, rollouts: Rollouts) -> None:
-    """Lengthen or reset the streaks of the step's prompts, and move the two p."""
-    graded, num_groups = ~rollouts.is_error_B(), len(rollouts.prompt_rows_Q)
-    rewards_B, group_B = rollouts.rewards_B[graded], rollouts.group_B[graded]
-    size_Q = np.bincount(group_B, minlength=num_groups)
-    dead_Q = ~mixed_groups(rewards_B, group_B, num_groups) & (size_Q > 0)
-    easy_Q = dead_Q & (np.bincount(group_B, rewards_B, num_groups) > 0)
-    streak = state["streak"].copy()
-    for row, is_dead, is_easy, size in zip(
-        rollouts.prompt_rows_Q, dead_Q, easy_Q, size_Q, strict=True
-    ):
-        if size == 0:
-            continue  # nothing of the group was graded, and nothing is known
-        sign = 1 if is_easy else -1
-        streak[row] = sign * (max(sign * streak[row], 0) + 1) if is_dead else 0
-    state["streak"] = streak
-    if not graded.any():
-        return
-    step, _, lowest, highest = state["settings"]
-    shares = np.array([easy_Q.sum(), (dead_Q & ~easy_Q).sum()]) / int((size_Q > 0).sum())
-    moved = state["p"] + np.where(shares >= state["targets"], -step, step)
-    state["p"] = np.clip(moved, lowest, highest)
+class Method(Control):
+    def __init__(self, settings: Settings, plan: Plan) -> None:
+        self.settings, self.plan = settings, plan
+        streaks = np.zeros(plan.num_prompts, dtype=np.int64)
+        self.state = State(streaks, settings.p_start, settings.p_start)
 
+    def next(self, so_far: Sequence[Rollouts], rng: np.random.Generator) -> GroupRequest | None:
+        """The next visits of one phase that are not skipped, up to a batch of them; None when they
+        were sampled, or at the plan's end."""
+        plan, state = self.plan, self.state
+        while not so_far and state.position < len(plan):
+            visits = plan.rest_of_phase(state.position)
+            taken = visits[rng.random(len(visits)) >= self.skip_probability(visits)]
+            if not len(taken):
+                state.position += len(visits)
+                state.skipped += len(visits)
+                continue
+            num = plan.num_visits(plan.group_sizes_V[taken], plan.batch.size)
+            end = int(taken[num - 1] if num < len(taken) else visits[-1]) + 1
+            state.taken += num
+            state.skipped += end - state.position - num
+            state.position = end
+            return plan.request(taken[:num], plan.group_sizes_V[taken[:num]])
+        return None
 
-def describe(state: State) -> dict[str, float]:
-    """The share of visits that were skipped so far, and the two p."""
-    taken, skipped = state["visits"].tolist()
-    easy, hard = state["p"].tolist()
-    return {"skipped_rate": skipped / max(taken + skipped, 1), "p_easy": easy, "p_hard": hard}
+    def skip_probability(self, visits: Ints) -> Floats:
+        """How likely each visit is skipped; never in the first pass."""
+        streak = self.state.streaks[self.plan.prompt_rows_V[visits]]
+        p = np.where(streak > 0, self.state.p_easy, self.state.p_hard)
+        kept = np.maximum(p ** np.abs(streak), self.settings.floor)
+        return np.where((self.plan.passes_V[visits] > 0) & (streak != 0), 1.0 - kept, 0.0)
+
+    def observe(self, rollouts: Rollouts) -> None:
+        """Lengthen or reset the streaks of the step's prompts, and move the two p."""
+        graded, num_groups = rollouts.where(~rollouts.is_error_B()), len(rollouts.prompt_rows_Q)
+        size_Q = np.bincount(graded.group_B, minlength=num_groups)
+        mixed_Q = mixed_groups(graded.rewards_B, graded.group_B, num_groups)
+        dead_Q = ~mixed_Q & (size_Q > 0)
+        easy_Q = dead_Q & (np.bincount(graded.group_B, graded.rewards_B, num_groups) > 0)
+        streaks = self.state.streaks
+        for row, is_dead, is_easy, size in zip(
+            rollouts.prompt_rows_Q, dead_Q, easy_Q, size_Q, strict=True
+        ):
+            if size == 0:
+                continue  # nothing of the group was graded, and nothing is known
+            sign = 1 if is_easy else -1
+            streaks[row] = sign * (max(sign * streaks[row], 0) + 1) if is_dead else 0
+        num_graded = int((size_Q > 0).sum())
+        if num_graded:
+            self.move(int(easy_Q.sum()) / num_graded, int((dead_Q & ~easy_Q).sum()) / num_graded)
+
+    def move(self, easy_rate: float, hard_rate: float) -> None:
+        """Lower a p whose share of dead groups is at its target or above, else raise it."""
+        settings, state = self.settings, self.state
+        easy_target = EASY_SHARE * settings.dead_rate
+        hard_target = (1 - EASY_SHARE) * settings.dead_rate
+        state.p_easy = self.moved(state.p_easy, easy_rate >= easy_target)
+        state.p_hard = self.moved(state.p_hard, hard_rate >= hard_target)
+
+    def moved(self, p: float, is_high: bool) -> float:
+        """`p` a step lower or higher, within its limits."""
+        step = -self.settings.step if is_high else self.settings.step
+        return float(np.clip(p + step, self.settings.p_min, self.settings.p_max))
+
+    def progress(self) -> float:
+        return self.plan.share_before(self.state.position)
+
+    def describe(self) -> dict[str, float]:
+        """The share of visits that were skipped so far, and the two p."""
+        state = self.state
+        skipped = state.skipped / max(state.taken + state.skipped, 1)
+        return {"skipped_rate": skipped, "p_easy": state.p_easy, "p_hard": state.p_hard}

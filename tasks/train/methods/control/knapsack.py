@@ -8,49 +8,83 @@ Pass rates are those of the prompt's own earlier groups, older ones discounted. 
 not sampled yet, or never solved (worth 0 by the formula), keeps the plan's group size."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tasks.common.params import at_least, share
-from tasks.train.methods.control import plan
-from tasks.train.methods.control.plan import progress
-from tasks.train.rollouts import Floats, Ints, Request, Rollouts, State
-from tasks.train.settings import BatchSettings
-
-__all__ = ["describe", "next", "observe", "progress", "start"]
+from tasks.train.methods.control.plan import next_visits
+from tasks.train.plan import Plan
+from tasks.train.rollouts import Floats, GroupRequest, Ints, Rollouts
+from tasks.train.slots import Control
 
 
-def start(
-    columns: dict[str, Ints], batch: BatchSettings, *, smallest: int, largest: int, discount: float
-) -> State:
-    """The plan's state, and each prompt's discounted successes and trials."""
-    at_least(1, train__control__smallest=smallest)
-    at_least(smallest, train__control__largest=largest)
-    share(train__control__discount=discount)
-    seen = np.zeros((2, int(columns["prompt_row"].max()) + 1))
-    bounds = np.array([smallest, largest])
-    return {
-        **plan.start(columns, batch),
-        "seen": seen,
-        "bounds": bounds,
-        "discount": np.array(discount),
-    }
+@dataclass(frozen=True)
+class Settings:
+    smallest: int
+    largest: int
+    discount: float
+
+    def __post_init__(self) -> None:
+        at_least(1, train__control__smallest=self.smallest)
+        at_least(self.smallest, train__control__largest=self.largest)
+        share(train__control__discount=self.discount)
 
 
-def next(state: State, so_far: Sequence[Rollouts], rng: np.random.Generator) -> Request | None:
-    """The plan's next visits with their rollouts shared out anew; None when drawn, or at the
-    end."""
-    request = plan.next(state, so_far, rng)
-    if request is None:
-        return None
-    correct, trials = state["seen"][:, request.prompt_rows]
-    known = correct > 0
-    smallest, largest = state["bounds"].tolist()
-    counts = request.counts.copy()
-    budget = int(counts[known].sum())
-    if known.sum() > 1 and smallest * known.sum() <= budget <= largest * known.sum():
-        counts[known] = share_out(correct[known] / trials[known], budget, smallest, largest)
-    return Request(request.prompt_rows, counts, request.pass_number, request.phase)
+EXAMPLE = Settings(smallest=2, largest=16, discount=0.5)
+
+
+@dataclass
+class State:
+    """The next visit, and each prompt's discounted successes and trials."""
+
+    correct: Floats
+    trials: Floats
+    position: int = 0
+
+
+class Method(Control):
+    def __init__(self, settings: Settings, plan: Plan) -> None:
+        self.settings, self.plan = settings, plan
+        self.state = State(np.zeros(plan.num_prompts), np.zeros(plan.num_prompts))
+
+    def next(self, so_far: Sequence[Rollouts], rng: np.random.Generator) -> GroupRequest | None:
+        """The plan's next visits with their rollouts shared out anew; None when they were sampled,
+        or at the plan's end."""
+        if so_far or self.state.position == len(self.plan):
+            return None
+        visits = next_visits(self.plan, self.state.position)
+        self.state.position = int(visits[-1]) + 1
+        request = self.plan.request(visits, self.plan.group_sizes_V[visits])
+        return replace(request, counts=self.share_out(request.prompt_rows, request.counts))
+
+    def share_out(self, prompt_rows: Ints, counts: Ints) -> Ints:
+        """`counts`, those of prompts that were solved before shared out by worth."""
+        smallest, largest = self.settings.smallest, self.settings.largest
+        correct, trials = self.state.correct[prompt_rows], self.state.trials[prompt_rows]
+        known = correct > 0
+        counts, budget = counts.copy(), int(counts[known].sum())
+        if known.sum() > 1 and smallest * known.sum() <= budget <= largest * known.sum():
+            pass_rates = correct[known] / trials[known]
+            counts[known] = best_counts(pass_rates, budget, smallest, largest)
+        return counts
+
+    def observe(self, rollouts: Rollouts) -> None:
+        """Add the step's groups to what was seen of their prompts."""
+        graded, num_groups = rollouts.where(~rollouts.is_error_B()), len(rollouts.prompt_rows_Q)
+        correct_Q = np.bincount(graded.group_B, graded.rewards_B, num_groups)
+        size_Q = np.bincount(graded.group_B, minlength=num_groups)
+        state, discount = self.state, self.settings.discount
+        for row, correct, size in zip(rollouts.prompt_rows_Q, correct_Q, size_Q, strict=True):
+            state.correct[row] = state.correct[row] * discount + correct
+            state.trials[row] = state.trials[row] * discount + size
+
+    def progress(self) -> float:
+        return self.plan.share_before(self.state.position)
+
+    def describe(self) -> dict[str, float]:
+        """The share of prompts that were solved so far."""
+        return {"solved_prompts_rate": float((self.state.correct > 0).mean())}
 
 
 def worth(pass_rate: Floats, num: Ints) -> Floats:
@@ -59,9 +93,9 @@ def worth(pass_rate: Floats, num: Ints) -> Floats:
     return np.asarray((1.0 - p**n - (1.0 - p) ** n) * p * (1.0 - p) ** 2)
 
 
-def share_out(pass_rates: Floats, budget: int, smallest: int, largest: int) -> Ints:
-    """Rollouts a prompt, `budget` in all, of the largest summed worth; among equals the first
-    prompts get fewer."""
+def best_counts(pass_rates: Floats, budget: int, smallest: int, largest: int) -> Ints:
+    """Rollouts a prompt, `budget` in all, of the largest summed worth; of equal prompts the first
+    get fewer."""
     sizes = np.arange(smallest, largest + 1)
     values = worth(pass_rates, sizes)
     best = np.full(budget + 1, -np.inf)  # of the prompts so far, by rollouts spent
@@ -72,28 +106,11 @@ def share_out(pass_rates: Floats, budget: int, smallest: int, largest: int) -> I
         for size, gain in zip(sizes[sizes <= budget].tolist(), value, strict=False):
             candidate = np.concatenate([np.full(size, -np.inf), best[: budget + 1 - size] + gain])
             better = candidate > longer
-            longer[better], choices[prompt][better] = candidate[better], size
+            longer[better] = candidate[better]
+            choices[prompt][better] = size
         best = longer
     counts, left = np.zeros(len(pass_rates), dtype=np.int64), budget
     for prompt in reversed(range(len(pass_rates))):
         counts[prompt] = choices[prompt][left]
         left -= int(counts[prompt])
     return counts
-
-
-def observe(state: State, rollouts: Rollouts) -> None:
-    """Add the step's groups to what was seen of their prompts."""
-    graded, num_groups = ~rollouts.is_error_B(), len(rollouts.prompt_rows_Q)
-    group_B = rollouts.group_B[graded]
-    correct_Q = np.bincount(group_B, rollouts.rewards_B[graded], num_groups)
-    seen = state["seen"].copy()
-    for row, correct, size in zip(
-        rollouts.prompt_rows_Q, correct_Q, np.bincount(group_B, minlength=num_groups), strict=True
-    ):
-        seen[:, row] = seen[:, row] * state["discount"] + [correct, size]
-    state["seen"] = seen
-
-
-def describe(state: State) -> dict[str, float]:
-    """The share of prompts that were solved so far."""
-    return {"solved_prompts_rate": float((state["seen"][0] > 0).mean())}

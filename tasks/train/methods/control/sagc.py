@@ -4,114 +4,122 @@ A RECONSTRUCTION from the paper's abstract and digests, whose full text was not 
 authors' verified algorithm. A synchronous step waits for its longest rollout, and the larger a
 group, the likelier it holds a straggler: a rollout longer than `threshold` times the running median
 of all lengths (running, because against its own median a group of two could never have one). A Beta
-posterior per size of `group_sizes` learns that risk; the step's size maximises log2(G) /
-log2(G_max) minus the multiplier times the risk; the multiplier rises with every step above
-`budget`, falls below it, and is capped: a budget under the smallest size's own rate is infeasible,
-the size then rests at the smallest and `multiplier` at its cap. The plan says whom to visit and how
-many rollouts at most; the rollouts of a step stay what train.batch says by taking more prompts.
-Fewer stragglers are not more rollouts a second: compare tokens a second."""
+posterior per size of `group_sizes` learns that risk. The step's size maximises
+log2(G) / log2(G_max) minus the multiplier times the risk. The multiplier rises with every step
+above `budget`, falls below it, and is capped: a budget under the smallest size's own rate is
+infeasible, the size then rests at the smallest and `multiplier` at its cap. The plan says whom to
+visit and how many rollouts at most; a step keeps the rollouts of train.batch by taking more
+prompts. Fewer stragglers are not more rollouts a second: compare tokens a second.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from tasks.common.params import ParamsError, share
-from tasks.train.methods.control import plan
-from tasks.train.methods.control.plan import progress
-from tasks.train.rollouts import Floats, Ints, Request, Rollouts, State
-from tasks.train.settings import BatchSettings
-
-__all__ = ["describe", "next", "observe", "progress", "start"]
+from tasks.train.plan import Plan
+from tasks.train.rollouts import Bools, Floats, GroupRequest, Ints, Rollouts
+from tasks.train.slots import Control
 
 MEDIAN_WINDOW = 1024  # rollouts whose lengths make the running median
 
 
-def start(
-    columns: dict[str, Ints],
-    batch: BatchSettings,
-    *,
-    group_sizes: list[int],
-    threshold: float,
-    budget: float,
-    step: float,
-    memory: float,
-    max_multiplier: float,
-) -> State:
-    """The plan's state, the posteriors, the multiplier and the lengths of the latest rollouts."""
-    sizes = np.array(sorted(set(group_sizes)), dtype=np.int64)
-    if not group_sizes or len(sizes) < len(group_sizes) or sizes[0] < 2:
-        raise ParamsError(
-            f"train.control.group_sizes is {group_sizes}: it must be distinct sizes of at least 2"
-        )
-    share(train__control__budget=budget, train__control__memory=memory)
-    return {
-        **plan.start(columns, batch),
-        "candidates": sizes,
-        "posterior": np.ones((2, len(sizes))),  # stragglers and others, from a uniform prior
-        "multiplier": np.array(0.0),
-        "settings": np.array([threshold, budget, step, memory, max_multiplier]),
-        "lengths": np.zeros(0),
-        "last": np.array([0.0, 0.0]),  # the last step's size and straggler rate
-    }
+@dataclass(frozen=True)
+class Settings:
+    group_sizes: list[int]
+    threshold: float
+    budget: float
+    step: float
+    memory: float
+    max_multiplier: float
+
+    def __post_init__(self) -> None:
+        sizes = self.group_sizes
+        if not sizes or len(set(sizes)) < len(sizes) or min(sizes) < 2:
+            raise ParamsError(
+                f"train.control.group_sizes is {sizes}: it must be distinct sizes of at least 2"
+            )
+        share(train__control__budget=self.budget, train__control__memory=self.memory)
 
 
-def next(state: State, so_far: Sequence[Rollouts], rng: np.random.Generator) -> Request | None:
-    """The plan's next visits, their groups cut to the size chosen for the step; None when drawn, or
-    at the end."""
-    if so_far or plan.at_end(state):
-        return None
-    size = choose_size(state, rng)
-    state["last"] = np.array([size, state["last"][1]])
-    first = int(state["position"])
-    sizes = np.minimum(plan.visits_of_phase(state, first), size)
-    num = plan.num_visits(state, sizes, int(state["size"]))
-    return plan.take(state, first + np.arange(num), sizes[:num], first + num)
+EXAMPLE = Settings([2, 4, 8], 4.0, 0.2, 0.2, memory=0.99, max_multiplier=20.0)
 
 
-def choose_size(state: State, rng: np.random.Generator) -> int:
-    """The size of the largest benefit minus priced risk, risks drawn from their posteriors
-    (Thompson sampling)."""
-    sizes = state["candidates"]
-    risk = np.maximum.accumulate(rng.beta(*state["posterior"]))  # more rollouts, no smaller a risk
-    value = np.log2(sizes) / np.log2(sizes[-1]) - float(state["multiplier"]) * risk
-    return int(sizes[np.argmax(value)])
+@dataclass
+class State:
+    """The next visit; of each size the counts of groups with and without a straggler, from a
+    uniform prior; the price of risk; lengths of the latest rollouts; the last step's size and
+    straggler rate."""
+
+    stragglers: Floats
+    others: Floats
+    lengths: Floats
+    position: int = 0
+    multiplier: float = 0.0
+    last_size: int = 0
+    last_rate: float = 0.0
 
 
-def observe(state: State, rollouts: Rollouts) -> None:
-    """Learn from the step's stragglers."""
-    threshold, budget, step, memory, cap = state["settings"]
-    lengths = rollouts.completion_tokens_B()
-    state["lengths"] = np.concatenate([state["lengths"], lengths])[-MEDIAN_WINDOW:].astype(
-        np.float64
-    )
-    size_Q = np.bincount(rollouts.group_B)
-    straggles_Q = stragglers(
-        lengths, rollouts.group_B, threshold * float(np.median(state["lengths"]))
-    )
-    posterior = 1.0 + memory * (state["posterior"] - 1.0)
-    for index, size in enumerate(
-        state["candidates"]
-    ):  # groups that the plan cut smaller tell of no candidate
-        posterior[:, index] += [
-            straggles_Q[size_Q == size].sum(),
-            (~straggles_Q[size_Q == size]).sum(),
-        ]
-    state["posterior"] = posterior
-    rate = float(straggles_Q.mean())
-    state["last"] = np.array([state["last"][0], rate])
-    state["multiplier"] = np.array(
-        np.clip(float(state["multiplier"]) + step * (rate - budget), 0.0, cap)
-    )
+class Method(Control):
+    def __init__(self, settings: Settings, plan: Plan) -> None:
+        self.settings, self.plan = settings, plan
+        self.sizes = np.array(sorted(settings.group_sizes), dtype=np.int64)
+        self.state = State(np.ones(len(self.sizes)), np.ones(len(self.sizes)), np.zeros(0))
+
+    def next(self, so_far: Sequence[Rollouts], rng: np.random.Generator) -> GroupRequest | None:
+        """The plan's next visits, their groups cut to the size chosen for the step; None when they
+        were sampled, or at the plan's end."""
+        plan, state = self.plan, self.state
+        if so_far or state.position == len(plan):
+            return None
+        state.last_size = self.choose_size(rng)
+        visits = plan.rest_of_phase(state.position)
+        sizes = np.minimum(plan.group_sizes_V[visits], state.last_size)
+        num = plan.num_visits(sizes, plan.batch.size)
+        state.position += num
+        return plan.request(visits[:num], sizes[:num])
+
+    def choose_size(self, rng: np.random.Generator) -> int:
+        """The size of the largest benefit minus priced risk, risks drawn from their posteriors
+        (Thompson sampling)."""
+        risks = rng.beta(self.state.stragglers, self.state.others)
+        risk = np.maximum.accumulate(risks)  # more rollouts, no smaller a risk
+        benefit = np.log2(self.sizes) / np.log2(self.sizes[-1])
+        return int(self.sizes[np.argmax(benefit - self.state.multiplier * risk)])
+
+    def observe(self, rollouts: Rollouts) -> None:
+        """Learn from the step's stragglers."""
+        settings, state = self.settings, self.state
+        lengths = rollouts.completion_tokens_B()
+        state.lengths = np.concatenate([state.lengths, lengths])[-MEDIAN_WINDOW:].astype(np.float64)
+        limit = settings.threshold * float(np.median(state.lengths))
+        straggles_Q = has_straggler(lengths, rollouts.group_B, limit)
+        size_Q = np.bincount(rollouts.group_B)
+        # forget a little, towards the prior; groups that the plan cut smaller tell of no candidate
+        state.stragglers = 1.0 + settings.memory * (state.stragglers - 1.0)
+        state.others = 1.0 + settings.memory * (state.others - 1.0)
+        for index, size in enumerate(self.sizes):
+            state.stragglers[index] += straggles_Q[size_Q == size].sum()
+            state.others[index] += (~straggles_Q[size_Q == size]).sum()
+        state.last_rate = float(straggles_Q.mean())
+        price = state.multiplier + settings.step * (state.last_rate - settings.budget)
+        state.multiplier = float(np.clip(price, 0.0, settings.max_multiplier))
+
+    def progress(self) -> float:
+        return self.plan.share_before(self.state.position)
+
+    def describe(self) -> dict[str, float]:
+        """The step's group size, its straggler rate, and the price of risk."""
+        return {
+            "group_size": float(self.state.last_size),
+            "straggler_rate": self.state.last_rate,
+            "multiplier": self.state.multiplier,
+        }
 
 
-def stragglers(lengths_B: Ints, group_B: Ints, limit: float) -> np.ndarray:
+def has_straggler(lengths_B: Ints, group_B: Ints, limit: float) -> Bools:
     """[Q] whether a group's longest rollout is longer than `limit`."""
     longest: Floats = np.zeros(int(group_B.max()) + 1)
     np.maximum.at(longest, group_B, lengths_B)
-    return longest > limit
-
-
-def describe(state: State) -> dict[str, float]:
-    """The step's group size, its straggler rate, and the price of risk."""
-    size, rate = state["last"].tolist()
-    return {"group_size": size, "straggler_rate": rate, "multiplier": float(state["multiplier"])}
+    return np.asarray(longest > limit)

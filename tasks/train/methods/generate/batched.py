@@ -1,18 +1,13 @@
 """`batched`: all rollouts in one call of the engine, which keeps its own slots full."""
 
 from tasks.engines.engine import Engine, Request, Samples
-from tasks.train.rollouts import Draw, Rollouts, State
+from tasks.train.rollouts import Ints
+from tasks.train.slots import Generate
 
 
-def start(num_prompts: int) -> State:
-    """No state."""
-    return {}
+class Method(Generate):
+    def __init__(self, num_prompts: int) -> None:
+        """Nothing is remembered of prompts."""
 
-
-def generate(state: State, engine: Engine, draw: Draw) -> Samples:
-    """`draw.counts[q]` completions of `draw.prompts[q]`, each with its own seed."""
-    return engine.generate(Request(draw.prompts, draw.counts, draw.seeds, draw.sampling))
-
-
-def observe(state: State, rollouts: Rollouts) -> None:
-    """Nothing is learned."""
+    def generate(self, engine: Engine, request: Request, prompt_rows: Ints | None) -> Samples:
+        return engine.generate(request)

@@ -10,35 +10,56 @@ one ratio a rollout (GSPO, arXiv 2507.18071). `normalize` says how the step's to
 Every divisor is of the *whole step*, dead groups included, so micro-batches add up. sGPO averages
 per query instead."""
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 from tasks.train.rollouts import StepTotals
+from tasks.train.slots import Loss
+
+Normalize = Literal["token", "sequence", "constant"]
 
 
-def loss(
-    logprobs_BT: torch.Tensor,
-    sampler_logprobs_BT: torch.Tensor,
-    A_B: torch.Tensor,
-    mask_BT: torch.Tensor,
-    totals: StepTotals,
-    *,
-    clip_low: float,
-    clip_high: float,
-    ratio: Literal["token", "sequence"],
-    normalize: Literal["token", "sequence", "constant"],
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The micro-batch's share of the step's loss, and the number of tokens whose gradient the clip
-    took."""
-    log_ratio_BT = torch.where(mask_BT, logprobs_BT - sampler_logprobs_BT, 0.0)
-    if ratio == "sequence":
-        log_ratio_BT = sequence_ratio(log_ratio_BT, logprobs_BT, mask_BT)
-    ratio_BT = log_ratio_BT.exp()
-    clipped_BT = ratio_BT.clamp(1.0 - clip_low, 1.0 + clip_high)
-    gain_BT = torch.minimum(ratio_BT * A_B[:, None], clipped_BT * A_B[:, None])
-    outside_BT = (ratio_BT * A_B[:, None] > clipped_BT * A_B[:, None]) & mask_BT
-    return -average(gain_BT, mask_BT, totals, normalize), {"clipped": outside_BT.sum()}
+@dataclass(frozen=True)
+class Settings:
+    """The clips below and above a ratio of 1, the level of the ratio, and the average."""
+
+    clip_low: float
+    clip_high: float
+    ratio: Literal["token", "sequence"]
+    normalize: Normalize
+
+
+EXAMPLE = Settings(clip_low=0.2, clip_high=0.28, ratio="token", normalize="token")
+
+
+class Method(Loss):
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def __call__(
+        self,
+        logprobs_BT: torch.Tensor,
+        sampler_logprobs_BT: torch.Tensor,
+        advantages_B: torch.Tensor,
+        mask_BT: torch.Tensor,
+        totals: StepTotals,
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The micro-batch's share of the step's loss; `clipped`: tokens without gradient because
+        of the clip."""
+        settings = self.settings
+        log_ratio_BT = torch.where(mask_BT, logprobs_BT - sampler_logprobs_BT, 0.0)
+        if settings.ratio == "sequence":
+            log_ratio_BT = sequence_ratio(log_ratio_BT, logprobs_BT, mask_BT)
+        ratio_BT = log_ratio_BT.exp()
+        clipped_BT = ratio_BT.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high)
+        # PPO's pessimistic bound: of the two surrogates the smaller
+        gain_BT = ratio_BT * advantages_B[:, None]
+        bound_BT = clipped_BT * advantages_B[:, None]
+        outside_BT = (gain_BT > bound_BT) & mask_BT
+        loss = -average(torch.minimum(gain_BT, bound_BT), mask_BT, totals, settings.normalize)
+        return loss, {"clipped": outside_BT.sum()}
 
 
 def sequence_ratio(
@@ -53,7 +74,7 @@ def sequence_ratio(
 
 
 def average(
-    values_BT: torch.Tensor, mask_BT: torch.Tensor, totals: StepTotals, normalize: str
+    values_BT: torch.Tensor, mask_BT: torch.Tensor, totals: StepTotals, normalize: Normalize
 ) -> torch.Tensor:
     """The micro-batch's share of the step's average of `values_BT` over its tokens."""
     values_BT = torch.where(mask_BT, values_BT, 0.0)

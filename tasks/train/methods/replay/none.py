@@ -2,18 +2,11 @@
 
 import numpy as np
 
-from tasks.train.rollouts import Rollouts, State
+from tasks.train.rollouts import Rollouts
+from tasks.train.slots import Replay
 
 
-def start() -> State:
-    """No state."""
-    return {}
-
-
-def add(state: State, rollouts: Rollouts) -> None:
-    """Forget them."""
-
-
-def draw(state: State, rng: np.random.Generator) -> Rollouts | None:
-    """Nothing to train on again."""
-    return None
+class Method(Replay):
+    def draw(self, rng: np.random.Generator) -> Rollouts | None:
+        """Nothing to train on again."""
+        return None

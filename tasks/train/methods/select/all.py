@@ -2,9 +2,11 @@
 
 import numpy as np
 
-from tasks.train.rollouts import Bools, Floats, Ints
+from tasks.train.rollouts import Bools, Rollouts
+from tasks.train.slots import Select
 
 
-def select(rewards_B: Floats, group_B: Ints, rng: np.random.Generator) -> Bools:
-    """[B] True."""
-    return np.ones(len(rewards_B), dtype=np.bool_)
+class Method(Select):
+    def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
+        """[B] True."""
+        return np.ones(len(rollouts.rewards_B), dtype=np.bool_)

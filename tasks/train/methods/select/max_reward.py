@@ -1,15 +1,37 @@
 """`max_reward`: the best rollouts of each group: a control for `pods` that is known to do badly
 (arXiv 2504.13818)."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from tasks.train.methods.subset import keep_in_groups
-from tasks.train.rollouts import Bools, Floats, Ints
+from tasks.common.params import at_least
+from tasks.train.rollouts import Bools, Ints, Rollouts, keep_in_groups
+from tasks.train.slots import Select
 
 
-def select(rewards_B: Floats, group_B: Ints, rng: np.random.Generator, *, keep: int) -> Bools:
-    """[B] whether a rollout is one of the `keep` of its group with the largest rewards, of equal
-    ones the first."""
-    return keep_in_groups(
-        group_B, keep, lambda rows: np.argsort(-rewards_B[rows], kind="stable")[:keep]
-    )
+@dataclass(frozen=True)
+class Settings:
+    """How many rollouts of a group are kept."""
+
+    keep: int
+
+    def __post_init__(self) -> None:
+        at_least(1, train__select__keep=self.keep)
+
+
+EXAMPLE = Settings(keep=2)
+
+
+class Method(Select):
+    def __init__(self, settings: Settings) -> None:
+        self.keep = settings.keep
+
+    def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
+        """[B] whether a rollout is one of the `keep` of its group with the largest rewards, of
+        equal ones the first."""
+
+        def best(rows: Ints) -> Ints:
+            return np.argsort(-rollouts.rewards_B[rows], kind="stable")[: self.keep]
+
+        return keep_in_groups(rollouts.group_B, self.keep, best)

@@ -2,13 +2,17 @@
 2503.14476).
 
 Groups without a gradient have none with `all` either; here they also leave the loss's denominator,
-and are not charged as updated."""
+and are not charged as updated.
+"""
 
 import numpy as np
 
-from tasks.train.rollouts import Bools, Floats, Ints, mixed_groups
+from tasks.train.rollouts import Bools, Rollouts, mixed_groups
+from tasks.train.slots import Select
 
 
-def select(rewards_B: Floats, group_B: Ints, rng: np.random.Generator) -> Bools:
-    """[B] whether a rollout's group has two different rewards."""
-    return mixed_groups(rewards_B, group_B, int(group_B.max(initial=-1)) + 1)[group_B]
+class Method(Select):
+    def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
+        """[B] whether a rollout's group has two different rewards."""
+        rewards_B, group_B = rollouts.rewards_B, rollouts.group_B
+        return mixed_groups(rewards_B, group_B, len(rollouts.prompt_rows_Q))[group_B]

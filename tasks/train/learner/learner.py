@@ -1,0 +1,133 @@
+"""The learner: the policy that is trained, its optimizer, and the gradient of a step."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from tasks.engines.engine import Sampling
+from tasks.models.packing import check_forward
+from tasks.models.policy import Policy, named_weights
+from tasks.train.learner.micro_batches import micro_batches
+from tasks.train.learner.ranks import Ranks
+from tasks.train.learner.update import (
+    Objective,
+    UpdateStats,
+    accumulate_gradients,
+    enable_activation_checkpointing,
+    merge_stats,
+)
+from tasks.train.rollouts import Bools, Floats, Rollouts, StepTotals
+from tasks.train.settings import LearnerSettings, TrainSettings
+from tasks.train.slots import Loss
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """A step's gradient, which the parameters hold: sums over its tokens, and its norm before
+    clipping; None where there was nothing to compute."""
+
+    stats: UpdateStats
+    norm: float | None
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether loss and gradient are finite."""
+        return self.norm is None or bool(np.isfinite(self.norm) and np.isfinite(self.stats.loss))
+
+
+class Learner:
+    """Data parallel over ranks; every rank holds the whole policy in float32."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        model: PreTrainedModel,
+        settings: TrainSettings,
+        memory: LearnerSettings,
+        sampling: Sampling,
+        ranks: Ranks,
+    ) -> None:
+        check_forward(model, packed=memory.share_prompts)
+        self.policy, self.model, self.ranks = policy, model, ranks
+        self.settings, self.memory, self.sampling = settings, memory, sampling
+        has_reference = settings.kl_coefficient > 0
+        self.reference = copy.deepcopy(model).requires_grad_(False) if has_reference else None
+        if memory.activation_checkpointing:
+            enable_activation_checkpointing(model)
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(),
+            lr=settings.learning_rate,
+            betas=(settings.betas[0], settings.betas[1]),
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+
+    def objective(self, loss: Loss) -> Objective:
+        """What a step's gradient is of."""
+        return Objective(
+            loss,
+            self.sampling.temperature,
+            self.reference,
+            self.settings.kl_coefficient,
+            self.memory.share_prompts,
+            self.memory.tokens_per_logprob_chunk,
+        )
+
+    def has_gradient(self, keep_B: Bools, advantages_B: Floats) -> Bools:
+        """[B] the kept rollouts with a gradient. Advantage 0 has none, without a KL term."""
+        return keep_B if self.reference is not None else keep_B & (advantages_B != 0.0)
+
+    def compute_gradient(
+        self, rollouts: Rollouts, keep_B: Bools, advantages_B: Floats, loss: Loss
+    ) -> Gradient:
+        """Put the gradient of the step's loss into the parameters, summed over ranks and clipped.
+
+        Rollouts without a gradient are not computed, but count in the loss's denominators.
+        """
+        computed_B = self.has_gradient(keep_B, advantages_B)
+        # whole groups go to one rank, which prefills their prompts once
+        groups = self.ranks.shard(np.unique(rollouts.group_B[computed_B]).tolist())
+        rows = np.flatnonzero(computed_B & np.isin(rollouts.group_B, groups))
+        batches = micro_batches(
+            rollouts,
+            rows,
+            self.memory.max_tokens_per_micro_batch,
+            self.model.device,
+            by_group=self.memory.share_prompts,
+        )
+        num_tokens = int(rollouts.completion_tokens_B()[keep_B].sum())
+        totals = StepTotals(num_tokens, int(keep_B.sum()), self.sampling.max_tokens)
+        self.optimizer.zero_grad(set_to_none=True)
+        # in evaluation mode transformers keeps all activations
+        self.model.train(self.memory.activation_checkpointing)
+        is_bfloat16 = self.settings.dtype == "bfloat16"
+        with torch.autocast(self.model.device.type, torch.bfloat16, enabled=is_bfloat16):
+            stats = accumulate_gradients(
+                self.model,
+                batches,
+                advantages_B,
+                self.objective(loss),
+                totals,
+                self.policy.architecture,
+            )
+        self.model.eval()
+        stats = merge_stats(self.ranks.all_gather(stats))
+        self.ranks.all_reduce_gradients(self.model)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm)
+        return Gradient(stats, float(norm))
+
+    def step(self, rate: float) -> None:
+        """Move the parameters along their gradient, which is gone afterwards: the engine may need
+        its memory."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """The policy's weights by name, as engines take them."""
+        return named_weights(self.model)

@@ -1,0 +1,98 @@
+"""A trainer to a checkpoint and back, and from its last checkpoint to the run's artifacts."""
+
+import logging
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import polars as pl
+import torch
+
+from tasks.common.artifacts import CURVE, STEPS, TRAIN_ROLLOUTS
+from tasks.common.files import sync_folder, write_json
+from tasks.models.policy import save_policy
+from tasks.train.loop.checkpoint import (
+    Checkpoints,
+    Snapshot,
+    optimizer_tensors,
+    restore_optimizer,
+)
+from tasks.train.loop.state import TrainingError
+from tasks.train.loop.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+METHOD = "method"  # before the slot's name and the field's, in the names of a checkpoint's tensors
+
+
+def save(trainer: Trainer, checkpoints: Checkpoints) -> None:
+    """Checkpoint a copy of the trainer; the rollouts since the last one become a part of their own,
+    which is not written again."""
+    state, learner, part = trainer.state, trainer.learner, None
+    if state.rollouts:
+        first, last = state.rollouts[0]["step"], state.rollouts[-1]["step"]
+        part = (f"rollouts-{first:09d}-{last:09d}.parquet", TRAIN_ROLLOUTS.frame(state.rollouts))
+        state.parts, state.rollouts = [*state.parts, part[0]], []
+    tensors = optimizer_tensors(learner.model, learner.optimizer)
+    for slot, arrays in trainer.slots.states().items():
+        tensors |= {f"{METHOD}.{slot}.{k}": torch.from_numpy(v) for k, v in arrays.items()}
+    tables = {"steps": STEPS.frame(state.steps), "curve": CURVE.frame(state.curve)}
+    copied = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+    checkpoints.save(Snapshot(state.num_steps, copied, state.numbers(), tables, part))
+
+
+def resume(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> None:
+    """Put the trainer where `chosen` or the newest checkpoint was made, if there is one."""
+    loaded = checkpoints.load(chosen)
+    trainer.collector.in_flight = checkpoints.in_flight()
+    if loaded is None:
+        return
+    tensors, numbers, tables = loaded
+    restore_optimizer(trainer.learner.model, trainer.learner.optimizer, tensors)
+    trainer.slots.restore(
+        {
+            slot: {
+                name.removeprefix(f"{METHOD}.{slot}."): tensor.numpy()
+                for name, tensor in tensors.items()
+                if name.startswith(f"{METHOD}.{slot}.")
+            }
+            for slot in trainer.slots.states()
+        }
+    )
+    trainer.state.fill(numbers, tables["steps"].to_dicts(), tables["curve"].to_dicts())
+    trainer.sync_engine()
+    logger.info("resumed after %d steps from %s", trainer.state.num_steps, checkpoints.folder)
+
+
+def write_results(
+    trainer: Trainer, checkpoints: Checkpoints, lost: Mapping[str, float], out: Path
+) -> None:
+    """Write the run's artifacts from its last checkpoint."""
+    loaded, state = checkpoints.load(), trainer.state
+    if loaded is None:
+        raise TrainingError(
+            f"{checkpoints.folder} holds no whole checkpoint of the finished run: run it again"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    temporary = out / ".policy"
+    shutil.rmtree(temporary, ignore_errors=True)
+    save_policy(
+        trainer.learner.model,
+        trainer.collector.tokenizer,
+        temporary,
+        generation_from=trainer.run.policy.folder,
+    )
+    shutil.rmtree(out / "policy", ignore_errors=True)
+    temporary.rename(out / "policy")
+    sync_folder(out)
+    STEPS.write(out / "steps.parquet", STEPS.frame(state.steps))
+    CURVE.write(out / "curve.parquet", CURVE.frame(state.curve))
+    parts = [pl.read_parquet(checkpoints.folder / name) for name in loaded[1]["parts"]]
+    TRAIN_ROLLOUTS.write(out / "rollouts.parquet", pl.concat([TRAIN_ROLLOUTS.frame([]), *parts]))
+    write_json(out / "flops.json", state.ledger.as_dict())
+    seconds = {
+        **state.seconds,
+        "train": sum(spent for part, spent in state.seconds.items() if part != "validate"),
+    }
+    rounded = {part: round(spent, 3) for part, spent in sorted(seconds.items())}
+    write_json(out / "cost.json", {"seconds": rounded, "lost": dict(lost)})

@@ -1,0 +1,82 @@
+"""A run: what it was told and never changes, and what changes and a checkpoint keeps."""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from tasks.common.ledger import Ledger
+from tasks.engines.engine import Sampling
+from tasks.models.policy import Policy
+from tasks.train.learner.ranks import Ranks
+from tasks.train.settings import TrainSettings
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on; the message says at which step and why."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """The initial policy, the settings, this process among its ranks, and the seed."""
+
+    policy: Policy
+    settings: TrainSettings
+    sampling: Sampling
+    ranks: Ranks
+    seed: int
+
+
+@dataclass
+class State:
+    """How far a run has come, but for the learner's tensors and the methods' states.
+
+    `steps` and `curve` are rows of STEPS and CURVE; `rollouts` are rows of TRAIN_ROLLOUTS since the
+    last checkpoint, and `parts` the files that hold those before.
+    """
+
+    num_steps: int = 0
+    next_validation: float = 0.0
+    ledger: Ledger = field(default_factory=Ledger)
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    curve: list[dict[str, Any]] = field(default_factory=list)
+    rollouts: list[dict[str, Any]] = field(default_factory=list)
+    parts: list[str] = field(default_factory=list)
+
+    def trained(self, account: str) -> float:
+        """FLOPs of training so far in one account: generation, scoring and update."""
+        phases = getattr(self.ledger, account)
+        return float(phases["generate"] + phases["score"] + phases["update"])
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Add the seconds of the block to `part`."""
+        started = time.perf_counter()
+        yield
+        self.seconds[part] += time.perf_counter() - started
+
+    def numbers(self) -> dict[str, Any]:
+        """What `fill` needs beside the tables of steps and curve, as JSON has it."""
+        return {
+            "num_steps": self.num_steps,
+            "next_validation": self.next_validation,
+            "ledger": self.ledger.as_dict(),
+            "seconds": dict(self.seconds),
+            "parts": self.parts,
+        }
+
+    def fill(
+        self,
+        numbers: Mapping[str, Any],
+        steps: list[dict[str, Any]],
+        curve: list[dict[str, Any]],
+    ) -> None:
+        """Go back to where a checkpoint was made."""
+        self.num_steps, self.next_validation = numbers["num_steps"], numbers["next_validation"]
+        self.ledger = Ledger.from_dict(numbers["ledger"])
+        self.seconds = defaultdict(float, numbers["seconds"])
+        self.parts = list(numbers["parts"])
+        self.steps, self.curve, self.rollouts = steps, curve, []

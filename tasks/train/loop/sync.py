@@ -1,0 +1,191 @@
+"""The synchronous loop, from top to bottom: sample, grade, select, estimate, update, observe,
+validate, checkpoint.
+
+On-policy, one update a step. Left out: more than one update a step, asynchronous sampling.
+"""
+
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tasks.common.artifacts import TRAIN_ROLLOUTS
+from tasks.common.progress import progress
+from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.loop.record import rollout_rows
+from tasks.train.loop.save import resume, save
+from tasks.train.loop.state import TrainingError
+from tasks.train.loop.trainer import LEARNING_STREAM, Batch, Trainer
+from tasks.train.rollouts import merge
+from tasks.train.settings import CheckpointSettings
+
+logger = logging.getLogger(__name__)
+
+Record = Callable[[Mapping[str, Any], int, float], None]
+
+
+def train(
+    trainer: Trainer,
+    checkpoints: Checkpoints,
+    settings: CheckpointSettings,
+    record: Record,
+    num_rollouts: int | None = None,
+    chosen: Path | None = None,
+) -> dict[str, float]:
+    """Drive `trainer` to the end of its run, from the checkpoint `chosen` or the newest one on.
+    Returns the work that kills lost.
+
+    `record(values, step, charged FLOPs)` is called for every step and every point of the curve;
+    `num_rollouts` are those of the whole run, for the progress bar. KeyboardInterrupt (Ctrl-C,
+    SIGTERM) is raised after the step in flight has been finished and checkpointed.
+    """
+    ranks, state, slots = trainer.run.ranks, trainer.state, trainer.slots
+    resume(trainer, checkpoints, chosen)
+    if len(set(ranks.all_gather(state.num_steps))) > 1:
+        raise TrainingError(
+            "the processes of this run found different checkpoints: is the data root shared by all?"
+        )
+    lost = checkpoints.count_lost(state.num_steps) if ranks.is_main else {}
+    saved = time.monotonic()
+    with stop_requested() as stopping, progress(num_rollouts, "train", "rollout") as bar:
+        bar.update(int(state.ledger.rollouts["generate"]))
+        while True:
+            # validate, before the first step and whenever the next point of the curve is due
+            note(trainer.validate_if_due(), record)
+            before = Before(trainer)
+
+            # sample and grade
+            with state.timed("generate"):
+                batch = trainer.sample()
+            if batch is None:
+                break
+            due = ranks.is_main and time.monotonic() - saved >= settings.every_seconds
+            if due:
+                keep_in_flight(trainer, checkpoints, batch)
+
+            # select and estimate
+            rng, rate = trainer.rng(LEARNING_STREAM), trainer.learning_rate()
+            replayed = slots.replay.draw(rng)
+            rollouts = batch.fresh if replayed is None else merge([batch.fresh, replayed])
+            keep_B, advantages_B = trainer.estimate(rollouts, rng)
+
+            # update, and give the engine the new weights
+            with state.timed("update"):
+                gradient, nonfinite = trainer.update(rollouts, keep_B, advantages_B, rate)
+
+            # observe, charge, record
+            trainer.observe(batch.fresh)
+            trainer.charge(batch.fresh, rollouts, keep_B, gradient.stats)
+            numbers = {"learning_rate": rate, "nonfinite": nonfinite}
+            row = trainer.record(batch, rollouts, keep_B, advantages_B, gradient, numbers)
+
+            # checkpoint
+            stop = any(ranks.all_gather(stopping()))
+            if ranks.is_main:
+                checkpoints.journal(before.work(trainer, row))
+                if due or stop:
+                    save(trainer, checkpoints)
+                    saved = time.monotonic()
+            seconds = before.seconds(trainer)
+            record(measurements(trainer, row, seconds), row["step"], row["flops_charged"])
+            show(row, sum(seconds.values()), bar)
+            if stop:
+                checkpoints.wait()
+                raise KeyboardInterrupt(f"stopped after step {row['step']}, which is checkpointed")
+        note(trainer.validate_if_due(last=True), record)
+        if ranks.is_main:
+            save(trainer, checkpoints)
+            checkpoints.wait()
+    return lost
+
+
+class Before:
+    """Where the books stood before a step, to say what the step took."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.started = time.perf_counter()
+        self.executed = trainer.state.trained("executed")
+        self.tokens = trainer.state.ledger.tokens["generate"]
+        self.parts = dict(trainer.state.seconds)
+
+    def seconds(self, trainer: Trainer) -> dict[str, float]:
+        """The step's seconds by part."""
+        parts = trainer.state.seconds
+        return {part: spent - self.parts.get(part, 0.0) for part, spent in parts.items()}
+
+    def work(self, trainer: Trainer, row: Mapping[str, Any]) -> dict[str, float]:
+        """A journal entry: what the step executed."""
+        return {
+            "step": row["step"],
+            "seconds": time.perf_counter() - self.started,
+            "flops": trainer.state.trained("executed") - self.executed,
+            "tokens": row["tokens"] - self.tokens,
+        }
+
+
+def keep_in_flight(trainer: Trainer, checkpoints: Checkpoints, batch: Batch) -> None:
+    """Write the step's rollouts before the update: after a kill they are not sampled again."""
+    rows = rollout_rows(trainer.state.num_steps, trainer.prompts.ids, batch.fresh)
+    checkpoints.save_in_flight(TRAIN_ROLLOUTS.frame(rows))
+
+
+def measurements(
+    trainer: Trainer, row: Mapping[str, Any], seconds: Mapping[str, float]
+) -> dict[str, Any]:
+    """A step for the record: its row of STEPS, the share of mixed groups, tokens a second, the
+    step's own seconds by part, and what control says of itself."""
+    parts = {f"seconds/{part}": spent for part, spent in seconds.items() if part != "validate"}
+    rates = {
+        "mixed_rate": row["num_mixed_groups"] / row["num_prompts"],
+        "tokens_per_second": row["completion_tokens_mean"]
+        * row["num_rollouts"]
+        / max(sum(parts.values()), 1e-9),
+    }
+    described = trainer.slots.control.describe()
+    return {
+        **row,
+        **rates,
+        **parts,
+        **{f"control/{name}": value for name, value in described.items()},
+    }
+
+
+def show(row: Mapping[str, Any], seconds: float, bar: Any) -> None:
+    """The step on the progress bar, which adds rate and time left."""
+    bar.update(row["num_rollouts"])
+    tokens = row["completion_tokens_mean"] * row["num_rollouts"] / max(seconds, 1e-9)
+    bar.set_postfix_str(
+        f"step {row['step']}, reward {row['reward_mean'] or 0:.2f}, "
+        f"mixed {row['num_mixed_groups']}/{row['num_prompts']}, {tokens:,.0f} tokens/s, "
+        f"{row['flops_charged']:.2g} FLOPs",
+        refresh=False,
+    )
+
+
+def note(point: dict[str, Any] | None, record: Record) -> None:
+    """Record a new point of the validation curve and log it."""
+    if point is not None:
+        record({"validation_accuracy": point["accuracy"]}, point["step"], point["flops_charged"])
+        logger.info("step %d: validation accuracy %.3f", point["step"], point["accuracy"])
+
+
+@contextmanager
+def stop_requested() -> Iterator[Callable[[], bool]]:
+    """Hold back Ctrl-C and SIGTERM until the step is done; a second one ends the run at once."""
+    asked: list[int] = []
+
+    def ask(number: int, frame: object) -> None:
+        if asked:
+            raise KeyboardInterrupt(signal.Signals(number).name)
+        asked.append(number)
+        logger.warning("finishing the step, then a checkpoint (once more to stop at once)")
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,63 @@
+"""Plans and rollouts of training steps, made by hand."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tasks.engines.engine import Samples
+from tasks.train.plan import Plan
+from tasks.train.rollouts import GroupRequest, Rollouts
+from tasks.train.settings import BatchSettings
+
+BATCH = BatchSettings("rollouts", 8)
+
+
+def plan_of(visits: Sequence[tuple[int, int]], batch: BatchSettings = BATCH) -> Plan:
+    """A plan of one pass from the (phase, group size) of each visit, a prompt each."""
+    phases, sizes = np.array(visits).T
+    return Plan(np.arange(len(visits)), sizes, phases, phases * 0, batch)
+
+
+def passes_of(num_prompts: int, size: int, num_passes: int, batch: BatchSettings = BATCH) -> Plan:
+    """A plan that visits every prompt once a pass; each pass is a phase."""
+    passes = np.repeat(np.arange(num_passes), num_prompts)
+    rows = np.tile(np.arange(num_prompts), num_passes)
+    return Plan(rows, np.full(len(rows), size), passes, passes, batch)
+
+
+def rollouts_of(
+    rewards: Sequence[float],
+    groups: Sequence[int],
+    lengths: Sequence[int] | None = None,
+    prompt_rows: Sequence[int] | None = None,
+    errors: int = 0,
+) -> Rollouts:
+    """Rollouts with these rewards and groups; the last `errors` could not be graded. Without
+    `prompt_rows` a group has its own number."""
+    num, num_groups = len(rewards), max(groups, default=-1) + 1
+    rows = np.arange(num_groups) if prompt_rows is None else np.array(prompt_rows)
+    outcomes = ["correct" if reward > 0 else "wrong" for reward in rewards]
+    outcomes[num - errors :] = ["error"] * errors
+    lengths = [1] * num if lengths is None else lengths
+    samples = Samples([[5] * n for n in lengths], [[0.0] * n for n in lengths], ["stop"] * num)
+    return Rollouts(
+        rows,
+        [[5]] * len(rows),
+        np.array(groups, dtype=np.int64),
+        samples,
+        [""] * num,
+        outcomes,
+        np.array(rewards, dtype=np.float64),
+    )
+
+
+def answer_to(
+    request: GroupRequest,
+    rewards: Sequence[float] | None = None,
+    lengths: Sequence[int] | None = None,
+    errors: int = 0,
+) -> Rollouts:
+    """The rollouts of a request, all wrong unless `rewards` says otherwise."""
+    groups = np.repeat(np.arange(len(request.counts)), request.counts).tolist()
+    rewards = [0.0] * len(groups) if rewards is None else rewards
+    return rollouts_of(rewards, groups, lengths, request.prompt_rows.tolist(), errors)
