@@ -40,30 +40,25 @@ from tasks.train.methods import control as control_methods
 from tasks.train.methods.loss import clip
 from tasks.train.rollouts import Rollouts, StepTotals
 from tests.engines.test_flops import architecture_of
+from tests.stages import Result, run_stage
 from tests.train.test_slots import example
 from tests.train.worlds import PARAMS, make_world, outputs
 
 SIZES = [4, 3, 4, 1, 2, 2, 6, 3, 5, 2, 4, 4]
 
 
-def train(
-    layout: Layout, *options: str, wait: bool = True, launcher: tuple[str, ...] = ()
-) -> "subprocess.Popen[str]":
-    command = [
-        sys.executable,
-        *launcher,
-        "-m",
-        "tasks.train",
-        "--params",
-        str(layout.root / "params.yaml"),
-    ]
-    command += ["--data", str(layout.root), "--recipe", "r", "--seed", "0", *options]
-    process = subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
-    if wait:
-        process.stderr_text = process.communicate()[1]  # type: ignore[attr-defined]
-    return process
+def train(layout: Layout, *options: str) -> Result:
+    """The command, in this process."""
+    coordinates = ("--recipe", "r", "--seed", "0", *options)
+    return run_stage("train", layout.root / "params.yaml", layout.root, *coordinates)
+
+
+def start(layout: Layout, *launcher: str) -> "subprocess.Popen[str]":
+    """The command as a process of its own, to be killed, interrupted or waited for."""
+    command = [sys.executable, *launcher, "-m", "tasks.train", "--data", str(layout.root)]
+    command += ["--params", str(layout.root / "params.yaml"), "--recipe", "r", "--seed", "0"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +66,7 @@ def finished(guesser: Path, tmp_path_factory: pytest.TempPathFactory) -> Layout:
     """A run that nothing interrupted."""
     layout = make_world(tmp_path_factory.mktemp("finished"), guesser, SIZES * 8)
     process = train(layout)
-    assert process.returncode == 0, process.stderr_text  # type: ignore[attr-defined]
+    assert process.returncode == 0, process.output
     return layout
 
 
@@ -307,7 +302,7 @@ def test_killed_at_random_points_it_ends_as_if_it_had_not_been(
     kills = 0
     while kills < 3:
         before = set(layout.checkpoints.glob("*/step-*"))
-        process = train(layout, wait=False)
+        process = start(layout)
         while set(layout.checkpoints.glob("*/step-*")) <= before and process.poll() is None:
             time.sleep(0.005)
         time.sleep(rng.uniform(0.0, 0.25))
@@ -318,8 +313,8 @@ def test_killed_at_random_points_it_ends_as_if_it_had_not_been(
         )
         kills += 1
     process = train(layout)
-    assert process.returncode == 0, process.stderr_text  # type: ignore[attr-defined]
-    assert "resumed after" in process.stderr_text  # type: ignore[attr-defined]
+    assert process.returncode == 0, process.output
+    assert "resumed after" in process.output
     assert outputs(layout) == outputs(finished)
     assert set(read_json(layout.train("r", 0) / "cost.json")["lost"]) == {
         "flops",
@@ -343,8 +338,8 @@ def test_methods_that_remember_go_on_where_they_were(
         layout = make_world(tmp_path / name, guesser, SIZES * 4)
         values = {**PARAMS, "train": {**PARAMS["train"], **slots}}
         (layout.root / "params.yaml").write_text(yaml.safe_dump(values))
-        process = train(layout, wait=name == "whole")
         if name == "cut":
+            process = start(layout)
             while (
                 max(
                     (int(path.name.split("-")[1]) for path in layout.checkpoints.glob("*/step-*")),
@@ -356,9 +351,9 @@ def test_methods_that_remember_go_on_where_they_were(
                 time.sleep(0.005)
             process.kill()
             process.communicate()
-            process = train(layout)
-            assert "resumed after" in process.stderr_text  # type: ignore[attr-defined]
-        assert process.returncode == 0, process.stderr_text  # type: ignore[attr-defined]
+        run = train(layout)
+        assert run.returncode == 0, run.output
+        assert ("resumed after" in run.output) == (name == "cut")
         found.append(outputs(layout))
     assert found[0] == found[1]
     assert any(row["num_kept"] < row["num_rollouts"] for row in found[0]["steps"])
@@ -370,7 +365,7 @@ def test_interrupted_it_checkpoints_and_says_so(
     number: int, finished: Layout, guesser: Path, tmp_path: Path
 ) -> None:
     layout = make_world(tmp_path, guesser, SIZES * 8)
-    process = train(layout, wait=False)
+    process = start(layout)
     while not list(layout.checkpoints.glob("*/step-*")):
         time.sleep(0.01)
     process.send_signal(number)
@@ -383,7 +378,7 @@ def test_interrupted_it_checkpoints_and_says_so(
         file.seek(-8, os.SEEK_END)
         file.write(b"\xff" * 8)
     process = train(layout)
-    assert f"passing over the damaged checkpoint {newest}" in process.stderr_text  # type: ignore[attr-defined]
+    assert f"passing over the damaged checkpoint {newest}" in process.output
     assert outputs(layout) == outputs(finished)
 
 
@@ -395,14 +390,14 @@ def test_another_parameter_is_another_key_and_says_what_changed(
     (layout.root / "params.yaml").write_text(yaml.safe_dump(values))
     process = train(layout)  # a gap of 0 is more than any sampler keeps
     assert process.returncode == 1
-    assert "over guards.max_sampler_gap 0.0" in process.stderr_text  # type: ignore[attr-defined]
+    assert "over guards.max_sampler_gap 0.0" in process.output
     assert not layout.train("r", 0).exists()
     changed = {**PARAMS, "train": {**PARAMS["train"], "learning_rate": 2.0e-3}}
     (layout.root / "params.yaml").write_text(yaml.safe_dump(changed))
     process = train(layout)
     assert process.returncode == 0
-    assert "starting afresh: train changed since the checkpoint" in process.stderr_text  # type: ignore[attr-defined]
-    assert "1 of 12 visits have a group of one" in process.stderr_text  # type: ignore[attr-defined]
+    assert "starting afresh: train changed since the checkpoint" in process.output
+    assert "1 of 12 visits have a group of one" in process.output
 
 
 def test_truncated_sampling_is_refused(guesser: Path, tmp_path: Path) -> None:
@@ -412,7 +407,7 @@ def test_truncated_sampling_is_refused(guesser: Path, tmp_path: Path) -> None:
     )
     process = train(layout)
     assert process.returncode == 1
-    assert "training needs sampling.temperature > 0, top_p 1.0" in process.stderr_text  # type: ignore[attr-defined]
+    assert "training needs sampling.temperature > 0, top_p 1.0" in process.output
 
 
 def test_the_projects_own_training_section_is_complete() -> None:
@@ -430,7 +425,7 @@ def test_the_projects_own_training_section_is_complete() -> None:
 def test_updates_recomputed_from_stored_rollouts_are_the_same(finished: Layout) -> None:
     stored = finished.train("r", 0) / "rollouts.parquet"
     process = train(finished, "--from-rollouts", str(stored))
-    assert process.returncode == 0, process.stderr_text  # type: ignore[attr-defined]
+    assert process.returncode == 0, process.output
     again = finished.replayed("r", 0)
     for name in ("policy/model.safetensors", "flops.json"):
         assert (again / name).read_bytes() == (finished.train("r", 0) / name).read_bytes()
@@ -449,8 +444,9 @@ def test_two_processes_take_the_same_steps_as_one(guesser: Path, tmp_path: Path)
     for layout, processes in zip(worlds, (1, 2), strict=True):
         engine = {**PARAMS["engine"], "num_processes": processes}
         (layout.root / "params.yaml").write_text(yaml.safe_dump({**values, "engine": engine}))
-        process = train(layout)
-        assert process.returncode == 0, process.stderr_text  # type: ignore[attr-defined]
+        process = start(layout)  # it becomes torchrun, or stays what it is
+        errors = process.communicate()[1]
+        assert process.returncode == 0, errors
     one, two = (outputs(layout) for layout in worlds)
     text = [
         [(row["step"], row["group"], row["token_ids"], row["reward"]) for row in o["rollouts"]]
@@ -486,7 +482,7 @@ def test_steps_that_are_not_finite_are_skipped_and_then_stop_the_run(
     values = {**PARAMS, "train": {**PARAMS["train"], "learning_rate": 1.0e38}}
     (layout.root / "params.yaml").write_text(yaml.safe_dump(values))
     process = train(layout)
-    log = process.stderr_text  # type: ignore[attr-defined]
+    log = process.output
     assert process.returncode == 1
     assert log.count("; the step is skipped") == 2
     assert "loss, gradient or log-probabilities are not finite; prompts: p" in log
@@ -497,7 +493,7 @@ def test_resume_takes_a_checkpoint_that_fits_and_refuses_another(
     finished: Layout, guesser: Path, tmp_path: Path
 ) -> None:
     layout = make_world(tmp_path, guesser, SIZES * 8)
-    process = train(layout, wait=False)
+    process = start(layout)
     while not list(layout.checkpoints.glob("*/step-*")):
         time.sleep(0.005)
     process.send_signal(signal.SIGTERM)
@@ -507,10 +503,10 @@ def test_resume_takes_a_checkpoint_that_fits_and_refuses_another(
     (layout.root / "params.yaml").write_text(yaml.safe_dump(values))
     process = train(layout, "--resume", str(oldest))
     assert process.returncode == 1
-    assert "does not fit this run: train differ" in process.stderr_text  # type: ignore[attr-defined]
+    assert "does not fit this run: train differ" in process.output
     (layout.root / "params.yaml").write_text(yaml.safe_dump(PARAMS))
     process = train(layout, "--resume", str(oldest))
-    assert f"resumed after {int(oldest.name.split('-')[1])} steps" in process.stderr_text  # type: ignore[attr-defined]
+    assert f"resumed after {int(oldest.name.split('-')[1])} steps" in process.output
     assert outputs(layout) == outputs(finished)
 
 
@@ -518,7 +514,7 @@ def test_damaged_files_beside_the_checkpoints_cost_work_and_nothing_else(
     finished: Layout, guesser: Path, tmp_path: Path
 ) -> None:
     layout = make_world(tmp_path, guesser, SIZES * 8)
-    process = train(layout, wait=False)
+    process = start(layout)
     while len(list(layout.checkpoints.glob("*/rollouts-*"))) < 4:
         time.sleep(0.005)
     process.kill()
@@ -530,7 +526,7 @@ def test_damaged_files_beside_the_checkpoints_cost_work_and_nothing_else(
     with (folder / "journal.jsonl").open("a") as file:
         file.write('{"step": 3}\n{')
     process = train(layout)
-    log = process.stderr_text  # type: ignore[attr-defined]
+    log = process.output
     assert process.returncode == 0, log
     assert "is not what was written" in log
     assert outputs(layout) == outputs(finished)
@@ -540,7 +536,7 @@ def test_recorded_rollouts_are_never_taken_for_those_of_other_prompts(
     finished: Layout, guesser: Path, tmp_path: Path
 ) -> None:
     layout = make_world(tmp_path, guesser, SIZES * 8)
-    process = train(layout, wait=False)
+    process = start(layout)
     while not list(layout.checkpoints.glob("*/step-*")):
         time.sleep(0.005)
     process.kill()
@@ -551,13 +547,13 @@ def test_recorded_rollouts_are_never_taken_for_those_of_other_prompts(
     others = stored.with_columns(prompt_id=pl.lit("p5"))  # as many rollouts, but of another prompt
     TRAIN_ROLLOUTS.write(folder / "in_flight.parquet", others.filter(pl.col("step") == step))
     process = train(layout)
-    assert process.returncode == 0, process.stderr_text  # type: ignore[attr-defined]
-    assert f"step {step}: the record has (prompt, rollouts) [('p5'" in process.stderr_text  # type: ignore[attr-defined]
+    assert process.returncode == 0, process.output
+    assert f"step {step}: the record has (prompt, rollouts) [('p5'" in process.output
     assert outputs(layout) == outputs(finished)
     TRAIN_ROLLOUTS.write(tmp_path / "others.parquet", others)
     process = train(layout, "--from-rollouts", str(tmp_path / "others.parquet"))
     assert process.returncode == 1
-    assert "it is the record of another run" in process.stderr_text  # type: ignore[attr-defined]
+    assert "it is the record of another run" in process.output
 
 
 def test_method_settings_are_checked_by_value(guesser: Path, tmp_path: Path) -> None:
@@ -568,4 +564,4 @@ def test_method_settings_are_checked_by_value(guesser: Path, tmp_path: Path) -> 
     )
     process = train(layout)
     assert process.returncode == 1
-    assert "train.loss (clip).normalize is 'tokens'; allowed: 'token'" in process.stderr_text  # type: ignore[attr-defined]
+    assert "train.loss (clip).normalize is 'tokens'; allowed: 'token'" in process.output
