@@ -91,9 +91,9 @@ def explain_outs(changed: Mapping[str, str]) -> list[str]:
     return phrases
 
 
-def drawn(path: Path, since: float) -> str:
-    """What the stage that writes `path` has said since then about rollouts reused and sampled; or
-    nothing."""
+def sampled(path: Path, since: float) -> str:
+    """Return what the note at `path` says about rollouts reused and sampled, if the stage has
+    written it since then."""
     try:
         if path.stat().st_mtime >= since:
             return "; ".join(kind["said"] for kind in read_json(path).values())

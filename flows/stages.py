@@ -51,7 +51,8 @@ class Stages:
             reason, started = self.reason(stage, changes), time.time()
             self.say(stage, "starts", reason)
             self.outcomes[stage] = self.repro(stage)
-            if said := reasons.drawn(Layout(commands.ROOT / "data").draw(stage), started):
+            note = Layout(commands.ROOT / "data").sampling_note(stage)
+            if said := reasons.sampled(note, started):
                 reason += f"; {said}"
         else:
             reason = "nothing changed"

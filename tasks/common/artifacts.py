@@ -494,9 +494,9 @@ class Layout:
     def store(self) -> Path:
         return self.root / "store"
 
-    def draw(self, cell: str) -> Path:
-        """What a stage last asked of the store, and what it sampled and why: words for people, no
-        output of a stage."""
+    def sampling_note(self, cell: str) -> Path:
+        """The note of what a stage last asked of the store, what it sampled and why. It is for
+        people, and not an output of the stage."""
         return self.root / "draws" / f"{cell}.json"
 
     @property

@@ -1,5 +1,5 @@
-"""How a token is chosen: from a row's logits and one uniform number, the same on every machine and
-in every batch.
+"""How a token is chosen: from a row's logits and one uniform number, with the same result on every
+machine and in every batch.
 
 Legend: B rows, V vocabulary.
 """
@@ -16,8 +16,8 @@ from tasks.engines.engine import Sampling
 def choose(
     logits: torch.Tensor, uniform: torch.Tensor, sampling: Sampling
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens [B, 1] and their log-probabilities [B, 1] from logits [B, V] and uniform numbers [B,
-    1]."""
+    """Return tokens [B, 1] and their log-probabilities [B, 1], from logits [B, V] and uniform
+    numbers [B, 1]."""
     logits = logits.float()
     if sampling.temperature == 0.0:
         logprobs = logits.log_softmax(-1)
@@ -26,6 +26,8 @@ def choose(
     if sampling.temperature != 1.0:
         logits = logits / sampling.temperature
     logprobs = truncated_logprobs(logits, sampling.top_p, sampling.top_k)
+    # invert the distribution function: the first token whose cumulative probability exceeds the
+    # number
     cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
     tokens = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)
     tokens = tokens.clamp_max(logits.shape[1] - 1)
@@ -33,27 +35,26 @@ def choose(
 
 
 def truncated_logprobs(logits: torch.Tensor, top_p: float, top_k: int) -> torch.Tensor:
-    """Renormalised log-probabilities [B, V] of the `top_k` likeliest tokens within the nucleus
-    `top_p`."""
+    """Return the renormalised log-probabilities [B, V] of the `top_k` most likely tokens within the
+    nucleus `top_p`."""
     if top_k > 0:
         smallest = logits.topk(min(top_k, logits.shape[1]), -1).values[:, -1:]
         logits = logits.masked_fill(logits < smallest, -torch.inf)
     if top_p < 1.0:
         ordered, order = logits.softmax(-1).sort(-1, descending=True)
         outside = ordered.cumsum(-1) - ordered >= top_p
-        logits = logits.masked_fill(
-            torch.zeros_like(outside).scatter(1, order, outside), -torch.inf
-        )
+        masked = torch.zeros_like(outside).scatter(1, order, outside)  # back in the logits' order
+        logits = logits.masked_fill(masked, -torch.inf)
     return logits.log_softmax(-1)
 
 
 def hashed_uniforms(seeds: Sequence[int], num: int) -> npt.NDArray[np.float64]:
-    """[len(seeds), num] numbers in [0, 1): splitmix64 of (seed, position), 53 bits each (Steele et
-    al., 2014)."""
+    """Return [len(seeds), num] numbers in [0, 1): splitmix64 of (seed, position), 53 bits each
+    (Steele et al., 2014)."""
+    rows = np.array(seeds, dtype=np.uint64)[:, None]
+    positions = np.arange(1, num + 1, dtype=np.uint64)
     with np.errstate(over="ignore"):
-        state = np.array(seeds, dtype=np.uint64)[:, None] + np.uint64(
-            0x9E3779B97F4A7C15
-        ) * np.arange(1, num + 1, dtype=np.uint64)
+        state = rows + np.uint64(0x9E3779B97F4A7C15) * positions
         state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         state = state ^ (state >> np.uint64(31))

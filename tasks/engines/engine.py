@@ -1,10 +1,10 @@
-"""What an engine is: it draws completions for prompts, reproducibly, and takes new weights in
-place.
+"""The engine contract: sample completions of prompts reproducibly, and replace the policy's weights
+in place.
 
-An engine is one file in `engines/`; its name is the file's. All of them pass one contract suite.
-Seeds belong to samples, not to batches: a completion depends on the policy, the prompt, the
-sampling settings and its own seed, whatever was drawn beside it and in whatever order (exactly so
-in float32, up to the rounding of matrix products)."""
+An engine is one file or folder in `engines/`; its name is the file's. All engines pass one contract
+suite. A seed belongs to a completion, not to a batch: a completion depends on the policy, the
+prompt, the sampling settings and its own seed, and not on the other completions of the call or
+their order (in float32 exactly, up to the rounding of matrix products)."""
 
 import hashlib
 import importlib.util
@@ -30,7 +30,8 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Sampling:
-    """The section `sampling`: what a sample depends on. Temperature 0 is greedy."""
+    """The section `sampling`: the settings that a completion depends on. Temperature 0 is
+    greedy."""
 
     temperature: float
     top_p: float
@@ -41,10 +42,11 @@ class Sampling:
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """The section `engine`: how samples are drawn; none of it enters a key of the rollout store.
+    """The section `engine`: how completions are computed. None of it is part of a key of the
+    rollout store.
 
-    `urls`, `num_replicas`, `max_retries` and `timeout_seconds` (of one request) are of the engine
-    `server`."""
+    `urls`, `num_replicas`, `max_retries` and `timeout_seconds` (of one request) apply to the engine
+    `server` only."""
 
     name: str
     device: str
@@ -64,8 +66,8 @@ class EngineSettings:
 class Request:
     """`counts[i]` completions of `prompts[i]` (token ids), one seed a completion in that order.
 
-    Whoever does not need log-probabilities sets `with_logprobs` to False and may get empty lists:
-    vLLM is faster without them."""
+    With `with_logprobs` false the lists of log-probabilities may be empty: vLLM is faster without
+    them."""
 
     prompts: Sequence[Sequence[int]]
     counts: Sequence[int]
@@ -82,9 +84,9 @@ class Request:
 class Samples:
     """B completions in the order of the request, the completions of a prompt side by side.
 
-    `token_ids` end with the stop token when `finish_reasons` says "stop"; "length" means the limit
-    cut it. `logprobs` are of the distribution drawn from: temperature applied, top-p and top-k
-    renormalised."""
+    `token_ids` end with the stop token when `finish_reasons` is "stop"; "length" means the
+    completion was cut at the limit. `logprobs` are those of the distribution sampled from:
+    temperature applied, top-p and top-k renormalised."""
 
     token_ids: list[list[int]]
     logprobs: list[list[float]]
@@ -92,9 +94,9 @@ class Samples:
 
 
 class Engine(Protocol):
-    """Draws samples. `prefix_block` is the grain (tokens) at which a prompt is shared by its
-    samples; `prefilled_tokens` counts the prompt tokens that were really computed, never those
-    found in a cache."""
+    """Samples completions. `prefix_block` is the number of tokens in a block of the prefix cache,
+    in whole blocks of which the completions of a prompt share its prefill. `prefilled_tokens`
+    counts the prompt tokens that were really computed, not those found in a cache."""
 
     name: str
     version: str
@@ -104,7 +106,7 @@ class Engine(Protocol):
     def generate(
         self, request: Request, on_finished: Callable[[int], object] | None = None
     ) -> Samples:
-        """Draw the completions that `request` asks for.
+        """Return the completions that `request` asks for.
 
         `on_finished(n)` is called whenever n more completions have ended, for progress bars. Raises
         ArtifactError naming the index of a prompt that leaves no room for `sampling.max_tokens`.
@@ -112,12 +114,12 @@ class Engine(Protocol):
         ...
 
     def set_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Replace the policy's weights in place; they are in effect for the next call."""
+        """Replace the policy's weights in place, with effect from the next call on."""
         ...
 
     def sleep(self) -> None:
-        """Lend the engine's memory to the trainer until it is used again; an engine without its own
-        does nothing."""
+        """Free the engine's memory for the trainer until the engine is used again. An engine
+        without memory of its own does nothing."""
         ...
 
 
@@ -137,7 +139,7 @@ class ScheduledEngine(Engine, Protocol):
         max_rows: int,
         on_finished: Callable[[int], object] | None = None,
     ) -> Samples:
-        """Draw the completions that `request` asks for, at most `max_rows` at a time.
+        """Return the completions that `request` asks for, with at most `max_rows` in flight.
 
         Completions start in the order `order_B`; when one ends, the next takes its slot at once.
         The order changes no completion, and the samples come back in the order of the request."""
@@ -145,8 +147,8 @@ class ScheduledEngine(Engine, Protocol):
 
 
 def engine_name(settings: EngineSettings) -> str:
-    """The engine that `auto` stands for: `server` where servers are named or replicas wanted, vLLM
-    on a machine with a GPU where it is installed, else `hf`."""
+    """Return the engine's name. `auto` is `server` where URLs or several replicas are set, `vllm`
+    on a machine with a GPU where vLLM is installed, else `hf`."""
     if settings.name != "auto":
         return settings.name
     if settings.urls or settings.num_replicas > 1:
@@ -157,13 +159,14 @@ def engine_name(settings: EngineSettings) -> str:
 def load_engine(
     settings: EngineSettings, policy: Policy, model: PreTrainedModel | None = None
 ) -> Engine:
-    """The engine `settings.name` for `policy`. With the trainer's `model` it must take new weights
-    in place; an engine that can will sample from `model` itself."""
+    """Return the engine `settings.name` for `policy`. With the trainer's `model`, the engine must
+    replace its weights in place; one that can samples from `model` itself."""
     name = engine_name(settings)
     module = registry.load(engines, name, "engine.name")
     if name != "server" and (settings.urls or settings.num_replicas != 1):
         raise ParamsError(
-            f"engine.urls and engine.num_replicas are of the engine server; engine.name is {name}"
+            "engine.urls and engine.num_replicas apply to the engine server, and engine.name is "
+            f"{name}: set it to server, or leave urls empty and num_replicas at 1"
         )
     if model is not None and model.device.type == "cuda":
         check_shared_gpu(name, settings, model)
@@ -171,7 +174,8 @@ def load_engine(
 
 
 def check_shared_gpu(name: str, settings: EngineSettings, model: PreTrainedModel) -> None:
-    """Raise ArtifactError when `model`, its training and the engine do not fit the GPU together."""
+    """Raise ArtifactError when the training of `model` and the engine do not fit the GPU
+    together."""
     free, total = torch.cuda.mem_get_info(model.device)
     reserves = name == "vllm" or (name == "server" and not settings.urls)
     check_memory(
@@ -183,24 +187,24 @@ def check_shared_gpu(name: str, settings: EngineSettings, model: PreTrainedModel
 
 
 def check_lengths(prompts: Sequence[Sequence[int]], max_tokens: int, max_length: int) -> None:
-    """Raise ArtifactError naming the first prompt that is empty, or does not fit the policy's
-    context with its completion."""
+    """Raise ArtifactError naming the first prompt that is empty, or that does not fit the policy's
+    context together with its completion."""
     for index, prompt in enumerate(prompts):
         if not prompt:
             raise ArtifactError(
-                f"prompt {index} has no tokens, and a completion must begin after one: drop the "
+                f"prompt {index} has no tokens, and a completion needs at least one: drop the "
                 "prompt"
             )
         if len(prompt) + max_tokens > max_length:
             raise ArtifactError(
                 f"prompt {index} has {len(prompt)} tokens, and with sampling.max_tokens "
-                f"{max_tokens} that is over the "
-                f"policy's context of {max_length}: drop the prompt or lower sampling.max_tokens"
+                f"{max_tokens} that is over the policy's context of {max_length}: drop the prompt "
+                "or lower sampling.max_tokens"
             )
 
 
 def sample_seed(*parts: Any) -> int:
-    """A 63-bit seed from what names a sample; equal names, equal seeds, on every machine."""
+    """Return a 63-bit seed from the parts that name a completion: the same on every machine."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1
 
 
@@ -211,21 +215,20 @@ def sample_flops(
     completion_tokens: Sequence[int],
     prefix_block: int,
 ) -> npt.NDArray[np.float64]:
-    """Executed forward FLOPs of each of B samples; the shared part of a prompt is split evenly over
-    its samples.
+    """Return the executed forward FLOPs of each of B completions; the shared part of a prefill is
+    split evenly over the prompt's completions.
 
-    `completion_tokens` has one entry a sample, in the order of `Samples`. Padding is not counted:
-    the contract suite holds this against torch's own counter."""
-    flops, start = np.zeros(len(completion_tokens)), 0
+    `completion_tokens` has one entry a completion, in the order of `Samples`. Padding is not
+    counted. The contract suite compares this with torch's own counter."""
+    flops = np.zeros(len(completion_tokens))
+    start = 0
     for length, count in zip(prompt_tokens, num_samples, strict=True):
+        # whole blocks are shared, except that the last token is computed for every completion
         shared = (length - 1) // prefix_block * prefix_block if prefix_block > 1 else length
-        again = (
-            prefill_flops(architecture, length) - prefill_flops(architecture, shared)
-            if shared < length
-            else 0.0
-        )
+        shared_flops = prefill_flops(architecture, shared)
+        own_flops = prefill_flops(architecture, length) - shared_flops if shared < length else 0.0
         for row in range(start, start + count):
             decode = decode_flops(architecture, length, completion_tokens[row])
-            flops[row] = prefill_flops(architecture, shared) / count + again + decode
+            flops[row] = shared_flops / count + own_flops + decode
         start += count
     return flops

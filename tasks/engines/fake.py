@@ -1,9 +1,8 @@
-"""An engine for tests: a made-up distribution instead of a model, with the whole contract of a real
-engine.
+"""An engine for tests: a made-up distribution instead of a model, under the whole engine contract.
 
-The logits of the next token are a hash of the weights and of every token before it, so that samples
+The logits of the next token are a hash of the weights and of every token before it. So completions
 are cheap, differ between policies and prompts, and change when `set_weights` brings other weights.
-It runs only where WINNOW_FAKE_ENGINE=1 is set: the rollout store does not tell engines apart, and
+It runs only where WINNOW_FAKE_ENGINE=1 is set: the rollout store does not distinguish engines, and
 nothing made up may get into it."""
 
 import hashlib
@@ -22,13 +21,13 @@ from tasks.engines.engine import EngineSettings, Request, Samples, check_lengths
 from tasks.models.policy import Policy, load_tokenizer, stop_token_ids
 
 States = npt.NDArray[np.uint64]
-LOGIT_RANGE = 8.0
-STOP_BIAS = 2.0  # completions of some ten tokens at a vocabulary of a hundred
+LOGIT_RANGE = 8.0  # logits are between 0 and this
+STOP_BIAS = 2.0  # gives completions of about ten tokens with a vocabulary of a hundred
 
 
 class FakeEngine:
-    """Draws from `next_logits`; `names` are the weights that the policy's files hold, of which the
-    digest is taken."""
+    """Samples from `next_logits`; `names` are the weights in the policy's files, whose digest is
+    the seed."""
 
     name = "fake"
     version = "1"
@@ -39,13 +38,15 @@ class FakeEngine:
             k: v for path in policy.folder.glob("*.safetensors") for k, v in load_file(path).items()
         }
         tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
-        self.names, self.max_length, self.prefilled_tokens = sorted(weights), policy.max_length, 0
+        self.names = sorted(weights)
+        self.max_length = policy.max_length
+        self.prefilled_tokens = 0
         self.vocab_size = int(read_json(policy.folder / "config.json")["vocab_size"])
         self.stop_ids = list(stop_token_ids(policy.folder, tokenizer))
         self.set_weights(weights)
 
     def set_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Draw from the distribution of `weights` from now on."""
+        """Sample from the distribution of `weights` from now on."""
         self.seed = weights_seed({name: weights[name] for name in self.names})
 
     def sleep(self) -> None:
@@ -85,7 +86,7 @@ class FakeEngine:
         tokens: list[int],
         logprobs: list[float],
     ) -> npt.NDArray[np.bool]:
-        """Add a token to each of `rows`; which of them it ended."""
+        """Add a token to each of `rows`. Return which rows it ended."""
         for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
             samples.token_ids[row].append(token)
             samples.logprobs[row].append(logprob)
@@ -95,32 +96,24 @@ class FakeEngine:
 
 
 def weights_seed(weights: Mapping[str, torch.Tensor]) -> int:
-    """64 bits of the weights, each by its name and its values."""
+    """Return a 64-bit digest of the weights' names and values."""
     content = hashlib.sha256()
     for name in sorted(weights):
         content.update(name.encode())
-        content.update(
-            weights[name]
-            .detach()
-            .cpu()
-            .contiguous()
-            .reshape(-1)
-            .view(torch.uint8)
-            .numpy()
-            .tobytes()
-        )
+        values = weights[name].detach().cpu().contiguous().reshape(-1)
+        content.update(values.view(torch.uint8).numpy().tobytes())
     return int.from_bytes(content.digest()[:8], "big")
 
 
 def advance(states_B: States, tokens_B: npt.NDArray[np.int64]) -> States:
-    """The states of B prefixes with one more token each."""
+    """Return the states of B prefixes after one more token each."""
     with np.errstate(over="ignore"):
         mixed = (states_B ^ tokens_B.astype(np.uint64)) * np.uint64(0xBF58476D1CE4E5B9)
     return np.asarray(mixed ^ (mixed >> np.uint64(29)))
 
 
 def prefix_state(seed: int, tokens: Sequence[int]) -> int:
-    """What the next token depends on: the weights and every token so far."""
+    """Return the state that the next token depends on: of the weights and every token so far."""
     state = np.array([seed], dtype=np.uint64)
     for token in tokens:
         state = advance(state, np.array([token]))
@@ -128,17 +121,18 @@ def prefix_state(seed: int, tokens: Sequence[int]) -> int:
 
 
 def next_logits(states_B: States, vocab_size: int, stop_ids: Sequence[int]) -> torch.Tensor:
-    """[B, V] logits, between 0 and LOGIT_RANGE, a little more for tokens that end a completion."""
+    """[B, V] logits between 0 and LOGIT_RANGE, plus STOP_BIAS for the stop tokens."""
     logits = torch.from_numpy(LOGIT_RANGE * hashed_uniforms(states_B.tolist(), vocab_size)).float()
     logits[:, list(stop_ids)] += STOP_BIAS
     return logits
 
 
 def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None) -> FakeEngine:
-    """The engine for `policy`, of which only the weights' bytes, the vocabulary and the stop tokens
-    matter."""
+    """Return the engine for `policy`, of which it uses only the weights' bytes, the vocabulary and
+    the stop tokens."""
     if os.environ.get("WINNOW_FAKE_ENGINE") != "1":
         raise ArtifactError(
-            "engine.name fake makes completions up, for tests only (they set WINNOW_FAKE_ENGINE=1)"
+            "engine.name fake makes up its completions, for tests only (WINNOW_FAKE_ENGINE=1): set "
+            "engine.name to hf, vllm or server"
         )
     return FakeEngine(policy)

@@ -1,11 +1,11 @@
 """vLLM in this process: sampling on a GPU, and on a CPU by vLLM's CPU build. The only file that
 imports vllm.
 
-Every sample is a request of its own with its own seed; prefix caching reads a prompt once for all
-its samples, at the grain of the cache's blocks. Log-probabilities are those of the distribution
-drawn from (`processed_logprobs`). In training on a GPU it sleeps during the update: weights move to
-main memory, the cache's memory is given back. Engines in other processes and on other machines are
-`server`'s."""
+Every completion is a request of its own with its own seed; prefix caching computes the prefill of a
+prompt once for all its completions, in whole blocks of the cache. Log-probabilities are those of
+the distribution sampled from (`processed_logprobs`). In training on a GPU it sleeps during the
+update: weights move to main memory, and the cache's memory is freed. For engines in other processes
+and on other machines see `server`."""
 
 import io
 import os
@@ -20,8 +20,9 @@ from tasks.common.files import ArtifactError
 from tasks.engines.engine import EngineSettings, Request, Samples, Sampling, check_lengths
 from tasks.models.policy import Policy, load_tokenizer, stop_token_ids, torch_device
 
+# variables that vLLM reads when it is imported
 ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the trainer hands weights over in memory
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # weights are replaced in this process's memory
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -45,11 +46,13 @@ class VllmEngine:
             ) from error
         self.vllm = vllm
         self.version = str(vllm.__version__)
-        self.max_length, self.prefilled_tokens = policy.max_length, 0
+        self.max_length = policy.max_length
+        self.prefilled_tokens = 0
         tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
         self.stop_ids = list(stop_token_ids(policy.folder, tokenizer))
         on_gpu = torch_device(settings.device).type == "cuda"
-        self.can_sleep, self.asleep = trains and settings.sleep and on_gpu, False
+        self.can_sleep = trains and settings.sleep and on_gpu
+        self.asleep = False
         self.llm = vllm.LLM(
             model=str(policy.folder),
             dtype=settings.dtype,  # type: ignore[arg-type]
@@ -97,8 +100,8 @@ class VllmEngine:
         )
 
     def sampling_params(self, sampling: Sampling, seed: int, with_logprobs: bool) -> Any:
-        """One sample's parameters. It ends at the policy's stop tokens, the same for every
-        engine."""
+        """Return the parameters of one completion. It ends at the policy's stop tokens, the same in
+        every engine."""
         return self.vllm.SamplingParams(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -112,11 +115,11 @@ class VllmEngine:
         )
 
     def set_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Load the weights into the running model and forget every cached prefix, which holds the
-        old policy's keys.
+        """Load the weights into the running model and clear the prefix cache, which holds the old
+        policy's keys and values.
 
-        `weights` must spell out tied ones (`models.named_weights` does): vLLM keeps a packed copy
-        of the output head."""
+        `weights` must include tied ones (`models.named_weights` does): vLLM keeps a packed copy of
+        the output head."""
         self.wake()
         self.llm.collective_rpc(
             "reload_weights", kwargs={"weights_iterator": iter(weights.items())}
@@ -127,14 +130,14 @@ class VllmEngine:
             )
 
     def sleep(self) -> None:
-        """Move the weights to main memory and give the GPU's memory back, until `wake`."""
+        """Move the weights to main memory and free the GPU's memory, until `wake`."""
         if self.can_sleep and not self.asleep:
             self.llm.sleep(level=1)
             self.asleep = True
 
     def wake(self) -> None:
-        """Take the memory again; what the trainer's allocator keeps for later is handed back
-        first."""
+        """Allocate the GPU's memory again, after freeing what the trainer's allocator keeps in
+        reserve."""
         if self.asleep:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
@@ -143,7 +146,8 @@ class VllmEngine:
 
 
 def chosen_logprobs(completion: Any) -> list[float]:
-    """The log-probability of each token that was drawn; none where they were not asked for."""
+    """Return the log-probability of each sampled token; an empty list when they were not asked
+    for."""
     if completion.logprobs is None:
         return []
     return [
@@ -153,7 +157,8 @@ def chosen_logprobs(completion: Any) -> list[float]:
 
 
 def forwarding_bar(on_finished: Callable[[int], object]) -> Callable[..., "tqdm[Any]"]:
-    """What vLLM takes for a progress bar, handing each finished request on to ours."""
+    """Return what vLLM uses as its progress bar. It passes each finished request to
+    `on_finished`."""
 
     class Forwarding(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -167,6 +172,6 @@ def forwarding_bar(on_finished: Callable[[int], object]) -> Callable[..., "tqdm[
 
 
 def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None) -> VllmEngine:
-    """The engine for `policy`; the trainer's model is not shared, its weights arrive by
+    """Return the engine for `policy`. The trainer's model is not shared; its weights arrive by
     `set_weights`."""
     return VllmEngine(settings, policy, trains=model is not None)

@@ -55,7 +55,7 @@ def run_evaluation(run: Stage, policy: Policy, out: Path) -> None:
         {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
     )
     run.tracker.metrics(usage.metrics())
-    run.tracker.tags({"rollouts": usage.said})
+    run.tracker.tags({"rollouts": usage.summary})
 
 
 def evaluate_policy(

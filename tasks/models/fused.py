@@ -1,13 +1,13 @@
-"""The forward of small Llama-like decoders in as few operations as it takes: most of their decoding
-is calls.
+"""The forward of small Llama-like decoders in as few operations as possible: most of their decoding
+time is the overhead of calls.
 
-A stand-in, for sampling only, for transformers' own modules (`packing.forward`): rotary tables are
-made once, weights of norms go into the projections behind them, projections of the same states are
-one product, sums go into products, and weights are transposed (a product of few rows is up to twice
-as quick). The weights are copied for that, which is why large models, whose time goes into products
-anyway, are left to the modules, like everything that `fits` refuses.
+It replaces transformers' own modules (`packing.forward`), for sampling only: rotary tables are
+computed once, the weights of norms are folded into the projections behind them, projections of the
+same states are one product, sums are folded into products, and weights are transposed (a product of
+few rows is up to twice as fast). All of that needs copies of the weights. So large models, whose
+time goes into products anyway, are left to the modules, like everything that `fits` refuses.
 
-Legend: N tokens of the row, H query heads, K key-value heads, D size of a head.
+Legend: N packed tokens, H query heads, K key-value heads, D size of a head.
 """
 
 from dataclasses import dataclass
@@ -20,11 +20,10 @@ from transformers import PreTrainedModel
 from tasks.models.packing import Attend
 
 FAMILY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
-CHANGING_ROTATIONS = {
-    "dynamic",
-    "longrope",
-}  # tables of these depend on how long the sequence has become
-MOST_PARAMETERS = 200_000_000
+# rotary embeddings whose tables depend on the current length of the sequence
+CHANGING_ROTATIONS = {"dynamic", "longrope"}
+# above this, copying the weights costs more than it saves
+MAX_PARAMETERS = 200_000_000
 
 
 def fits(model: PreTrainedModel) -> bool:
@@ -36,12 +35,12 @@ def fits(model: PreTrainedModel) -> bool:
         and config.hidden_act == "silu"
         and rotation not in CHANGING_ROTATIONS
     )
-    return known and model.num_parameters() <= MOST_PARAMETERS
+    return known and model.num_parameters() <= MAX_PARAMETERS
 
 
 class Projection:
-    """Projections of the same states as one, transposed, the weight of the norm before them in
-    theirs."""
+    """Projections of the same states as one product: their weights joined, transposed, and
+    multiplied by the weight of the norm before them."""
 
     def __init__(self, *modules: Any, norm: Any = None) -> None:
         weight = torch.cat([module.weight for module in modules])
@@ -50,23 +49,20 @@ class Projection:
         self.bias = torch.cat(biases) if biases else None
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
-        return (
-            states @ self.weight
-            if self.bias is None
-            else torch.addmm(self.bias, states, self.weight)
-        )
+        if self.bias is None:
+            return states @ self.weight
+        return torch.addmm(self.bias, states, self.weight)
 
     def add(self, residual: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        """`residual` and the projection of `states`."""
-        return torch.addmm(
-            residual if self.bias is None else residual + self.bias, states, self.weight
-        )
+        """Return the sum of `residual` and the projection of `states`."""
+        offset = residual if self.bias is None else residual + self.bias
+        return torch.addmm(offset, states, self.weight)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer: joined projections with the norm before them in their weights, and where they
-    end."""
+    """One layer: its projections, joined and with the norm before them folded in, and its attention
+    settings."""
 
     qkv: "Projection"
     head_norms: torch.Tensor | None
@@ -78,28 +74,29 @@ class Layer:
 
 
 class FusedForward:
-    """`packing.forward` of one model, from copies of its weights: made anew for every call of the
-    engine."""
+    """`packing.forward` of one model, from copies of its weights. The engine makes one for every
+    call, since the weights may have changed."""
 
     def __init__(self, model: PreTrainedModel, max_length: int) -> None:
         body: Any = model.base_model
-        self.body, config = body, body.config
-        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        config = body.config
+        self.body = body
+        self.heads = config.num_attention_heads
+        self.kv_heads = config.num_key_value_heads
         self.epsilon = torch.tensor(config.rms_norm_eps, dtype=model.dtype, device=model.device)
+        # rotary tables [positions, 1, D]; the sine carries the sign of rotating by half a head
         positions = torch.arange(max_length, device=model.device)[None]
         cos, sin = body.rotary_emb(
             torch.empty(1, dtype=model.dtype, device=model.device), positions
         )
         half = cos.shape[-1] // 2
         self.cos = cos[0][:, None]
-        self.sin = torch.cat([-sin[0][:, :half], sin[0][:, half:]], -1)[
-            :, None
-        ]  # the sign of rotating by half a head
+        self.sin = torch.cat([-sin[0][:, :half], sin[0][:, half:]], -1)[:, None]
         self.layers = [self.layer(module) for module in body.layers]
         self.head = Projection(model.get_output_embeddings(), norm=body.norm)
 
     def layer(self, module: Any) -> Layer:
-        """The copies of one layer's weights."""
+        """Return copies of one layer's weights."""
         attention, mlp = module.self_attn, module.mlp
         norms = None
         if hasattr(attention, "q_norm"):
@@ -122,18 +119,23 @@ class FusedForward:
     def __call__(
         self, ids_N: torch.Tensor, positions_N: torch.Tensor, attend: Attend
     ) -> torch.Tensor:
-        """[N, hidden size] the last hidden states but for the weight of the last norm; see
+        """[N, hidden size] the last hidden states without the weight of the last norm; see
         `packing.forward`."""
         hidden = embedding(ids_N, self.body.embed_tokens.weight)
-        cos, sin = self.cos.index_select(0, positions_N), self.sin.index_select(0, positions_N)
+        cos = self.cos.index_select(0, positions_N)
+        sin = self.sin.index_select(0, positions_N)
         rotated = self.heads + self.kv_heads
         for index, layer in enumerate(self.layers):
+            # queries, keys and values in one product, [N, H + 2 K, D]
             states = layer.qkv(self.scale(hidden)).view(len(hidden), rotated + self.kv_heads, -1)
-            query_key, value = states[:, :rotated], states[:, rotated:]
+            query_key = states[:, :rotated]
+            value = states[:, rotated:]
             if layer.head_norms is not None:
                 query_key = self.scale(query_key) * layer.head_norms
             query_key = rotate(query_key, cos, sin)
-            query, key = query_key[:, : self.heads], query_key[:, self.heads :]
+            query = query_key[:, : self.heads]
+            key = query_key[:, self.heads :]
+            # attention and the gated MLP, each added to the residual by its last projection
             found = attend(index, query, key, value, layer.scaling, layer.window)
             hidden = layer.output.add(hidden, found.flatten(1))
             gate, up = layer.gate_up(self.scale(hidden)).chunk(2, -1)
@@ -141,16 +143,15 @@ class FusedForward:
         return self.scale(hidden)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[N, V] of what `__call__` returns; the weight of the last norm is in the head's."""
+        """[N, V] the logits of what `__call__` returns; the head holds the weight of the last
+        norm."""
         return self.head(hidden)
 
     def scale(self, states: torch.Tensor) -> torch.Tensor:
-        """`states` over their root mean square: the norm without its weight."""
+        """Divide `states` by their root mean square: the norm without its weight."""
         length = torch.linalg.vector_norm(states, dim=-1, keepdim=True)
-        return (
-            states
-            * torch.addcmul(self.epsilon, length, length, value=1.0 / states.shape[-1]).rsqrt_()
-        )
+        mean_square = torch.addcmul(self.epsilon, length, length, value=1.0 / states.shape[-1])
+        return states * mean_square.rsqrt_()
 
 
 def rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -1,13 +1,13 @@
-"""Tokens of many sequences in one row without padding: a forward in which only attention knows who
-sees whom.
+"""Many sequences packed into one without padding: a forward in which only attention knows which
+tokens see each other.
 
-transformers lets attention be a function of our own, for every architecture whose attention has no
-peculiarity. Ours hands queries, keys and values to the `attend` of the call. So the same modules
-read prompts, decode one token for each of many rows, and compute rollouts that share their prompts
-(as in Prefix Grouper, arXiv 2506.05433), and no linear layer, norm or head ever sees a padding
-token. Left out: attention that is biased or capped (refused by name).
+transformers accepts an attention function of our own, for every architecture whose attention is
+standard. Ours passes queries, keys and values on to the `attend` argument of the call. So the same
+modules prefill prompts, decode one token for each of many rows, and compute rollouts that share
+their prompts (as in Prefix Grouper, arXiv 2506.05433), and no linear layer, norm or head ever sees
+a padding token. Left out: attention that is biased or capped (refused by name).
 
-Legend: N tokens of the row, H query heads, K key-value heads, D size of a head; a block has R
+Legend: N tokens packed together, H query heads, K key-value heads, D size of a head; a block has R
 sequences of T queries and S keys."""
 
 from collections.abc import Callable, Sequence
@@ -29,13 +29,12 @@ Bools = npt.NDArray[np.bool_]
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, float, int | None], torch.Tensor]
 
 ATTENTION = "handed"
-UNKNOWN = (
-    "softcap",
-    "s_aux",
-    "position_bias",
-)  # what some models add to attention, and no `attend` here computes
-SHORTEST = 0.6  # of a block's longest sequence; shorter ones begin a block of their own
-NOWHERE = 2**62  # the position of a key that is padding: after every query
+# arguments that some models give to attention, and that no `attend` here computes
+UNSUPPORTED = ("softcap", "s_aux", "position_bias")
+# of the length of a block's longest sequence; a shorter sequence starts a new block
+MIN_LENGTH_RATE = 0.6
+# the position of a padding key: after every query, so that none sees it
+PADDING_POSITION = 2**62
 
 
 def handed_attention(
@@ -49,23 +48,22 @@ def handed_attention(
     attend: Attend | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls: the `attend` of the forward, or torch's own attention where there is
-    none."""
+    """The attention that transformers calls: the `attend` of the forward, or torch's own where the
+    forward has none."""
     if attend is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **others
         )
-    if extra := [name for name in UNKNOWN if others.get(name) is not None]:
+    if extra := [name for name in UNSUPPORTED if others.get(name) is not None]:
         raise ArtifactError(
             f"{type(module).__name__} has {', '.join(extra)} in its attention, which the packed "
-            "forward does not know: "
-            "set engine.name to vllm and train.share_prompts to false"
+            "forward does not support: set engine.name to vllm and train.share_prompts to false"
         )
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    # [1, heads, N, D] -> [N, heads, D], and back by adding the batch dimension
     query_NHD, key_NKD, value_NKD = (states[0].transpose(0, 1) for states in (query, key, value))
-    return attend(module.layer_idx, query_NHD, key_NKD, value_NKD, scaling, sliding_window)[
-        None
-    ], None
+    found = attend(module.layer_idx, query_NHD, key_NKD, value_NKD, scaling, sliding_window)
+    return found[None], None
 
 
 AttentionInterface.register(ATTENTION, handed_attention)
@@ -75,11 +73,10 @@ AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 def forward(
     model: PreTrainedModel, ids_N: torch.Tensor, positions_N: torch.Tensor, attend: Attend
 ) -> torch.Tensor:
-    """[N, hidden size] the last hidden states of tokens `ids_N` that stand at `positions_N` of
-    their sequences."""
-    unused = ids_N.new_zeros(
-        (1, 1, 1, 1)
-    )  # transformers passes a mask of four dimensions on; `attend` has its own
+    """[N, hidden size] the last hidden states of tokens `ids_N` at `positions_N` of their
+    sequences."""
+    # transformers passes a mask of four dimensions on as it is; `attend` has its own
+    unused = ids_N.new_zeros((1, 1, 1, 1))
     hidden: torch.Tensor = model.base_model(
         input_ids=ids_N[None],
         position_ids=positions_N[None],
@@ -91,7 +88,7 @@ def forward(
 
 
 class ModuleForward:
-    """Hidden states and logits of packed rows by transformers' own modules."""
+    """Hidden states and logits of packed sequences by transformers' own modules."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
@@ -108,8 +105,8 @@ class ModuleForward:
 
 
 def head_logits(model: PreTrainedModel, hidden_ND: torch.Tensor) -> torch.Tensor:
-    """[N, V] what the model's own forward makes of its last hidden states; `check_packing` holds it
-    to that."""
+    """[N, V] the logits of the last hidden states, as the model's own forward computes them
+    (`check_forward` compares the two)."""
     config: Any = model.config.get_text_config()
     logits: torch.Tensor = model.get_output_embeddings()(hidden_ND)
     if scale := getattr(config, "logits_scaling", None):  # Granite divides
@@ -123,22 +120,25 @@ def head_logits(model: PreTrainedModel, hidden_ND: torch.Tensor) -> torch.Tensor
 
 @torch.no_grad()
 def check_forward(model: PreTrainedModel, *, packed: bool) -> None:
-    """Raise ArtifactError when hidden states (of a packed row, or as transformers reads them) and
-    `head_logits` do not give the model's own logits: its class does more than we know of."""
+    """Raise ArtifactError when hidden states and `head_logits` do not give the model's own logits:
+    its class does something that is not computed here. With `packed`, the hidden states are those
+    of a packed forward."""
     advice = (
         "set engine.name to vllm and train.share_prompts to false"
         if packed
         else "it cannot be trained here"
     )
     refusal = ArtifactError(
-        f"{type(model).__name__} computes something that is not known here: {advice}"
+        f"{type(model).__name__} computes something that is not supported here: {advice}"
     )
     if packed and not model._supports_attention_backend:
         raise refusal
+    # the model's own logits of a made-up sequence
     ids = [(7 * n + 3) % model.config.get_text_config().vocab_size for n in range(12)]
     whole = torch.tensor([ids], device=model.device)
     expected = model(input_ids=whole, use_cache=False).logits[0].float()
     if packed:
+        # two prompts that are prefixes of it, each with a continuation that follows it
         packing, _, _ = pack(
             [ids[:5], ids[:3]], np.array([0, 0]), [ids[5:], ids[5:9]], model.device
         )
@@ -155,11 +155,11 @@ def check_forward(model: PreTrainedModel, *, packed: bool) -> None:
 
 @dataclass(frozen=True)
 class Block:
-    """Sequences that are attended to together, padded only here.
+    """Sequences of similar length whose attention is computed together; only here are they padded.
 
-    `queries` [R, T] and `keys` [R, S] are places of the row, `query_positions` and `key_positions`
-    where those tokens stand in their sequences; a query sees the keys up to its own position.
-    `kept` lists what of [R * T] is no padding."""
+    `queries` [R, T] and `keys` [R, S] are indices into the packed tokens, `query_positions` and
+    `key_positions` the positions of those tokens in their sequences; a query sees the keys up to
+    its own position. `kept` lists the indices of [R * T] that are not padding."""
 
     queries: torch.Tensor
     keys: torch.Tensor
@@ -184,26 +184,22 @@ class Block:
         scaling: float,
     ) -> torch.Tensor:
         """[len(kept), H, D] attention of the block's queries."""
+        # gather to [R, heads, T or S, D], attend, then drop padding: [R, H, T, D] -> [kept, H, D]
         found = torch.nn.functional.scaled_dot_product_attention(
-            take(query, self.queries),
-            take(key, self.keys),
-            take(value, self.keys),
+            gather(query, self.queries),
+            gather(key, self.keys),
+            gather(value, self.keys),
             attn_mask=bias,
             scale=scaling,
             enable_gqa=query.shape[1] != key.shape[1],
         )
-        return (
-            found.transpose(1, 2)
-            .flatten(2)
-            .flatten(0, 1)
-            .index_select(0, self.kept)
-            .view(-1, *query.shape[1:])
-        )
+        flat = found.transpose(1, 2).flatten(2).flatten(0, 1)
+        return flat.index_select(0, self.kept).view(-1, *query.shape[1:])
 
 
 @dataclass
 class Packing:
-    """Sequences in a row, block after block, and the attention among them."""
+    """Packed sequences, block after block, and the attention among them."""
 
     ids: torch.Tensor
     positions: torch.Tensor
@@ -221,41 +217,42 @@ class Packing:
     ) -> torch.Tensor:
         """[N, H, D] attention, block by block; see `Attend`."""
         kind = (window, query.dtype)
-        if kind not in self.biases:  # the same for every layer
+        if kind not in self.biases:  # the same for every layer of the same kind
             self.biases[kind] = [block.bias(window, query.dtype) for block in self.blocks]
-        return torch.cat(
-            [
-                block.attend(query, key, value, bias, scaling)
-                for block, bias in zip(self.blocks, self.biases[kind], strict=True)
-            ]
-        )
+        # the blocks' queries, one block after another, are the packed tokens in their order
+        found = [
+            block.attend(query, key, value, bias, scaling)
+            for block, bias in zip(self.blocks, self.biases[kind], strict=True)
+        ]
+        return torch.cat(found)
 
     def num_pairs(self) -> int:
-        """Pairs of query and key that attention computes, padding included."""
+        """The number of query-key pairs that attention computes, padding included."""
         return sum(block.queries.numel() * block.keys.shape[1] for block in self.blocks)
 
 
-def take(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """[R, heads, T, D] the states [N, heads, D] at `places` [R, T]. Of all ways to index,
-    `index_select` over rows has the quickest backward on a CPU."""
-    flat = states.reshape(len(states), -1).index_select(0, places.flatten())
-    return flat.view(*places.shape, *states.shape[1:]).transpose(1, 2)
+def gather(states: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """[R, heads, T, D] the states [N, heads, D] at `indices` [R, T]. Of all ways to index,
+    `index_select` over rows has the fastest backward on a CPU."""
+    flat = states.reshape(len(states), -1).index_select(0, indices.flatten())
+    return flat.view(*indices.shape, *states.shape[1:]).transpose(1, 2)
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where sequences lie in a row: the first place of each and how many tokens it has."""
+class Segments:
+    """The place of each sequence among the packed tokens: the index of its first token, and its
+    length."""
 
     starts: Ints
     lengths: Ints
 
-    def of(self, rows: Ints) -> tuple[Ints, Bools]:
-        """[len(rows), longest] the places of `rows`, the last one repeated where there is no token,
-        and which are."""
+    def padded_indices(self, rows: Ints) -> tuple[Ints, Bools]:
+        """[len(rows), longest] the packed indices of the tokens of `rows`, and a mask of those that
+        are not padding. Padding repeats the last token's index."""
         steps = np.arange(self.lengths[rows].max())
         last = np.maximum(self.lengths[rows] - 1, 0)
-        places = self.starts[rows][:, None] + np.minimum(steps, last[:, None])
-        return places, steps < self.lengths[rows][:, None]
+        indices = self.starts[rows][:, None] + np.minimum(steps, last[:, None])
+        return indices, steps < self.lengths[rows][:, None]
 
 
 def pack(
@@ -263,55 +260,60 @@ def pack(
     owners: Ints,
     continuations: Sequence[Sequence[int]],
     device: torch.device,
-) -> tuple[Packing, Places, Places]:
-    """Every prompt once, then each continuation, which sees prompt `owners[i]` and itself; where
-    both came to lie."""
-    prompt_blocks, prompt_places = lay_out(prompts, 0)
-    num_prompt_tokens = int(prompt_places.lengths.sum())
-    blocks, places = lay_out(continuations, num_prompt_tokens)
-    total = num_prompt_tokens + int(places.lengths.sum())
-    ids, positions = np.zeros(total, dtype=np.int64), np.zeros(total, dtype=np.int64)
-    firsts = np.concatenate([np.zeros(len(prompts), dtype=np.int64), prompt_places.lengths[owners]])
-    starts = np.concatenate([prompt_places.starts, places.starts])
+) -> tuple[Packing, Segments, Segments]:
+    """Pack every prompt once, then each continuation, which sees prompt `owners[i]` and itself.
+    Return the packing and the segments of prompts and of continuations."""
+    # where everything goes: prompts first, then continuations
+    prompt_blocks, prompt_segments = lay_out(prompts, 0)
+    num_prompt_tokens = int(prompt_segments.lengths.sum())
+    continuation_blocks, segments = lay_out(continuations, num_prompt_tokens)
+    total = num_prompt_tokens + int(segments.lengths.sum())
+    # token ids, and positions: a continuation counts on from the end of its prompt
+    ids = np.zeros(total, dtype=np.int64)
+    positions = np.zeros(total, dtype=np.int64)
+    prompt_firsts = np.zeros(len(prompts), dtype=np.int64)
+    firsts = np.concatenate([prompt_firsts, prompt_segments.lengths[owners]])
+    starts = np.concatenate([prompt_segments.starts, segments.starts])
     for start, first, tokens in zip(starts, firsts, [*prompts, *continuations], strict=True):
         ids[start : start + len(tokens)] = tokens
         positions[start : start + len(tokens)] = first + np.arange(len(tokens))
-    made = []
+    # prompts attend to themselves, continuations to their prompt and to themselves
+    blocks = []
     for rows in prompt_blocks:
-        at, real = prompt_places.of(rows)
-        made.append(block(at, real, at, real, positions, device))
-    for rows in blocks:
-        at, real = places.of(rows)
-        before, is_prompt = prompt_places.of(owners[rows])
-        keys, is_key = np.concatenate([before, at], 1), np.concatenate([is_prompt, real], 1)
-        made.append(block(at, real, keys, is_key, positions, device))
-    return (
-        Packing(torch.from_numpy(ids).to(device), torch.from_numpy(positions).to(device), made),
-        prompt_places,
-        places,
+        own, is_own = prompt_segments.padded_indices(rows)
+        blocks.append(make_block(own, is_own, own, is_own, positions, device))
+    for rows in continuation_blocks:
+        own, is_own = segments.padded_indices(rows)
+        prompt, is_prompt = prompt_segments.padded_indices(owners[rows])
+        keys = np.concatenate([prompt, own], 1)
+        is_key = np.concatenate([is_prompt, is_own], 1)
+        blocks.append(make_block(own, is_own, keys, is_key, positions, device))
+    packing = Packing(
+        torch.from_numpy(ids).to(device), torch.from_numpy(positions).to(device), blocks
     )
+    return packing, prompt_segments, segments
 
 
-def lay_out(sequences: Sequence[Sequence[int]], first: int) -> tuple[list[Ints], Places]:
-    """Sequences one after another from place `first` on, the longest first, and the rows of like
-    length as blocks."""
+def lay_out(sequences: Sequence[Sequence[int]], first: int) -> tuple[list[Ints], Segments]:
+    """Lay sequences one after another from index `first` on, the longest first. Return those of
+    similar length as blocks, and the segment of each."""
     lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
     order = np.argsort(-lengths, kind="stable")
     starts = np.empty(len(lengths), dtype=np.int64)
     starts[order] = first + np.cumsum(lengths[order]) - lengths[order]
     blocks: list[list[int]] = []
     for row in order[lengths[order] > 0].tolist():
-        if blocks and lengths[row] >= SHORTEST * lengths[blocks[-1][0]]:
+        if blocks and lengths[row] >= MIN_LENGTH_RATE * lengths[blocks[-1][0]]:
             blocks[-1].append(row)
         else:
             blocks.append([row])
-    return [np.array(rows) for rows in blocks], Places(starts, lengths)
+    return [np.array(rows) for rows in blocks], Segments(starts, lengths)
 
 
-def block(
+def make_block(
     queries: Ints, is_query: Bools, keys: Ints, is_key: Bools, positions: Ints, device: torch.device
 ) -> Block:
-    """A block from places and from which of them are no padding."""
-    key_positions = np.where(is_key, positions[keys], NOWHERE)
+    """Return a block from packed indices and the masks of those that are not padding."""
+    key_positions = np.where(is_key, positions[keys], PADDING_POSITION)
     arrays = (queries, keys, positions[queries], key_positions, np.flatnonzero(is_query))
     return Block(*(torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays))

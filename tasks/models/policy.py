@@ -1,7 +1,7 @@
 """A policy on disk: which files make it up, its digest, its FLOPs figures, and how it is loaded.
 
 Any Hugging Face causal language model in safetensors form. Pickled weights are refused: loading
-them would execute whatever they hold. Code that comes with a model runs only when the user sets
+them would execute any code they hold. Code that comes with a model runs only when the user sets
 `policy.trust_remote_code`."""
 
 import logging
@@ -25,7 +25,7 @@ from tasks.common.ledger import Architecture
 from tasks.models.packing import ATTENTION
 
 logger = logging.getLogger(__name__)
-transformers_logging.disable_progress_bar()  # ours show the stage's own progress
+transformers_logging.disable_progress_bar()  # the stage shows its own
 
 POLICY_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.py")
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -33,8 +33,8 @@ PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 @dataclass(frozen=True)
 class Policy:
-    """A policy that can be loaded: its folder, its content digest, and what its FLOPs are counted
-    with."""
+    """A policy that can be loaded: its folder, its content digest, and the sizes that its FLOPs are
+    counted with."""
 
     folder: Path
     digest: str
@@ -54,8 +54,7 @@ def check_folder(folder: Path) -> None:
     if pickled:
         raise ArtifactError(
             f"{folder} holds pickled weights only ({', '.join(pickled[:3])}), and unpickling runs "
-            "code. Convert "
-            "them where you trust them: "
+            "code. If you trust them, convert them: "
             "AutoModelForCausalLM.from_pretrained(...).save_pretrained(NEW_FOLDER)"
         )
     raise ArtifactError(f"{folder} has no *.safetensors file: it is not a complete policy")
@@ -67,30 +66,30 @@ def policy_digest(folder: Path) -> str:
 
 
 def read_policy(layout: Layout) -> Policy:
-    """The initial policy that the stage `policy` made or named."""
+    """Return the initial policy that the stage `policy` made or named."""
     card = read_json(layout.policy_card)
     folder = layout.policy if card["location"] is None else Path(card["location"])
     check_folder(folder)
     if card["location"] is not None and policy_digest(folder) != card["digest"]:
         raise ArtifactError(
-            f"the policy in {folder} is not what it was when the stage `policy` looked at it "
-            f"({card['digest']}): "
-            "run that stage again (make run ARGS='--force policy'); what depends on the policy "
-            "will follow"
+            f"the policy in {folder} has changed since the stage `policy` read it "
+            f"({card['digest']}): run that stage again (make run ARGS='--force policy'), and "
+            "everything that depends on the policy follows"
         )
     return open_policy(folder, card["digest"], card)
 
 
 def open_policy(folder: Path, digest: str, card: dict[str, Any]) -> Policy:
-    """A policy in `folder` with the FLOPs figures of `card` (a trained policy shares its initial
-    policy's)."""
+    """Return the policy in `folder` with the FLOPs figures of `card` (a trained policy shares those
+    of its initial policy)."""
     check_folder(folder)
     architecture = Architecture(**{name: card[name] for name in Architecture.__dataclass_fields__})
     return Policy(folder, digest, architecture, card["max_length"], card["trust_remote_code"])
 
 
 def describe(model: PreTrainedModel) -> dict[str, Any]:
-    """What `policy.json` says of a model: its class, sizes, and the numbers that set its FLOPs."""
+    """Return what `policy.json` holds of a model: its class, sizes, and the numbers that determine
+    its FLOPs."""
     config = model.config.get_text_config()
     head = model.get_output_embeddings()
     linear = sum(
@@ -114,8 +113,7 @@ def describe(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def num_experts(config: Any) -> int:
-    """The number of experts a layer has, 1 for a dense model; models spell the key in three
-    ways."""
+    """The number of experts in a layer, 1 for a dense model. Models use three names for it."""
     for name in ("num_experts", "num_local_experts", "n_routed_experts"):
         if getattr(config, name, None):
             return int(getattr(config, name))
@@ -130,7 +128,7 @@ def load_model(
     trust_remote_code: bool = False,
     attention: str = ATTENTION,
 ) -> PreTrainedModel:
-    """The model in `folder`, in evaluation mode (no dropout, whatever its configuration says)."""
+    """Load the model in `folder` in evaluation mode: without dropout, whatever its config says."""
     check_folder(folder)
     model = AutoModelForCausalLM.from_pretrained(
         folder,
@@ -143,11 +141,11 @@ def load_model(
 
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer in `folder`; ArtifactError when it has no end-of-sequence token."""
+    """Load the tokenizer in `folder`. Raises ArtifactError when it has no end-of-sequence token."""
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     if tokenizer.eos_token_id is None:
         raise ArtifactError(
-            f"{folder}: the tokenizer has no eos_token, so no completion could end; set one"
+            f"{folder}: the tokenizer has no eos_token, so no completion could end: set one"
         )
     return tokenizer  # type: ignore[no-any-return]
 
@@ -168,7 +166,7 @@ def save_policy(
     *,
     generation_from: Path | None = None,
 ) -> None:
-    """Write a policy any Hugging Face program can load. Tied weights are saved once, as
+    """Write a policy that any Hugging Face program can load. Tied weights are saved once, as
     transformers expects."""
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
@@ -180,10 +178,10 @@ def save_policy(
 
 
 def named_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Every weight under the name an engine loads it by, the tied output head spelled out.
+    """Return every weight under the name an engine loads it by, the tied output head included.
 
-    An engine that is handed tied weights without `lm_head.weight` may silently keep its stale
-    packed copy."""
+    An engine that gets tied weights without `lm_head.weight` may silently keep its stale packed
+    copy."""
     weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     head = model.get_output_embeddings()
     if head is not None and "lm_head.weight" not in weights:
@@ -192,12 +190,12 @@ def named_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def torch_device(name: str) -> torch.device:
-    """`auto` is the GPU where there is one."""
+    """Return the device; `auto` is the GPU where there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """`float32`, `bfloat16` or `float16` as torch has it."""
+    """Return torch's type for `float32`, `bfloat16` or `float16`."""
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]

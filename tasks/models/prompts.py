@@ -1,9 +1,9 @@
-"""Text to token ids and back: prompts as the policy reads them, completions as verifiers do.
+"""Text to token ids and back: prompts for the policy, completions for verifiers.
 
-Plain text is encoded as it stands, chat messages are rendered by the policy's own chat template.
+Plain text is encoded as it is; chat messages are rendered by the policy's own chat template.
 
-What is rendered is digested in the rollout store's key, and so must not change from day to day: a
-template that prints today's date always gets the same one."""
+The rollout store's key holds a digest of the rendered prompt, so rendering must not change from day
+to day: a template that prints today's date always gets the same one."""
 
 import datetime
 import json
@@ -16,20 +16,19 @@ from transformers import PreTrainedTokenizerBase
 from tasks.common.files import ArtifactError
 from tasks.models.policy import Policy
 
-DATE = datetime.date(2024, 7, 26)  # the one that Llama 3's templates fall back on
+DATE = datetime.date(2024, 7, 26)  # the default of Llama 3's templates
 
 
 def render(text: str, messages: str | None, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Token ids of one prompt; `messages` as in the table PROMPTS. ArtifactError when there is no
-    template for it, or when the template refuses it."""
+    """Return the token ids of one prompt; `messages` as in the table PROMPTS. Raises ArtifactError
+    when there is no chat template for messages, or when the template refuses them."""
     if messages is None:
         plain: Sequence[int] = tokenizer(text).input_ids
         return list(plain)
     if tokenizer.chat_template is None:
         raise ArtifactError(
             "it is chat messages, and the policy has no chat template: set prompt_template of its "
-            "entry in "
-            '`ingest.sources` (such as "{prompt}"), which makes it plain text, or take a policy '
+            'entry in `ingest.sources` (such as "{prompt}") to make it plain text, or use a policy '
             "with a template"
         )
     try:
@@ -47,9 +46,9 @@ def render(text: str, messages: str | None, tokenizer: PreTrainedTokenizerBase) 
 def encode_prompts(
     prompts: pl.DataFrame, tokenizer: PreTrainedTokenizerBase, policy: Policy, room: int
 ) -> list[list[int]]:
-    """Token ids of every prompt, chat messages rendered by the policy's template. ArtifactError
-    names the first prompt that cannot be rendered, or the shortest that leaves no room for `room`
-    more tokens."""
+    """Return the token ids of every prompt, chat messages rendered by the policy's template. Raises
+    ArtifactError naming the first prompt that cannot be rendered, or the shortest that leaves no
+    room for `room` more tokens."""
     encoded: list[list[int]] = []
     for prompt_id, text, messages in prompts.select("prompt_id", "prompt", "messages").iter_rows():
         try:
@@ -61,11 +60,9 @@ def encode_prompts(
         row = min(bad, key=lambda row: len(encoded[row]))
         raise ArtifactError(
             f"prompt {prompts['prompt_id'][row]} has {len(encoded[row])} tokens, and with "
-            f"sampling.max_tokens {room} "
-            f"that does not fit the policy's context of {policy.max_length} ({len(bad)} of "
-            f"{len(encoded)} prompts do "
-            f"not fit): set ingest.max_prompt_characters below its {len(prompts['prompt'][row])}, "
-            "or lower "
+            f"sampling.max_tokens {room} that does not fit the policy's context of "
+            f"{policy.max_length} ({len(bad)} of {len(encoded)} prompts do not fit): set "
+            f"ingest.max_prompt_characters below its {len(prompts['prompt'][row])}, or lower "
             "sampling.max_tokens"
         )
     return encoded
@@ -76,7 +73,7 @@ def decode(
     finish_reasons: Sequence[str],
     tokenizer: PreTrainedTokenizerBase,
 ) -> list[str]:
-    """The text of each completion, without the token that ended it and without other special
+    """Return the text of each completion, without the token that ended it and without other special
     tokens."""
     bodies = [
         list(ids[:-1] if reason == "stop" else ids)

@@ -61,7 +61,7 @@ def main(run: stage.Stage) -> None:
         layout.profile / "cost.json",
         {"seconds": {"profile": round(float(rows["seconds"].sum()), 3)}},
     )
-    run.tracker.tags({"rollouts": usage.said})
+    run.tracker.tags({"rollouts": usage.summary})
     run.tracker.metrics(
         {
             "pass_rate_mean": summary["pass_rate_mean"],

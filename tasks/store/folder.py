@@ -2,14 +2,14 @@
 
 The key of a completion is (policy digest, sampling parameters with the base seed, digest of the
 rendered prompt, sample index). The first two are a folder, the others columns, so another policy's
-rollouts cannot be mixed in. What is stored is sampling; grading is not, so a new verifier grades
+rollouts cannot be mixed in. Completions are stored, their grades are not, so a new verifier grades
 again and samples nothing.
 
-A folder is a sequence of Parquet shards that is only ever added to, at its end. To append is to
-create the file of the next place, whole, where no such file is: of several writers, on one machine
-or many, one gets the place and the others take the next. So no lock is needed, and nothing ever
-appears before what a reader has seen: where two wrote the same key, the row of the smallest shard
-name wins, now and for ever, for every reader alike."""
+A folder is a sequence of numbered Parquet shards that grows only at its end. A writer appends by
+creating the file of the next number, whole, and only if that file does not exist: of several
+writers, on one machine or many, one gets the number and the others take the next. So no lock is
+needed, and no shard ever appears before one that a reader has seen. Where two shards hold the same
+key, the row in the shard with the smallest name wins, always and for every reader."""
 
 import hashlib
 import json
@@ -34,16 +34,17 @@ from tasks.store.shards import KEYS, DamagedError, Span
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-DESCRIPTION = "sampling.json"
-MAX_TRIES = 100
-SCANS_AT_ONCE, SHARDS_A_JOIN = 8, 64
-NUMBERED = ["prompt", "sample_index"]
+DESCRIPTION = "sampling.json"  # the file that describes a folder
+MAX_TRIES = 100  # of a read or an append that other processes disturb
+MAX_SCANS = 8  # shards scanned at the same time
+SHARDS_PER_JOIN = 64  # scanned shards whose keys are matched in one join
+NUMBERED_KEYS = ["prompt", "sample_index"]  # KEYS with a number in place of the prompt's digest
 
 
 @dataclass(frozen=True)
 class StoreSettings:
-    """The section `store`. `location` null is `store/` under the data root; a folder or
-    `s3://bucket/prefix` else."""
+    """The section `store`. `location` is a folder or `s3://bucket/prefix`; null is `store/` under
+    the data root."""
 
     location: str | None
     batch_rollouts: int
@@ -54,19 +55,21 @@ class RolloutStore:
     """The shards of one policy under one set of sampling parameters."""
 
     def __init__(self, files: Any, folder: str, description: dict[str, Any] | None = None) -> None:
-        self.files, self.folder, self.description = files, folder, description
-        self.passed_over: set[Span] = set()  # damaged, should they not let themselves be renamed
+        self.files = files
+        self.folder = folder
+        self.description = description
+        self.damaged: set[Span] = set()  # skipped, also where they could not be renamed
 
     @property
     def location(self) -> str:
-        """The folder as a user writes it."""
+        """The folder as users write it."""
         return self.folder if is_local(self.files) else f"s3://{self.folder}"
 
     # ----------------------------------------------------------------------------------------------
-    # what is there
+    # listing
 
     def names(self) -> list[str]:
-        """The names of all files, as they are now."""
+        """Return the names of all files at this moment."""
         try:
             return sorted(
                 path.rsplit("/", 1)[-1] for path in self.files.ls(self.folder, detail=False)
@@ -75,44 +78,44 @@ class RolloutStore:
             return []
 
     def spans(self) -> list[Span]:
-        """The shards to read, in order; the first to hold a key owns it."""
+        """Return the shards to read, in order. The first that holds a key owns it."""
         found = [
             parsed[0] for name in self.names() if (parsed := shards.parse(name)) and not parsed[1]
         ]
-        return shards.live(set(found) - self.passed_over)
+        return shards.live(set(found) - self.damaged)
 
     def path(self, span: Span) -> str:
+        """Return the path of a shard."""
         return f"{self.folder}/{span.name}"
 
     def num_damaged(self) -> int:
+        """Return the number of shards that were set aside as damaged."""
         return sum(name.endswith(".damaged") for name in self.names())
 
     # ----------------------------------------------------------------------------------------------
     # reading
 
     def scan(self, span: Span, columns: Sequence[str] = KEYS) -> pl.DataFrame:
-        """Some columns of a shard by ranged reads, without its checksum: good for looking, not for
-        values.
+        """Return some columns of a shard by ranged reads, without verifying its checksum. Use it to
+        find keys, not to read values.
 
-        What does not even read is examined, and set aside when it is damaged. FileNotFoundError:
-        compacted meanwhile."""
+        A shard that cannot be read is verified, and set aside when it is damaged. Raises
+        FileNotFoundError when the shard was compacted in the meantime."""
         try:
             with self.files.open(self.path(span), "rb", cache_type="none") as file:
                 return pl.read_parquet(file, columns=list(columns), use_pyarrow=True)
         except FileNotFoundError:
             raise
         except (pl.exceptions.PolarsError, ValueError, OSError):
-            if (
-                self.load(span, columns) is not None
-            ):  # whole, and still unreadable: not for us to hide
+            if self.load(span, columns) is not None:  # undamaged, so the error is of another kind
                 raise
             return STORE.frame([]).select(columns)
 
     def load(self, span: Span, columns: Sequence[str]) -> pl.DataFrame | None:
-        """Columns of a whole shard whose checksum is right; None, with a warning, when it is
-        damaged and set aside."""
+        """Return columns of a shard whose checksum is right. A damaged shard is set aside with a
+        warning, and None returned."""
         path = self.path(span)
-        for attempt in (1, 2):  # a second look: the reading may have been at fault
+        for attempt in (1, 2):  # the first read may have failed, not the shard
             content = self.files.cat_file(path)
             try:
                 return shards.decode(content, columns, path)
@@ -122,134 +125,140 @@ class RolloutStore:
         return None
 
     def set_aside(self, span: Span, why: Exception) -> None:
-        """Rename a damaged shard; what it held counts as missing from now on."""
+        """Rename a damaged shard. Its rows count as missing from now on."""
         path = self.path(span)
         logger.warning(
             "setting aside the damaged shard %s (%s): its rows will be sampled again", path, why
         )
-        self.passed_over.add(span)
-        with suppress(OSError):  # another reader was faster, or may not write here
+        self.damaged.add(span)
+        with suppress(OSError):  # another reader was first, or this one may not write here
             self.files.mv(path, f"{path}.damaged")
 
-    def persist(self, look: Callable[[], T]) -> T:
-        """Look again when a shard is gone that was there a moment ago: a compaction has put it into
-        another."""
+    def retry(self, read: Callable[[], T]) -> T:
+        """Return `read()`. Call it again when a shard that it listed is gone: a compaction has
+        merged it into another."""
         with reaching(self.location):
             for _ in range(MAX_TRIES):
                 with suppress(FileNotFoundError):
-                    return look()
-            return look()
+                    return read()
+            return read()
 
     # ----------------------------------------------------------------------------------------------
     # writing
 
     def append(self, rows: pl.DataFrame) -> None:
-        """Add `rows` at the end, whole or not at all."""
+        """Add `rows` at the end. Each shard is written whole or not at all."""
         parts = shards.encode_parts(STORE.check(rows, self.folder))
         with reaching(self.location):
-            self.describe()
+            self.write_description()
             for content in parts:
                 self.publish(content)
 
     def publish(self, content: bytes) -> Span:
-        """Create the shard of the next free place.
+        """Create the shard of the next free sequence number.
 
-        A writer that slept may find its place free only because others filled it and compacted it
-        away: whoever stands in a compacted span would not be read, and moves on."""
+        A slow writer may find its number free only because others wrote that shard and compacted it
+        away. Nobody reads a shard inside a compacted span, so the writer then tries the next
+        number."""
         for _ in range(MAX_TRIES):
+            # the number after the last one, damaged shards included
             taken = [parsed[0] for name in self.names() if (parsed := shards.parse(name))]
             span = Span(*[max((span.last for span in taken), default=-1) + 1] * 2)
             if self.create(span.name, content):
+                # it counts unless a compaction has covered this number in the meantime
                 others = [
                     p[0] for name in self.names() if name != span.name and (p := shards.parse(name))
                 ]
                 if not any(other.covers(span) for other in others):
                     return span
                 self.remove(span.name)
+            # another writer was first
             time.sleep(random.uniform(0.0, 0.05))
         raise ArtifactError(
-            f"{self.folder}: no free place in {MAX_TRIES} tries; is something else writing there?"
+            f"{self.folder}: no free shard name in {MAX_TRIES} tries: check that nothing else "
+            "writes there"
         )
 
     def create(self, name: str, content: bytes) -> bool:
-        """Write a file, whole or not at all, where there is none of that name; False when there
-        is."""
+        """Write a file, whole or not at all, if there is none of that name. Return whether it was
+        written."""
         path = f"{self.folder}/{name}"
         if is_local(self.files):
             return create_file(Path(path), lambda file: file.write(content))
         try:
             self.files.pipe_file(path, content, mode="create")
         except OSError:
-            if not self.files.exists(path):  # servers word a refusal in many ways
+            if not self.files.exists(path):  # servers report an existing file in many ways
                 raise
             return False
         return True
 
     def remove(self, name: str) -> None:
+        """Remove a file, if it is there."""
         with suppress(FileNotFoundError):
             self.files.rm_file(f"{self.folder}/{name}")
 
-    def describe(self) -> None:
-        """Say in a small file what this folder is; writing it again must be refused, or no shard
-        would be safe."""
+    def write_description(self) -> None:
+        """Write the small file that describes this folder. Raises ArtifactError when the server
+        lets it be overwritten, because shards could be overwritten as well."""
         if self.description is None:
             return
         content = (json.dumps(self.description, indent=2, sort_keys=True) + "\n").encode()
         existed = DESCRIPTION in self.names()
         if self.create(DESCRIPTION, content) and existed:
             raise ArtifactError(
-                f"{self.folder} lets a file be written over that was to be created only "
-                "(If-None-Match is ignored): "
-                "two writers would destroy each other's rollouts. Use a server that knows "
-                "conditional writes"
+                f"{self.folder} overwrites files that it must only create (If-None-Match is "
+                "ignored), so that two writers would destroy each other's rollouts: use a server "
+                "that supports conditional writes"
             )
-        self.description = None  # once a process
+        self.description = None  # once per process
 
 
-class Holdings:
-    """What a store holds of the keys that a stage wants (prompt_digest, sample_index: one row
+class StoreView:
+    """What a store holds of the keys that a stage wants (prompt_digest, sample_index; one row
     each).
 
-    Finding them reads the key columns alone, each shard once, and keeps 12 bytes for each: prompts
-    are numbered. Values are read from whole, verified shards."""
+    Keys are found by reading the key columns alone, each shard once, and 12 bytes are kept for
+    each, because prompts are numbered. Values are read from verified shards."""
 
     def __init__(self, store: RolloutStore, wanted: pl.DataFrame) -> None:
-        self.store, self.wanted = store, wanted
-        self.numbers = (
-            wanted.select("prompt_digest").unique(maintain_order=True).with_row_index("prompt")
-        )
-        self.spans: list[
-            Span
-        ] = []  # looked at, in the order of looking; `shard` is the place in it
+        self.store = store
+        self.wanted = wanted
+        distinct = wanted.select("prompt_digest").unique(maintain_order=True)
+        self.numbers = distinct.with_row_index("prompt")
+        # shards scanned so far; the column `shard` of `found` is an index into them
+        self.spans: list[Span] = []
         self.found = pl.DataFrame(
             schema={"prompt": pl.UInt32, "sample_index": pl.Int32, "shard": pl.UInt32}
         )
 
     def owned(self) -> pl.DataFrame:
-        """Every sample there is of the wanted prompts (prompt, sample_index), and the shard that
-        owns it."""
-        return self.store.persist(self.refresh)
+        """Return every stored sample of the wanted prompts (prompt, sample_index), and the shard
+        that owns it."""
+        return self.store.retry(self.scan_new_shards)
 
-    def refresh(self) -> pl.DataFrame:
+    def scan_new_shards(self) -> pl.DataFrame:
+        """Scan the shards that were written since the last call; return as `owned` does."""
+        # read the keys of the new shards
         spans = self.store.spans()
         known = set(self.spans)
         new = [span for span in spans if span not in known]
-        with ThreadPoolExecutor(SCANS_AT_ONCE) as pool:
-            for first in range(0, len(new), SHARDS_A_JOIN):
-                some = new[first : first + SHARDS_A_JOIN]
-                self.note(some, list(pool.map(self.store.scan, some)))
-        place = {span: number for number, span in enumerate(spans)}
+        with ThreadPoolExecutor(MAX_SCANS) as pool:
+            for first in range(0, len(new), SHARDS_PER_JOIN):
+                some = new[first : first + SHARDS_PER_JOIN]
+                self.add_keys(some, list(pool.map(self.store.scan, some)))
+        # rank the shards by their order now; those removed or covered by now have no rank
+        order = {span: rank for rank, span in enumerate(spans)}
         ranks = pl.DataFrame(
-            {"shard": range(len(self.spans)), "rank": [place.get(span) for span in self.spans]},
+            {"shard": range(len(self.spans)), "rank": [order.get(span) for span in self.spans]},
             schema={"shard": pl.UInt32, "rank": pl.UInt32},
-        ).drop_nulls()  # gone, or covered by now
-        rows = self.found.join(ranks, on="shard", how="inner")
-        return rows.sort("rank", maintain_order=True).unique(
-            NUMBERED, keep="first", maintain_order=True
-        )
+        ).drop_nulls()
+        # of a duplicate key the first shard owns it
+        rows = self.found.join(ranks, on="shard", how="inner").sort("rank", maintain_order=True)
+        return rows.unique(NUMBERED_KEYS, keep="first", maintain_order=True)
 
-    def note(self, spans: Sequence[Span], keys: Sequence[pl.DataFrame]) -> None:
-        """Remember which of the wanted prompts' samples are in these shards."""
+    def add_keys(self, spans: Sequence[Span], keys: Sequence[pl.DataFrame]) -> None:
+        """Remember which samples of the wanted prompts are in these shards."""
         shards_of = [
             part.with_columns(shard=pl.lit(number, dtype=pl.UInt32))
             for number, part in enumerate(keys, start=len(self.spans))
@@ -261,25 +270,27 @@ class Holdings:
         self.spans += spans
 
     def numbered(self, keys: pl.DataFrame) -> pl.DataFrame:
+        """Return `keys` with the column `prompt`, the number of each prompt."""
         return keys.join(self.numbers, on="prompt_digest", how="left", maintain_order="left")
 
-    def lacking(self, keys: pl.DataFrame) -> pl.DataFrame:
-        """Those of `keys` that the store has not."""
-        missing = self.numbered(keys).join(
-            self.owned(), on=NUMBERED, how="anti", maintain_order="left"
+    def missing(self, keys: pl.DataFrame) -> pl.DataFrame:
+        """Return those of `keys` that are not in the store."""
+        rows = self.numbered(keys).join(
+            self.owned(), on=NUMBERED_KEYS, how="anti", maintain_order="left"
         )
-        return missing.select(KEYS)
+        return rows.select(KEYS)
 
     def prompts(self) -> pl.DataFrame:
-        """The wanted prompts (prompt_digest) of which the store has a sample, wanted or not."""
+        """Return the wanted prompts (prompt_digest) that have any sample in the store."""
         return self.numbers.join(self.owned(), on="prompt", how="semi").select("prompt_digest")
 
     def read(self, columns: Sequence[str]) -> pl.DataFrame:
-        """The wanted rows that are there and whole: the keys and `columns`."""
-        return self.store.persist(lambda: self.load([*KEYS, *columns]))
+        """Return the wanted rows that are in undamaged shards: the keys and `columns`."""
+        return self.store.retry(lambda: self.load([*KEYS, *columns]))
 
     def load(self, columns: Sequence[str]) -> pl.DataFrame:
-        owned = self.owned().join(self.numbered(self.wanted), on=NUMBERED, how="inner")
+        """Return the wanted rows shard by shard, each key from the shard that owns it."""
+        owned = self.owned().join(self.numbered(self.wanted), on=NUMBERED_KEYS, how="inner")
         rows = [STORE.frame([]).select(columns)]
         for keys in owned.partition_by("shard", maintain_order=True):
             found = self.store.load(self.spans[keys["shard"][0]], columns)
@@ -289,24 +300,26 @@ class Holdings:
 
 
 def is_local(files: Any) -> bool:
+    """Whether `files` is the local file system."""
     return files.protocol in ("file", ("file", "local"))
 
 
 def location(settings: StoreSettings, layout: Layout) -> str:
-    """The root of all that is stored: `store/` under the data root unless `store.location` says
-    another."""
+    """Return the root of the store: `store.location`, or `store/` under the data root."""
     return settings.location or str(layout.store.absolute())
 
 
 def open_store(
     settings: StoreSettings, layout: Layout, policy_digest: str, sampling: Mapping[str, Any]
 ) -> RolloutStore:
-    """The store of `policy_digest` under the sampling parameters and base seed `sampling`."""
+    """Return the store of `policy_digest` under the sampling parameters and base seed
+    `sampling`."""
     files, root = open_location(location(settings, layout))
     description = {"policy": policy_digest, "sampling": dict(sampling)}
     return RolloutStore(files, f"{root}/{policy_digest}/{digest(dict(sampling))}", description)
 
 
 def prompt_digest(token_ids: Sequence[int]) -> str:
-    """16 hex digits of a rendered prompt's tokens: template, tokenizer and text all count."""
+    """Return 16 hex digits of a rendered prompt's tokens: template, tokenizer and text all
+    count."""
     return hashlib.sha256(",".join(map(str, token_ids)).encode()).hexdigest()[:16]

@@ -1,10 +1,9 @@
-"""What one shard of the rollout store is: its name, which is its place in the store's order, and
-its seal.
+"""One shard of the rollout store: its name, which holds its sequence numbers, and its checksum.
 
-A shard is a plain Parquet file (zstd) of the table STORE. In its footer stands the sha256 of all
-its bytes, taken with the 64 characters of the sum itself as zeros: a shard can be checked wherever
-it was copied, and its name is free to say which places it stands for. An appended shard stands for
-one place, a compacted one for all from `first` to `last`."""
+A shard is a plain Parquet file (zstd) of the table STORE. Its footer holds the sha256 of all its
+bytes, computed with the 64 characters of the checksum itself as zeros. So a shard can be verified
+wherever it is copied, and its name is free to hold its sequence numbers: an appended shard has one,
+a compacted one all from `first` to `last`."""
 
 import hashlib
 import io
@@ -18,22 +17,22 @@ from tasks.common.artifacts import STORE
 from tasks.common.files import ArtifactError
 
 KEYS = ["prompt_digest", "sample_index"]
-MAX_BYTES = (
-    64 * 2**20
-)  # of a shard: one request to an object store, and what reading one may need in memory
-SEAL = "winnow-sha256"
-BLANK = b"0" * 64
+# of a shard: it is written in one request to an object store, and read into memory whole
+MAX_BYTES = 64 * 2**20
+CHECKSUM_KEY = "winnow-sha256"  # in the metadata of a shard's footer
+BLANK_CHECKSUM = b"0" * 64  # in its place while the checksum is computed
+# a shard's file name
 NAME = re.compile(r"(?P<first>\d{10})-(?P<last>\d{10})\.parquet(?P<damaged>\.damaged)?")
 
 
 class DamagedError(ArtifactError):
-    """The bytes of a shard are not those that were written."""
+    """The bytes of a shard are not the ones that were written."""
 
 
 @dataclass(frozen=True, order=True)
 class Span:
-    """The places in the store's order, both ends included, that a shard stands for. Smaller is
-    earlier, and wins."""
+    """The sequence numbers of a shard, both ends included. Of a duplicate key the smaller span
+    wins."""
 
     first: int
     last: int
@@ -47,19 +46,19 @@ class Span:
 
 
 def parse(name: str) -> tuple[Span, bool] | None:
-    """The span that a file's name says, and whether it was set aside as damaged; None for other
+    """Return the span in a shard's file name, and whether it is marked as damaged; None for other
     files."""
     match = NAME.fullmatch(name)
-    return (
-        (Span(int(match["first"]), int(match["last"])), bool(match["damaged"])) if match else None
-    )
+    if match is None:
+        return None
+    return Span(int(match["first"]), int(match["last"])), bool(match["damaged"])
 
 
 def live(spans: Iterable[Span]) -> list[Span]:
-    """The spans in order, without those that a compacted one covers.
+    """Return the spans in order, without those that a compacted one covers.
 
-    Compacted spans may overlap, when two machines compacted at once. The first row of a key still
-    is the same: whoever holds a key and covers its earliest place holds the row of that place."""
+    Compacted spans overlap when two machines compacted at once. The first row of a key is still the
+    same: a shard that covers the earliest number where a key was written holds that row."""
     result: list[Span] = []
     for span in sorted(spans, key=lambda span: (span.first, -span.last)):
         if not result or span.last > result[-1].last:
@@ -68,21 +67,20 @@ def live(spans: Iterable[Span]) -> list[Span]:
 
 
 def encode(rows: pl.DataFrame) -> bytes:
-    """A sealed shard of STORE rows."""
+    """Return STORE rows as the bytes of a shard with its checksum."""
+    # no statistics: the footer would hold whole completions as the smallest and largest text
     buffer = io.BytesIO()
-    # without statistics, or whole completions would stand in the footer as smallest and largest
-    # text
-    rows.write_parquet(
-        buffer, compression="zstd", statistics=False, metadata={SEAL: BLANK.decode()}
-    )
+    metadata = {CHECKSUM_KEY: BLANK_CHECKSUM.decode()}
+    rows.write_parquet(buffer, compression="zstd", statistics=False, metadata=metadata)
+    # the checksum of the file with a blank checksum replaces the blank one
     content = bytearray(buffer.getvalue())
-    place = seal_place(content)
-    content[place : place + 64] = hashlib.sha256(content).hexdigest().encode()
+    offset = checksum_offset(content)
+    content[offset : offset + 64] = hashlib.sha256(content).hexdigest().encode()
     return bytes(content)
 
 
 def encode_parts(rows: pl.DataFrame, max_bytes: int = MAX_BYTES) -> list[bytes]:
-    """`rows` as one shard, or halved until each is within `max_bytes`."""
+    """Return `rows` as one shard, or halved until each shard is within `max_bytes`."""
     content = encode(rows)
     if len(content) <= max_bytes or len(rows) == 1:
         return [content]
@@ -90,37 +88,36 @@ def encode_parts(rows: pl.DataFrame, max_bytes: int = MAX_BYTES) -> list[bytes]:
     return [*encode_parts(rows[:half], max_bytes), *encode_parts(rows[half:], max_bytes)]
 
 
-def check_seal(content: bytes) -> None:
-    """Raise DamagedError unless `content` is, byte for byte, what `encode` made."""
-    place = seal_place(content)
+def verify_checksum(content: bytes) -> None:
+    """Raise DamagedError unless `content` is, byte for byte, what `encode` returned."""
+    offset = checksum_offset(content)
     view = memoryview(content)
-    checksum = hashlib.sha256(view[:place])
-    checksum.update(BLANK)
-    checksum.update(view[place + 64 :])
-    if checksum.hexdigest().encode() != content[place : place + 64]:
-        raise DamagedError("its content is not what its checksum says")
+    checksum = hashlib.sha256(view[:offset])
+    checksum.update(BLANK_CHECKSUM)
+    checksum.update(view[offset + 64 :])
+    if checksum.hexdigest().encode() != content[offset : offset + 64]:
+        raise DamagedError("its content does not match its checksum")
 
 
-def seal_place(content: bytes | bytearray) -> int:
-    """Where the checksum stands. It follows its key in the footer, after everything that
-    completions could imitate."""
-    key = content.rfind(SEAL.encode())
-    place = key + len(SEAL) + 2  # Parquet puts the value's type and length between
-    if key < 0 or place + 64 > len(content):
+def checksum_offset(content: bytes | bytearray) -> int:
+    """Return where the checksum begins. It follows its key in the footer, behind all the text of
+    completions, which could contain the key as well."""
+    key = content.rfind(CHECKSUM_KEY.encode())
+    offset = key + len(CHECKSUM_KEY) + 2  # Parquet puts the value's type and length between
+    if key < 0 or offset + 64 > len(content):
         raise DamagedError("its end, with the checksum, is missing")
-    return place
+    return offset
 
 
 def decode(content: bytes, columns: Sequence[str], where: str) -> pl.DataFrame:
-    """The named columns of an unsealed or sealed shard, checked against STORE.
+    """Return the named columns of a shard after verifying its checksum and its schema.
 
-    Raises DamagedError, or ArtifactError for a shard that is whole and not of this version's
-    making."""
-    check_seal(content)
+    Raises DamagedError, or ArtifactError for an undamaged shard of another version."""
+    verify_checksum(content)
     found = pl.read_parquet_schema(io.BytesIO(content))
     if found != STORE.columns:
         raise ArtifactError(
-            f"{where} is whole, but another version of Winnow wrote it: its columns are "
-            f"{list(found)}"
+            f"{where} is undamaged, but another version of Winnow wrote it (its columns are "
+            f"{list(found)}): use that version, or set store.location to another folder"
         )
     return pl.read_parquet(io.BytesIO(content), columns=list(columns))

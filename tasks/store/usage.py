@@ -1,10 +1,10 @@
 """What a stage reused, what it sampled, and why, in words: "policy digest changed: 3f2a.. ->
 91c0..".
 
-Each stage leaves a note under the data root about what it asked of the store (policy, sampling
-parameters, number of samples, location). The next run compares itself with the note, and for the
-rest with what the store turned out to hold. The note is no output of a stage: it varies between
-equal runs."""
+Each stage writes a note under the data root about what it asked of the store (policy, sampling
+parameters, number of samples, location). The next run compares its own request with the note, and
+explains the rest by what the store holds. The note is not an output of the stage, because it
+differs between equal runs."""
 
 import logging
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Usage:
-    """What one call really did: it differs between equal runs, so no artifact holds it."""
+    """What one call really did. It differs between equal runs, so no artifact contains it."""
 
     reused_rollouts: int
     sampled_rollouts: int
@@ -33,14 +33,15 @@ class Usage:
     why: str
 
     @property
-    def said(self) -> str:
-        """One line for the log and the record."""
+    def summary(self) -> str:
+        """One line for the log and the tracker."""
         sampled = f"{self.sampled_rollouts:,} sampled"
         if self.sampled_rollouts:
             sampled += f" ({self.sampled_tokens:,} tokens): {self.why}"
         return f"{self.reused_rollouts:,} rollouts reused, {sampled}"
 
     def metrics(self) -> dict[str, float]:
+        """Return the figures for the tracker."""
         names = ("reused_rollouts", "sampled_rollouts", "sampled_tokens")
         return {
             **{name: float(getattr(self, name)) for name in names},
@@ -48,7 +49,7 @@ class Usage:
         }
 
     def __add__(self, other: "Usage") -> "Usage":
-        """Both together; `why` where one of them sampled."""
+        """Return the sum of two usages; `why` joins the reasons of those that sampled."""
         return Usage(
             self.reused_rollouts + other.reused_rollouts,
             self.sampled_rollouts + other.sampled_rollouts,
@@ -59,24 +60,26 @@ class Usage:
 
 
 def cell_name(stage: str, recipe: str | None, seed: int | None) -> str:
-    """The stage as DVC names it: `profile`, `evaluate@sgpo-0`."""
+    """Return the stage's name in DVC: `profile`, `evaluate@sgpo-0`."""
     return stage if recipe is None else f"{stage}@{recipe}-{seed}"
 
 
 def read_note(layout: Layout, cell: str, kind: str) -> Mapping[str, Any] | None:
-    """What the stage last asked for, or None."""
+    """Return what the stage asked for last time, or None."""
     with suppress(ArtifactError, KeyError, TypeError):
-        return dict(read_json(layout.draw(cell))[kind]["asked"])
+        return dict(read_json(layout.sampling_note(cell))[kind]["asked"])
     return None
 
 
-def write_note(layout: Layout, cell: str, kind: str, asked: Mapping[str, Any], said: str) -> None:
-    """Leave word of what was asked and done. `kind` is `sampled` or `greedy`."""
-    path: Path = layout.draw(cell)
+def write_note(
+    layout: Layout, cell: str, kind: str, asked: Mapping[str, Any], summary: str
+) -> None:
+    """Note what was asked and done. `kind` is `sampled` or `greedy`."""
+    path: Path = layout.sampling_note(cell)
     notes: dict[str, Any] = {}
     with suppress(ArtifactError):
         notes = read_json(path)
-    write_json(path, {**notes, kind: {"asked": dict(asked), "said": said}})
+    write_json(path, {**notes, kind: {"asked": dict(asked), "said": summary}})
 
 
 def explain(
@@ -86,8 +89,8 @@ def explain(
     missing: pl.DataFrame,
     damaged: int,
 ) -> str:
-    """Why `missing` is to be sampled: what changed since `last`, and what the store `held` of the
-    prompts."""
+    """Return why `missing` must be sampled: what changed since `last`, and which of the prompts the
+    store `held`."""
     if last is None and held.is_empty():
         phrases = [
             "first time in this data root, nothing in the store for policy "
@@ -95,9 +98,8 @@ def explain(
         ]
     else:
         phrases = changes(last or asked, asked)
-    if not any(
-        phrase.startswith(("first", "policy", "sampling")) for phrase in phrases
-    ):  # those explain every gap
+    # a new policy or new sampling parameters explain every gap
+    if not any(phrase.startswith(("first", "policy", "sampling")) for phrase in phrases):
         phrases += gaps(asked["num_samples"], (last or asked)["num_samples"], held, missing)
     if damaged:
         phrases.append(f"{counted(damaged, 'damaged shard')} set aside")
@@ -105,7 +107,7 @@ def explain(
 
 
 def changes(last: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
-    """What is asked for now and was not asked for last time."""
+    """Return what differs between this request and the last one."""
     phrases: list[str] = []
     if last["policy"] != asked["policy"]:
         phrases.append(
@@ -120,10 +122,11 @@ def changes(last: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
 def gaps(
     num_samples: int, last_samples: int, held: pl.DataFrame, missing: pl.DataFrame
 ) -> list[str]:
-    """What the store lacks of prompts that it should know: all of them, or some samples."""
+    """Return how many prompts are new to the store, and how many have too few samples there."""
     prompts = missing.select("prompt_digest").unique()
     known = prompts.join(held, on="prompt_digest", how="semi")
-    new, partly = len(prompts) - len(known), len(known)
+    partly = len(known)
+    new = len(prompts) - partly
     phrases = [f"{counted(new, 'prompt')} new to the store"] * bool(new)
     if partly and num_samples <= last_samples:
         phrases.append(
@@ -133,8 +136,10 @@ def gaps(
 
 
 def counted(number: int, what: str) -> str:
+    """Return "1 prompt" or "2 prompts"."""
     return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def short(digest: str) -> str:
+    """Return the beginning of a digest."""
     return f"{digest[:4]}.."

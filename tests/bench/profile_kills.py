@@ -152,7 +152,7 @@ def main() -> None:
         print(f"undisturbed: {cold:.1f} s, of which sampling {sampling:.1f} s", flush=True)
         print(
             f"again, unchanged: {warm:.1f} s; "
-            f"{read_json(alone.draw('profile'))['sampled']['said']}",
+            f"{read_json(alone.sampling_note('profile'))['sampled']['said']}",
             flush=True,
         )
         started = time.perf_counter()
@@ -161,7 +161,7 @@ def main() -> None:
                 sys.exit(f"the profile was done after {number} kills: aim them better")
         print(f"{options.kills} kills in {time.perf_counter() - started:.0f} s", flush=True)
         timed(killed)
-        print(f"then: {read_json(killed.draw('profile'))['sampled']['said']}")
+        print(f"then: {read_json(killed.sampling_note('profile'))['sampled']['said']}")
         wanted = NUM_PROMPTS * NUM_SAMPLES
         excess = handed_out(killed, parameters(32)["engine"]["max_rows"]) / wanted - 1
         equal = all(

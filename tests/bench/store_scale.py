@@ -25,7 +25,7 @@ import polars as pl
 from tasks.common.artifacts import STORE
 from tasks.common.locations import open_location
 from tasks.store import compaction
-from tasks.store.folder import Holdings, RolloutStore
+from tasks.store.folder import RolloutStore, StoreView
 from tasks.store.shards import KEYS
 
 NUM_SAMPLES, BATCH = 8, 2048
@@ -75,13 +75,13 @@ def ask_nothing(store: RolloutStore, num_prompts: int) -> int:
 
 def ask_missing(store: RolloutStore, num_prompts: int) -> int:
     wanted = keys_of(0, num_prompts + num_prompts // 10)
-    return len(Holdings(store, wanted).lacking(wanted))
+    return len(StoreView(store, wanted).missing(wanted))
 
 
 def ask_rows(store: RolloutStore, num_prompts: int) -> int:
     half = num_prompts // 2
     return len(
-        Holdings(store, keys_of(half, half + 1000)).read(
+        StoreView(store, keys_of(half, half + 1000)).read(
             ["text", "finish_reason", "completion_tokens"]
         )
     )

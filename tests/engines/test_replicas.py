@@ -133,7 +133,7 @@ def test_a_replica_that_does_not_start_shows_its_log(policy: Policy, tmp_path: P
 
 def test_training_by_several_processes_starts_no_servers(policy: Policy) -> None:
     model = load_model(policy.folder, dtype=torch.float32, device=torch.device("cpu"))
-    with pytest.raises(ParamsError, match="num_processes above 1"):
+    with pytest.raises(ParamsError, match="num_processes is above 1"):
         load_engine(dataclasses.replace(SETTINGS, num_processes=2), policy, model)
 
 

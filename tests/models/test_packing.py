@@ -146,15 +146,15 @@ def test_the_engine_decodes_as_a_plain_forward_does(name: str) -> None:
         np.testing.assert_allclose(samples.logprobs[row], expected, atol=1e-4)
 
 
-def test_many_long_prompts_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_long_prompts_take_several_prefills(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = [[3 + i] * n for i, n in enumerate((60, 1, 30, 12, 25))]
     drawn = []
-    for most, parts in (
+    for max_tokens, batches in (
         (10**6, [[0, 1, 2, 3, 4]]),
-        (45, [[0], [1, 2, 3], [4]]),
-    ):  # one prompt is read at least
-        monkeypatch.setattr(hf, "MOST_READ", most)
-        assert hf.Shelf(prompts, np.arange(5)).parts([0, 1, 2, 3, 4]) == parts
+        (45, [[0], [1, 2, 3], [4]]),  # one prompt at least
+    ):
+        monkeypatch.setattr(hf, "MAX_PREFILL_TOKENS", max_tokens)
+        assert hf.PromptCache(prompts, np.arange(5)).batches([0, 1, 2, 3, 4]) == batches
         engine = HfEngine(make(FAMILY["qwen3"]), [1], 8, 128)
         drawn.append(
             engine.generate(

@@ -14,10 +14,10 @@ from typing import Any
 
 import polars as pl
 import pytest
-import tasks.baseline.__main__
 import torch
 import yaml
 
+import tasks.evaluate.__main__
 import tasks.profile.__main__
 from tasks.common import params
 from tasks.common.artifacts import PROFILE, PROMPTS, ROLLOUTS, Layout
@@ -101,7 +101,7 @@ def run(layout: Layout, stage: str, main: Callable[[Stage], None]) -> dict[str, 
     """A stage in this process; what it says about rollouts reused and sampled, by kind."""
     values = params.load(layout.root / "params.yaml")
     main(Stage(stage, values, layout, None, None, argparse.Namespace(), Tracker()))
-    return {kind: note["said"] for kind, note in read_json(layout.draw(stage)).items()}
+    return {kind: note["said"] for kind, note in read_json(layout.sampling_note(stage)).items()}
 
 
 def profile(layout: Layout) -> str:
@@ -198,7 +198,14 @@ def wait_for_shards(layout: Layout, process: "subprocess.Popen[str]", rows: int)
 
 
 def command(name: str, layout: Layout, *options: str, status: int = 0) -> str:
-    line = [sys.executable, "-m", "tasks.store", name, "--params", str(layout.root / "params.yaml")]
+    line = [
+        sys.executable,
+        "-m",
+        "tasks.store.admin",
+        name,
+        "--params",
+        str(layout.root / "params.yaml"),
+    ]
     done = subprocess.run(
         [*line, "--data", str(layout.root), *options], capture_output=True, text=True
     )
@@ -217,13 +224,13 @@ def test_the_command_line(qwen: Path, tmp_path: Path) -> None:
     assert "36 rollouts of 9 prompts" in listed
     stat = command("stat", layout)
     assert "rollouts  36: 9 prompts, 4 to 4 samples" in stat
-    assert "drawn by  hf " in stat
-    assert "every shard is what was written" in command("verify", layout)
+    assert "sampled   hf " in stat
+    assert "no shard is damaged" in command("verify", layout)
     shard = sorted(layout.store.glob("*/*/*.parquet"))[1]
     shard.write_bytes(shard.read_bytes()[:-1])
     assert f"DAMAGED {shard}: its" in command("verify", layout, status=1)
     profile(layout)
-    assert "set aside before" in command("verify", layout, status=1)
+    assert "set aside earlier" in command("verify", layout, status=1)
     dry = command("gc", layout, "--dry-run")
     assert f"would remove {shard}.damaged (damaged)" in dry
     assert "would merge 3 shards" in dry
@@ -232,7 +239,7 @@ def test_the_command_line(qwen: Path, tmp_path: Path) -> None:
     assert len(list(layout.store.glob("*/*/*"))) == 2
     assert "nothing to do" in command("gc", layout)
     assert profile(layout) == "36 rollouts reused, 0 sampled"
-    assert "holds nothing of policy nobody; it knows" in command(
+    assert "holds nothing of policy nobody; choose from" in command(
         "gc", layout, "--policy", "nobody", status=1
     )
     command("gc", layout, "--policy", policy)
@@ -253,10 +260,10 @@ def test_evaluation_says_it_too(qwen: Path, tmp_path: Path) -> None:
         range(3),
         evaluate={"num_samples": 2, "pass_at": [1], "num_bootstrap": 9},
     )
-    said = run(layout, "baseline", tasks.baseline.__main__.main)
+    said = run(layout, "baseline", tasks.evaluate.__main__.main)
     assert said["sampled"].startswith("0 rollouts reused, 6 sampled (")
     assert said["greedy"].startswith("0 rollouts reused, 3 sampled (")
     change(layout, "evaluate", num_samples=3)
-    said = run(layout, "baseline", tasks.baseline.__main__.main)
+    said = run(layout, "baseline", tasks.evaluate.__main__.main)
     assert said["sampled"].endswith("tokens): num_samples 2 -> 3")
     assert said["greedy"] == "3 rollouts reused, 0 sampled"

@@ -246,7 +246,7 @@ def test_the_reason_is_said(world: tuple[Policy, Layout]) -> None:
         settings = dataclasses.replace(SETTINGS, sampling=changed)
         return draw(prompts, policy, num_samples, settings, layout, cell="profile", greedy=False)[
             2
-        ].said
+        ].summary
 
     first = why(prompts_table(range(4)))
     assert first.startswith("0 rollouts reused, 8 sampled (")
@@ -262,7 +262,7 @@ def test_the_reason_is_said(world: tuple[Policy, Layout]) -> None:
     assert why(prompts_table(range(6)), 4, other, temperature=0.8).endswith(
         "tokens): sampling.temperature 1.0 -> 0.8"
     )
-    note = json.loads(layout.draw("profile").read_text())["sampled"]
+    note = json.loads(layout.sampling_note("profile").read_text())["sampled"]
     assert (note["asked"]["policy"], note["said"][:27]) == (
         "91c0aaaa",
         "0 rollouts reused, 24 sampl",
@@ -282,9 +282,7 @@ def test_an_external_policy_that_changed_in_place_is_refused(
     with (folder / "model.safetensors").open("r+b") as file:
         file.seek(-4, 2)
         file.write(b"abcd")
-    with pytest.raises(
-        ArtifactError, match="is not what it was when the stage `policy` looked at it"
-    ):
+    with pytest.raises(ArtifactError, match="has changed since the stage `policy` read it"):
         read_policy(layout)
 
 

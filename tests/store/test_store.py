@@ -15,8 +15,8 @@ from tasks.common.artifacts import STORE
 from tasks.common.files import ArtifactError
 from tasks.common.locations import open_location
 from tasks.store import compaction, shards
-from tasks.store.admin import upkeep
-from tasks.store.folder import Holdings, RolloutStore
+from tasks.store.admin import maintenance
+from tasks.store.folder import RolloutStore, StoreView
 from tasks.store.shards import Span
 
 
@@ -41,7 +41,7 @@ def damage(store: RolloutStore, span: Span) -> None:
 def owners(store: RolloutStore, keys: list[tuple[str, int]]) -> dict[tuple[str, int], str]:
     """The text that each key has for a reader that comes now."""
     wanted = rows(keys, "").select("prompt_digest", "sample_index").unique(maintain_order=True)
-    found = Holdings(store, wanted).read(["text"])
+    found = StoreView(store, wanted).read(["text"])
     assert not found.select("prompt_digest", "sample_index").is_duplicated().any()
     return {(p, i): text for p, i, text in found.iter_rows()}
 
@@ -68,16 +68,16 @@ def test_of_a_duplicate_key_the_first_shard_wins(store: RolloutStore) -> None:
 
 
 def test_a_shard_is_plain_parquet_and_any_flipped_bit_is_noticed() -> None:
-    content = shards.encode(rows([("a", 0)], f"{shards.SEAL} imitated {'0' * 64}"))
-    assert shards.decode(content, ["text"], "x")["text"][0].startswith(shards.SEAL)
+    content = shards.encode(rows([("a", 0)], f"{shards.CHECKSUM_KEY} imitated {'0' * 64}"))
+    assert shards.decode(content, ["text"], "x")["text"][0].startswith(shards.CHECKSUM_KEY)
     for place in range(len(content)):
         damaged = bytearray(content)
         damaged[place] ^= 1
         with pytest.raises(shards.DamagedError):
-            shards.check_seal(bytes(damaged))
+            shards.verify_checksum(bytes(damaged))
     for length in range(len(content)):
         with pytest.raises(shards.DamagedError):
-            shards.check_seal(content[:length])
+            shards.verify_checksum(content[:length])
 
 
 def test_another_versions_shard_is_not_taken_for_damage(store: RolloutStore) -> None:
@@ -189,10 +189,10 @@ def test_a_reader_that_listed_before_a_compaction_looks_again(store: RolloutStor
     keys = [("a", i) for i in range(4)]
     for n in range(4):
         store.append(rows([("a", n)], f"shard {n}"))
-    holdings = Holdings(store, rows(keys, "").select(shards.KEYS))
-    assert len(holdings.owned()) == 4  # the key columns are read, and remembered
+    view = StoreView(store, rows(keys, "").select(shards.KEYS))
+    assert len(view.owned()) == 4  # the key columns are read, and remembered
     compaction.compact(again(store))
-    assert sorted(holdings.read(["text"])["text"]) == [f"shard {n}" for n in range(4)]
+    assert sorted(view.read(["text"])["text"]) == [f"shard {n}" for n in range(4)]
 
 
 def test_a_writer_that_slept_through_a_compaction_is_not_lost(store: RolloutStore) -> None:
@@ -266,8 +266,8 @@ def test_gc_says_what_it_removes_and_keeps_every_row(store: RolloutStore) -> Non
     damage(store, Span(4, 4))
     before = owners(store, keys)
     planned, done = (
-        list(upkeep.collect(store, dry_run=True)),
-        list(upkeep.collect(store, dry_run=False)),
+        list(maintenance.collect_garbage(store, dry_run=True)),
+        list(maintenance.collect_garbage(store, dry_run=False)),
     )
     assert planned == done
     assert [line.split(" (")[0].rsplit("/", 1)[-1] for line in done[:1]] == [
@@ -276,15 +276,15 @@ def test_gc_says_what_it_removes_and_keeps_every_row(store: RolloutStore) -> Non
     assert done[1].startswith("merge 4 shards of")
     assert owners(store, keys) == before == {("a", n): f"shard {n}" for n in range(4)}
     assert store.names() == [Span(0, 3).name, "sampling.json"]
-    assert list(upkeep.collect(store, dry_run=False)) == []
+    assert list(maintenance.collect_garbage(store, dry_run=False)) == []
 
 
 def test_summary_and_totals_by_hand(store: RolloutStore) -> None:
     store.append(rows([("a", 0), ("a", 1)], "x"))
     store.append(rows([("a", 1), ("b", 0)], "y"))
-    summary = upkeep.summarize(store)
+    summary = maintenance.summarize(store)
     assert (summary.num_prompts, summary.num_rollouts, summary.fewest, summary.most) == (2, 3, 1, 2)
-    (total,) = upkeep.totals(store).to_dicts()
+    (total,) = maintenance.totals(store).to_dicts()
     assert (total["engine"], total["rollouts"], total["completion_tokens"]) == ("hf", 4, 8)
-    assert upkeep.describe(store) == "temperature 1.0"
-    assert list(upkeep.damages(store)) == []
+    assert maintenance.describe(store) == "temperature 1.0"
+    assert list(maintenance.find_damaged(store)) == []

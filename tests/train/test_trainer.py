@@ -245,7 +245,7 @@ def test_a_head_that_does_more_is_refused(step: tuple[Any, Rollouts]) -> None:
     check_forward(model, packed=False)
     model.config.logit_scale = 2.0  # as if its class did something else than its configuration says
     with pytest.raises(
-        ArtifactError, match="Qwen3ForCausalLM computes something that is not known"
+        ArtifactError, match="Qwen3ForCausalLM computes something that is not supported"
     ):
         check_forward(model, packed=False)
 

@@ -1,8 +1,8 @@
 """Our own batched decoder over any transformers causal LM: the embedded default, on a CPU or a GPU.
 
-Continuous batching: rows decode in slots, a prompt is read once for all its samples, freed slots
-are refilled. Left out: what packed rows do not know, such as recurrent layers (refused; use the
-`vllm` engine)."""
+Continuous batching: rows decode in slots, the prefill of a prompt is computed once for all its
+completions, and freed slots are refilled. Left out: what packed sequences cannot express, such as
+recurrent layers (refused; use the `vllm` engine)."""
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 
 from tasks.common.params import at_least
 from tasks.engines.engine import EngineSettings, Ints, Request, Samples, check_lengths
-from tasks.engines.hf.decoding import Reading, Slots
+from tasks.engines.hf.cache import Prefill
+from tasks.engines.hf.decoding import Slots
 from tasks.models.packing import check_forward
 from tasks.models.policy import (
     Policy,
@@ -25,16 +26,15 @@ from tasks.models.policy import (
     torch_dtype,
 )
 
-# of the slots must be free before a refill: reading prompts costs about one step of all rows
+# share of the slots that must be free before a refill: a prefill costs about one step of all rows
 REFILL_RATE = 0.25
-MOST_READ = (
-    16_384  # tokens of prompts in one forward (one prompt at least): what bounds its activations
-)
+# prompt tokens in one prefill (one prompt at least), which bounds the memory of its activations
+MAX_PREFILL_TOKENS = 16_384
 
 
 class HfEngine:
-    """Continuous batching over `max_rows` slots. It samples from `model` itself: a shared model
-    needs no update."""
+    """Continuous batching over `max_rows` slots. It samples from `model` itself, so a model shared
+    with the trainer needs no update."""
 
     name = "hf"
     version = version("transformers")
@@ -43,12 +43,16 @@ class HfEngine:
     def __init__(
         self, model: PreTrainedModel, stop_ids: Sequence[int], max_rows: int, max_length: int
     ) -> None:
-        self.model, self.max_rows, self.max_length = model, max_rows, max_length
-        self.stop_ids, self.prefilled_tokens, self.peak_cache_bytes = np.array(stop_ids), 0, 0
         check_forward(model, packed=True)
+        self.model = model
+        self.stop_ids = np.array(stop_ids)
+        self.max_rows = max_rows
+        self.max_length = max_length
+        self.prefilled_tokens = 0
+        self.peak_cache_bytes = 0
 
     def set_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Copy `weights` into the model, except where they already are the model's own memory."""
+        """Copy `weights` into the model, except where they are the model's own memory already."""
         with torch.no_grad():
             for name, tensor in self.model.state_dict().items():
                 if tensor.data_ptr() != weights[name].data_ptr():
@@ -90,108 +94,110 @@ class HfEngine:
         refill_rate: float,
         on_finished: Callable[[int], object] | None,
     ) -> Samples:
-        """Rows start in `order_B`, at most `max_rows` are in flight, and others start as soon as
-        `refill_rate` of the slots are free. `peak_cache_bytes` is the most memory that took.
-        Neither order nor slots change a sample."""
-        prompts, sampling, owners = request.prompts, request.sampling, request.owner_B()
-        check_lengths(prompts, sampling.max_tokens, self.max_length)
+        """Decode every row: they start in the order `order_B`, at most `max_rows` are in flight,
+        and others start as soon as `refill_rate` of the slots are free. `peak_cache_bytes` records
+        the most memory that took. Neither order nor slots change a sample."""
+        prompts = request.prompts
+        owners = request.owner_B()
+        check_lengths(prompts, request.sampling.max_tokens, self.max_length)
         tokens: list[list[int]] = [[] for _ in owners]
         logprobs: list[list[float]] = [[] for _ in owners]
         reasons = ["length"] * len(owners)
-        capacity, pending = min(max_rows, len(owners)), deque(order_B.tolist())
+        capacity = min(max_rows, len(owners))
         longest = max((len(prompt) for prompt in prompts), default=0)
-        slots, shelf = (
-            Slots(self.model, capacity, longest, sampling, self.stop_ids),
-            Shelf(prompts, owners),
-        )
+        slots = Slots(self.model, capacity, longest, request.sampling, self.stop_ids)
+        cached = PromptCache(prompts, owners)
+        pending = deque(order_B.tolist())
         while pending or slots.rows:
             free = capacity - len(slots.rows)
+            # either start rows in the free slots, or decode one token of every row in flight
             if pending and (not slots.rows or free >= max(refill_rate * capacity, 1)):
                 rows = [pending.popleft() for _ in range(min(free, len(pending)))]
-                self.prefilled_tokens += shelf.start(slots, rows, request.seeds)
-                self.peak_cache_bytes = max(
-                    self.peak_cache_bytes, slots.memory.num_bytes() + shelf.peak_bytes
-                )
+                self.prefilled_tokens += cached.start(slots, rows, request.seeds)
+                held = slots.cache.num_bytes() + cached.peak_bytes
+                self.peak_cache_bytes = max(self.peak_cache_bytes, held)
             else:
                 slots.step()
+            # hand out what ended, also rows whose first token was a stop token
             finished = slots.collect()
             for row, row_tokens, row_logprobs, stopped in finished:
-                tokens[row], logprobs[row] = row_tokens, row_logprobs
+                tokens[row] = row_tokens
+                logprobs[row] = row_logprobs
                 reasons[row] = "stop" if stopped else "length"
             if finished and on_finished:
                 on_finished(len(finished))
         return Samples(tokens, logprobs, reasons)
 
 
-class Shelf:
-    """Prompts that were read and whose rows have not all started: each distinct prompt is read
-    once."""
+class PromptCache:
+    """The prefill of each distinct prompt, computed once and kept until all its rows have
+    started."""
 
     def __init__(self, prompts: Sequence[Sequence[int]], owners: Ints) -> None:
         distinct = {tuple(prompt): None for prompt in prompts}
+        index = {prompt: number for number, prompt in enumerate(distinct)}
         self.prompts = list(distinct)
-        place = {prompt: index for index, prompt in enumerate(distinct)}
-        self.owner = np.array([place[tuple(prompts[owner])] for owner in owners], dtype=np.int64)
+        # of each row: its distinct prompt; of each distinct prompt: the rows yet to start
+        self.owner = np.array([index[tuple(prompts[owner])] for owner in owners], dtype=np.int64)
         self.waiting = np.bincount(self.owner, minlength=len(distinct))
-        self.kept: dict[int, Reading] = {}
+        self.kept: dict[int, Prefill] = {}
         self.peak_bytes = 0
 
     def start(self, slots: Slots, rows: list[int], seeds: Sequence[int]) -> int:
-        """Start `rows`, reading the prompts that were not read yet; how many tokens were read."""
+        """Start `rows`, with a prefill of the prompts that have none yet. Return the number of
+        prompt tokens that were computed."""
         owner = self.owner[rows]
         new = [prompt for prompt in dict.fromkeys(owner.tolist()) if prompt not in self.kept]
         np.subtract.at(self.waiting, owner, 1)
+        # rows of prompts that were kept from an earlier call
         for prompt in set(owner.tolist()) - set(new):
             mine = [row for row in rows if self.owner[row] == prompt]
-            slots.start(
-                mine,
-                [seeds[row] for row in mine],
-                self.kept[prompt],
-                np.zeros(len(mine), dtype=np.int64),
-            )
-        for part in self.parts(new):
-            reading, place = (
-                slots.read([self.prompts[prompt] for prompt in part]),
-                {p: i for i, p in enumerate(part)},
-            )
-            mine = [row for row in rows if self.owner[row] in place]
-            at = np.array([place[prompt] for prompt in self.owner[mine].tolist()])
-            slots.start(mine, [seeds[row] for row in mine], reading, at)
-            self.peak_bytes = max(self.peak_bytes, reading.num_bytes() + self.num_bytes())
-            for prompt in part:
+            only = np.zeros(len(mine), dtype=np.int64)
+            slots.start(mine, [seeds[row] for row in mine], self.kept[prompt], only)
+        # rows of new prompts, a prefill a batch of prompts
+        for batch in self.batches(new):
+            prefill = slots.prefill([self.prompts[prompt] for prompt in batch])
+            index = {prompt: number for number, prompt in enumerate(batch)}
+            mine = [row for row in rows if self.owner[row] in index]
+            owners = np.array([index[prompt] for prompt in self.owner[mine].tolist()])
+            slots.start(mine, [seeds[row] for row in mine], prefill, owners)
+            self.peak_bytes = max(self.peak_bytes, prefill.num_bytes() + self.num_bytes())
+            for prompt in batch:
                 if self.waiting[prompt]:
-                    self.kept[prompt] = reading.only(np.array([place[prompt]]))
+                    self.kept[prompt] = prefill.select(np.array([index[prompt]]))
+        # prompts whose rows have all started
         for prompt in [prompt for prompt in self.kept if not self.waiting[prompt]]:
             del self.kept[prompt]
         return sum(len(self.prompts[prompt]) for prompt in new)
 
-    def parts(self, new: list[int]) -> list[list[int]]:
-        """The prompts `new` in parts that are read in one forward each."""
-        parts: list[list[int]] = []
+    def batches(self, new: list[int]) -> list[list[int]]:
+        """The prompts `new` in batches, one forward each."""
+        batches: list[list[int]] = []
         tokens = 0
         for prompt in new:
             tokens += len(self.prompts[prompt])
-            if parts and tokens <= MOST_READ:
-                parts[-1].append(prompt)
+            if batches and tokens <= MAX_PREFILL_TOKENS:
+                batches[-1].append(prompt)
             else:
-                parts.append([prompt])
+                batches.append([prompt])
                 tokens = len(self.prompts[prompt])
-        return parts
+        return batches
 
     def num_bytes(self) -> int:
-        """Bytes of the kept prompts."""
-        return sum(reading.num_bytes() for reading in self.kept.values())
+        """Bytes of the kept keys and values."""
+        return sum(prefill.num_bytes() for prefill in self.kept.values())
 
 
 def longest_first(prompts: Sequence[Sequence[int]], owners: Ints) -> Ints:
-    """The rows, longest prompts first: what needs the most memory fails first, not last."""
+    """Rows by the length of their prompt, the longest first: what needs the most memory fails
+    first, not last."""
     lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int64)[owners]
     return np.asarray(np.lexsort((np.arange(len(owners)), owners, -lengths)), dtype=np.int64)
 
 
 def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None) -> HfEngine:
-    """The engine for `policy`, sampling from `model` when the trainer hands over its own in the
-    engine's dtype."""
+    """Return the engine for `policy`. It samples from `model` when the trainer passes its own in
+    the engine's dtype."""
     at_least(1, engine__max_rows=settings.max_rows)
     if model is None or model.dtype != torch_dtype(settings.dtype):
         model = load_model(

@@ -1,10 +1,10 @@
-"""Work handed out to servers that may fail: who is free takes the next chunk, who fails gives its
-work back.
+"""Rows assigned to servers that may fail: a free server takes the next chunk, and a failed server's
+rows go back into the queue.
 
-A chunk is rows that are best answered by one server (samples of one prompt, which it then reads
-once). A server that fails is left alone for a while, longer each time, and asked whether it is well
-before it gets work again. A row, and a server, may fail `max_retries` times in a row; then the
-whole work ends with an error that names what happened where."""
+A chunk is a list of rows best answered by one server (completions of one prompt, whose prefill it
+then computes once). A server that fails is left alone for a while, longer each time, and must pass
+a health check before it gets rows again. A row, and a server, may fail `max_retries` times in a
+row; then the whole run ends with an error that names the server and the failure."""
 
 import asyncio
 import logging
@@ -17,86 +17,80 @@ from tasks.common.files import ArtifactError
 
 logger = logging.getLogger(__name__)
 
-FIRST_PAUSE, LONGEST_PAUSE = (
-    0.2,
-    30.0,
-)  # seconds before a server that failed is asked again; doubled each time
+# seconds before a failed server is checked again, doubled after every failure
+FIRST_PAUSE = 0.2
+LONGEST_PAUSE = 30.0
 
 T = TypeVar("T")
 S = TypeVar("S")
 
 
 class Unavailable(Exception):
-    """A server did not answer, or asked for patience: another, or the same one later, may
-    answer."""
+    """A server did not answer, or asked to try again later. Another server, or the same one later,
+    may answer."""
 
 
 class Dispatch(Generic[S, T]):
-    """One piece of work over `servers`. `ask(server, row)` answers a row; `probe(server)` returns
-    when it is well."""
+    """One run of rows over `servers`. `ask(server, row)` answers a row; `check(server)` returns
+    when the server is healthy. Both raise Unavailable."""
 
     def __init__(
         self,
         servers: Sequence[S],
         ask: Callable[[S, int], Awaitable[T]],
-        probe: Callable[[S], Awaitable[None]],
+        check: Callable[[S], Awaitable[None]],
         max_in_flight: int,
         max_retries: int,
         on_finished: Callable[[int], object] | None = None,
     ) -> None:
-        self.servers, self.ask, self.probe = servers, ask, probe
-        self.max_in_flight, self.max_retries, self.on_finished = (
-            max_in_flight,
-            max_retries,
-            on_finished,
-        )
+        self.servers = servers
+        self.ask = ask
+        self.check = check
+        self.max_in_flight = max_in_flight
+        self.max_retries = max_retries
+        self.on_finished = on_finished
         self.answers: dict[int, T] = {}
-        self.attempts: Counter[int] = Counter()
-        self.down: dict[int, str] = {}  # servers that are left alone, by number, and why
-        self.failures: Counter[int] = Counter()  # of a server, in a row
-        self.changed = asyncio.Condition()  # more work, a server well again, or all done
+        self.attempts: Counter[int] = Counter()  # failures of a row
+        self.failures: Counter[int] = Counter()  # failures in a row of a server, by its number
+        self.down: dict[int, str] = {}  # servers that get no rows, by number, and why
+        self.changed = asyncio.Condition()  # more rows, a server up again, or all rows answered
 
     async def run(self, chunks: Iterable[Sequence[int]]) -> dict[int, T]:
-        """The answer to every row. Raises ArtifactError when a row or every server has failed too
-        often."""
+        """Return the answer to every row. Raises ArtifactError when a row or every server has
+        failed too often."""
         self.chunks = deque(deque(chunk) for chunk in chunks if chunk)
         self.num_rows = sum(map(len, self.chunks))
-        self.own: list[deque[int]] = [deque() for _ in self.servers]
+        self.own: list[deque[int]] = [deque() for _ in self.servers]  # rest of a server's chunk
         try:
             async with asyncio.TaskGroup() as tasks:
                 for number in range(len(self.servers)):
-                    tasks.create_task(self.look_after(number))
+                    tasks.create_task(self.poll(number))
                     for _ in range(min(self.max_in_flight, self.num_rows)):
                         tasks.create_task(self.work(number))
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
         return self.answers
 
-    def set_down(self, number: int, why: str) -> None:
-        """Leave a server alone until it has been asked whether it is well."""
-        self.failures[number] += 1
-        self.down[number] = why
-
     def is_done(self) -> bool:
         return len(self.answers) == self.num_rows
 
     async def work(self, number: int) -> None:
-        """Answer rows through one server, one at a time, until there are none left anywhere."""
-        while (row := await self.take(number)) is not None:
+        """Answer rows through one server, one at a time, until all rows are answered."""
+        while (row := await self.assign(number)) is not None:
             try:
                 self.answers[row] = await self.ask(self.servers[number], row)
             except Unavailable as error:
-                await self.give_back(number, row, error)
+                await self.on_failure(number, row, error)
                 continue
             self.failures[number] = 0
             if self.on_finished:
                 self.on_finished(1)
             if self.is_done():
-                await self.tell()
+                await self.notify()
 
-    async def take(self, number: int) -> int | None:
-        """The next row for a server; None at the end. Waits while it is down or others hold all
-        that is left."""
+    async def assign(self, number: int) -> int | None:
+        """Return the next row for a server; None when all rows are answered. Waits while the server
+        is down or other servers hold all the rows that are left."""
         async with self.changed:
             while True:
                 if self.is_done():
@@ -108,23 +102,30 @@ class Dispatch(Generic[S, T]):
                         return self.own[number].popleft()
                 await self.changed.wait()
 
-    async def give_back(self, number: int, row: int, error: Unavailable) -> None:
-        """Leave the server alone, and let any other take the row and what the server had before
-        it."""
+    async def on_failure(self, number: int, row: int, error: Unavailable) -> None:
+        """Mark the server as down, and put the row and the rest of the server's chunk back into the
+        queue."""
         self.attempts[row] += 1
         if self.attempts[row] > self.max_retries:
-            raise ArtifactError(f"a completion failed {self.attempts[row]} times, at last: {error}")
+            raise ArtifactError(
+                f"a completion failed {self.attempts[row]} times; the last failure: {error}"
+            )
         self.chunks.appendleft(deque([row]))
         if self.own[number]:
             self.chunks.appendleft(self.own[number])
             self.own[number] = deque()
-        if number not in self.down:
-            self.set_down(number, str(error))
-            logger.warning("%s; its work goes to the others until it is well again", error)
-        await self.tell()
+        if number not in self.down:  # only the first of the rows that it had in flight counts
+            self.mark_down(number, str(error))
+            logger.warning("%s; other servers take its rows until it is healthy again", error)
+        await self.notify()
 
-    async def look_after(self, number: int) -> None:
-        """Whenever the server is down: wait, ask whether it is well, and let it work again."""
+    def mark_down(self, number: int, why: str) -> None:
+        """Assign no rows to a server until it has passed a health check."""
+        self.failures[number] += 1
+        self.down[number] = why
+
+    async def poll(self, number: int) -> None:
+        """Whenever the server is down, check its health after a pause, and mark it as up again."""
         while not self.is_done():
             async with self.changed:
                 while number not in self.down and not self.is_done():
@@ -133,16 +134,16 @@ class Dispatch(Generic[S, T]):
             if self.is_done():
                 return
             try:
-                await self.probe(self.servers[number])
+                await self.check(self.servers[number])
             except Unavailable as error:
-                self.set_down(number, str(error))
+                self.mark_down(number, str(error))
             else:
                 del self.down[number]
-                await self.tell()
+                await self.notify()
 
     async def pause(self, number: int) -> None:
-        """Wait before a server is asked again, no longer than the work lasts. ArtifactError when
-        all are lost."""
+        """Wait before the next health check, no longer than the run lasts. Raises ArtifactError
+        when every server has failed too often."""
         lost = [n for n in self.down if self.failures[n] > self.max_retries]
         if len(lost) == len(self.servers):
             raise ArtifactError(
@@ -153,15 +154,17 @@ class Dispatch(Generic[S, T]):
             async with asyncio.timeout(seconds), self.changed:
                 await self.changed.wait_for(self.is_done)
 
-    async def tell(self) -> None:
+    async def notify(self) -> None:
+        """Wake every task that waits for a change."""
         async with self.changed:
             self.changed.notify_all()
 
 
 def chunked(counts: Iterable[int], size: int) -> list[list[int]]:
-    """Row numbers of groups of `counts` rows, in order, cut into chunks of one group and at most
+    """Row numbers of consecutive groups of `counts` rows, cut into chunks of one group and at most
     `size` rows."""
-    chunks, start = [], 0
+    chunks: list[list[int]] = []
+    start = 0
     for count in counts:
         rows = range(start, start + count)
         chunks += [list(rows[first : first + size]) for first in range(0, count, size)]

@@ -1,9 +1,10 @@
-"""One OpenAI-compatible server, spoken to over HTTP or a Unix socket: its models, and completions
+"""A client of one OpenAI-compatible server, over HTTP or a Unix socket: its models, and completions
 by token ids.
 
-vLLM's additions to the protocol are needed: prompts and completions as token ids, seeds of samples,
-log-probabilities of the distribution drawn from. What another server leaves out is an error that
-says what is missing. The key comes from OPENAI_API_KEY, and no message holds it."""
+vLLM's additions to the protocol are needed: prompts and completions as token ids, a seed per
+completion, log-probabilities of the distribution sampled from. A server without them is refused
+with an error that says what is missing. The key comes from OPENAI_API_KEY, and no message contains
+it."""
 
 import json
 import os
@@ -20,13 +21,14 @@ from tasks.engines.engine import Sampling
 from tasks.engines.server.dispatch import Unavailable
 
 CONNECT_SECONDS = 10.0
-MAX_MESSAGE = 500  # characters of a server's own words in an error
-PATIENCE = {408, 409, 425, 429, 500, 502, 503, 504}
+MAX_MESSAGE = 500  # characters of a server's own message in an error
+# statuses that may pass: another server, or the same one later, may answer
+RETRYABLE = {408, 409, 425, 429, 500, 502, 503, 504}
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a server is. With `socket` the URL only names it."""
+    """The address of a server. With `socket`, the URL is only its name."""
 
     url: str
     socket: Path | None = None
@@ -34,7 +36,7 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Completion:
-    """One sample as a server returned it; `cached_tokens` of the prompt were not computed again."""
+    """One completion as a server returned it; `cached_tokens` of the prompt came from its cache."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -43,12 +45,12 @@ class Completion:
 
 
 def parse_url(url: str) -> str:
-    """The base URL of a server's API, `http://host:8000/v1`. Raises ArtifactError for what cannot
-    be one."""
+    """Return the base URL of a server's API, `http://host:8000/v1`. Raises ArtifactError when `url`
+    cannot be one."""
     parts = urlsplit(url)
     if parts.username or parts.password or parts.query or parts.fragment:
         raise ArtifactError(
-            "an entry of engine.urls holds credentials or a query: the key goes into OPENAI_API_KEY"
+            "an entry of engine.urls contains credentials or a query: set OPENAI_API_KEY instead"
         )
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise ArtifactError(
@@ -58,14 +60,15 @@ def parse_url(url: str) -> str:
 
 
 class Connection:
-    """An open line to an endpoint; use as an asynchronous context manager."""
+    """An open connection to an endpoint; use as an asynchronous context manager."""
 
     def __init__(self, endpoint: Endpoint, seconds: float) -> None:
-        self.endpoint, self.key = endpoint, os.environ.get("OPENAI_API_KEY", "")
+        self.endpoint = endpoint
+        self.key = os.environ.get("OPENAI_API_KEY", "")
         connector = (
             aiohttp.UnixConnector(str(endpoint.socket), limit=0) if endpoint.socket else None
         )
-        # a replica is ours and has no key, so ours must not be sent to it
+        # a replica was started here and needs no key: do not send it the user's
         headers = (
             {"Authorization": f"Bearer {self.key}"} if self.key and endpoint.socket is None else {}
         )
@@ -82,48 +85,50 @@ class Connection:
         await self.session.close()
 
     async def request(self, method: str, url: str, body: Any = None) -> Any:
-        """The JSON answer. Raises Unavailable for what may pass, ArtifactError with the server's
-        words for the rest."""
-        words = await self.text(url, method, body)
+        """Return the JSON response. Raises Unavailable for failures that may pass, ArtifactError
+        with the server's message for the rest."""
+        text = await self.text(url, method, body)
         try:
-            return json.loads(words) if words else None
+            return json.loads(text) if text else None
         except ValueError as error:
             raise ArtifactError(
-                f"{url} answers with what is not JSON: is it an OpenAI-compatible API?"
+                f"{url} does not answer in JSON: check that it is an OpenAI-compatible API"
             ) from error
 
     async def text(self, url: str, method: str = "GET", body: Any = None) -> str:
-        """The answer as it is; raises as `request` does."""
+        """Return the response as text; raises as `request` does."""
         try:
             async with self.session.request(
                 method, url, json=body, allow_redirects=False
             ) as response:
-                words = await response.text(errors="replace")
+                text = await response.text(errors="replace")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             reason = (
                 "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
             )
             raise Unavailable(f"{self.endpoint.url} is not there ({reason})") from error
         if response.status == 200:
-            return words
-        said = f"{url} answers {response.status}: {self.without_key(words)[:MAX_MESSAGE]}"
-        if response.status in PATIENCE:
-            raise Unavailable(said)
+            return text
+        message = f"{url} answers {response.status}: {self.without_key(text)[:MAX_MESSAGE]}"
+        if response.status in RETRYABLE:
+            raise Unavailable(message)
         if response.status in (401, 403):
             raise ArtifactError(
-                f"{said} (the key is taken from the environment variable OPENAI_API_KEY)"
+                f"{message} (the key is taken from the environment variable OPENAI_API_KEY)"
             )
-        raise ArtifactError(said)
+        raise ArtifactError(message)
 
-    def without_key(self, words: str) -> str:
-        return words.replace(self.key, "***") if self.key else words
+    def without_key(self, text: str) -> str:
+        """Return `text` with the key blotted out."""
+        return text.replace(self.key, "***") if self.key else text
 
     async def models(self) -> list[dict[str, Any]]:
-        """What the server serves: `id`, and with vLLM `max_model_len`."""
+        """Return the models that are served: `id`, and with vLLM `max_model_len`."""
         answer = await self.request("GET", f"{self.endpoint.url}/models")
         if not isinstance(answer, dict) or not answer.get("data"):
             raise ArtifactError(
-                f"{self.endpoint.url}/models lists no model: is it an OpenAI-compatible API?"
+                f"{self.endpoint.url}/models lists no model: check that it is an OpenAI-compatible "
+                "API"
             )
         return list(answer["data"])
 
@@ -136,8 +141,8 @@ class Connection:
         stop_ids: Sequence[int],
         with_logprobs: bool = True,
     ) -> tuple[Completion, str]:
-        """One sample of `prompt`, and the server's fingerprint (its kind and version). Everything
-        that a server may have a default of its own for is said."""
+        """Return one completion of `prompt`, and the server's fingerprint (its kind and version).
+        Every setting that a server may have its own default for is sent."""
         body = {
             "model": model,
             "prompt": list(prompt),
@@ -156,32 +161,31 @@ class Connection:
             **({"logprobs": 0, "return_tokens_as_token_ids": True} if with_logprobs else {}),
         }
         answer = await self.request("POST", f"{self.endpoint.url}/completions", body)
-        return self.read(answer, list(prompt), with_logprobs), str(
-            answer.get("system_fingerprint") or "unknown"
-        )
+        completion = self.parse(answer, list(prompt), with_logprobs)
+        return completion, str(answer.get("system_fingerprint") or "unknown")
 
-    def read(self, answer: Any, prompt: list[int], with_logprobs: bool) -> Completion:
-        """The sample in an answer. Raises ArtifactError when it is not what was asked for."""
+    def parse(self, answer: Any, prompt: list[int], with_logprobs: bool) -> Completion:
+        """Return the completion in a response. Raises ArtifactError when it is not what was asked
+        for."""
         try:
             (choice,) = answer["choices"]
-            token_ids, logprobs = (
-                choice.get("token_ids"),
-                (choice.get("logprobs") or {}).get("token_logprobs", []),
-            )
+            token_ids = choice.get("token_ids")
+            logprobs = (choice.get("logprobs") or {}).get("token_logprobs", [])
             details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ArtifactError(
-                f"{self.endpoint.url}: an answer is not a completion: {str(answer)[:200]}"
+                f"{self.endpoint.url} answers with something that is not a completion: "
+                f"{str(answer)[:200]}"
             ) from error
         if token_ids is None or (with_logprobs and len(token_ids) != len(logprobs)):
             raise ArtifactError(
                 f"{self.endpoint.url} returns no token ids with their log-probabilities "
-                "(return_token_ids, logprobs): "
-                "the engine server needs vLLM's, or another server that has them"
+                "(return_token_ids, logprobs): use vLLM, or another server that supports them"
             )
         if choice.get("prompt_token_ids") not in (None, prompt):
             raise ArtifactError(
-                f"{self.endpoint.url} read other prompt tokens than it was sent: does it truncate?"
+                f"{self.endpoint.url} did not use the prompt tokens that it was sent: turn off its "
+                "truncation of prompts"
             )
         if choice["finish_reason"] not in ("stop", "length"):
             raise Unavailable(

@@ -1,9 +1,9 @@
 """Sampling through OpenAI-compatible servers: the user's own (`engine.urls`), or vLLM servers
 started here (`engine.num_replicas`).
 
-Every sample is a request of its own, because one request for n samples carries one seed; the
-server's prefix cache reads a prompt once for all its samples, which therefore go to one server.
-What a server fails at goes to the others. A server under a URL must hold the very policy that is
+Every completion is a request of its own, because a request for n completions has only one seed. The
+completions of a prompt go to one server, whose prefix cache then computes the prefill once. What
+one server fails to answer goes to the others. A server under a URL must hold exactly the policy
 asked for: the log-probabilities of a probe are compared with transformers' (`identity.py`). Weights
 are replaced only in servers started here, which nobody else uses."""
 
@@ -29,7 +29,8 @@ from tasks.models.policy import Policy, load_tokenizer, stop_token_ids
 
 logger = logging.getLogger(__name__)
 
-# prefix_block of servers that do not say how they share a prompt: it is counted for every sample
+# prefix_block of servers that do not say how they share a prompt: every completion is charged for
+# it
 UNSHARED = 2**31
 
 
@@ -40,7 +41,9 @@ class ServerEngine:
     name = "server"
 
     def __init__(self, settings: EngineSettings, policy: Policy, replicas: Replicas | None) -> None:
-        self.settings, self.replicas, self.prefilled_tokens = settings, replicas, 0
+        self.settings = settings
+        self.replicas = replicas
+        self.prefilled_tokens = 0
         if replicas:
             sockets = enumerate(replica.socket for replica in replicas.replicas)
             self.endpoints = [Endpoint(f"http://replica-{i}/v1", path) for i, path in sockets]
@@ -49,15 +52,15 @@ class ServerEngine:
         tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
         self.stop_ids = list(stop_token_ids(policy.folder, tokenizer))
         self.identity = Identity(policy, settings.dtype, trusted=replicas is not None)
-        self.models: dict[
-            Endpoint, str
-        ] = {}  # what the policy is called at each server that was met
-        self.version, self.prefix_block, self.max_length = "unknown", UNSHARED, policy.max_length
-        asyncio.run(self.meet())
+        self.models: dict[Endpoint, str] = {}  # the policy's name at each server identified so far
+        self.version = "unknown"
+        self.prefix_block = UNSHARED
+        self.max_length = policy.max_length
+        asyncio.run(self.handshake())
 
-    async def meet(self) -> None:
-        """Get to know every server. One that is not there may come later; ArtifactError when none
-        is."""
+    async def handshake(self) -> None:
+        """Identify every server. One that does not answer may come later; ArtifactError when none
+        answers."""
         missing = []
         for endpoint in self.endpoints:
             try:
@@ -69,11 +72,11 @@ class ServerEngine:
         if not self.models:
             raise ArtifactError("no server answers: " + "; ".join(missing))
         for message in missing:
-            logger.warning("%s; the others begin without it", message)
+            logger.warning("%s; the other servers start without it", message)
 
     async def identify(self, connection: Connection) -> None:
-        """Check that the server holds the policy; ArtifactError naming the server when it does
-        not."""
+        """Check that the server holds the policy, and note its name there, its context and its
+        version. Raises ArtifactError naming the server when it holds something else."""
         model, max_length, fingerprint = await self.identity.check(connection)
         self.models[connection.endpoint] = model
         self.max_length = min(self.max_length, max_length or self.max_length)
@@ -97,7 +100,7 @@ class ServerEngine:
             return completion
 
         chunks = chunked(request.counts, self.settings.max_rows)
-        answers = asyncio.run(self.draw(ask, chunks, on_finished))
+        answers = asyncio.run(self.complete(ask, chunks, on_finished))
         rows = [answers[row] for row in range(len(prompt_B))]
         self.prefilled_tokens += sum(map(len, prompt_B))
         self.prefilled_tokens -= sum(row.cached_tokens for row in rows)
@@ -107,33 +110,39 @@ class ServerEngine:
             [row.finish_reason for row in rows],
         )
 
-    async def draw(
+    async def complete(
         self,
         ask: Callable[[Connection, int], Awaitable[Completion]],
         chunks: Sequence[Sequence[int]],
         on_finished: Callable[[int], object] | None,
     ) -> dict[int, Completion]:
-        """Every row's completion, from whichever server is free. A server that was away is
+        """Return every row's completion, from whichever server is free. A server that was down is
         identified again."""
         settings = self.settings
         async with AsyncExitStack() as stack:
-            lines = [Connection(endpoint, settings.timeout_seconds) for endpoint in self.endpoints]
-            for line in lines:
-                await stack.enter_async_context(line)
+            connections = [
+                await stack.enter_async_context(Connection(endpoint, settings.timeout_seconds))
+                for endpoint in self.endpoints
+            ]
             dispatch = Dispatch(
-                lines, ask, self.identify, settings.max_rows, settings.max_retries, on_finished
+                connections,
+                ask,
+                self.identify,
+                settings.max_rows,
+                settings.max_retries,
+                on_finished,
             )
             for number, endpoint in enumerate(self.endpoints):
                 if endpoint not in self.models:
-                    dispatch.set_down(number, f"{endpoint.url} has not been there yet")
+                    dispatch.mark_down(number, f"{endpoint.url} has not answered yet")
             return await dispatch.run(chunks)
 
     def set_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Load the weights into every replica, by way of a file, and forget every cached prefix.
+        """Load the weights into every replica through a file, and clear its prefix cache.
 
-        `weights` must spell out tied ones (`models.named_weights` does). A replica that is lost is
-        not used again: it would answer with the weights it had. Raises ArtifactError for servers
-        that were not started here."""
+        `weights` must include tied ones (`models.named_weights` does). A replica that does not load
+        them is not used again: it would answer with its old weights. Raises ArtifactError for
+        servers that were not started here."""
         if self.replicas is None:
             raise ArtifactError(NOT_OURS)
         folder = Path(self.replicas.folder.name) / "weights"
@@ -145,7 +154,7 @@ class ServerEngine:
         asyncio.run(self.reload(folder))
 
     async def reload(self, folder: Path) -> None:
-        """Have every replica read `folder`; those that cannot are left out from now on."""
+        """Make every replica load the weights in `folder`; one that fails is not used again."""
         results = await asyncio.gather(
             *(self.reload_one(endpoint, folder) for endpoint in self.endpoints)
         )
@@ -156,12 +165,12 @@ class ServerEngine:
         }
         self.endpoints = [endpoint for endpoint in self.endpoints if endpoint not in lost]
         if not self.endpoints:
-            raise ArtifactError("no replica took the new weights: " + "; ".join(lost.values()))
+            raise ArtifactError("no replica loaded the new weights: " + "; ".join(lost.values()))
         for error in lost.values():
-            logger.warning("%s; it did not take the new weights and is not used again", error)
+            logger.warning("%s; it did not load the new weights and is not used again", error)
 
     async def reload_one(self, endpoint: Endpoint, folder: Path) -> str | None:
-        """What went wrong, None when the weights are in effect."""
+        """Return what went wrong; None when the weights are in effect."""
         root = endpoint.url.removesuffix("/v1")
         try:
             async with Connection(endpoint, self.settings.timeout_seconds) as connection:
@@ -182,16 +191,15 @@ class ServerEngine:
 
 
 NOT_OURS = (
-    "training replaces the policy's weights after every step, and not in servers that others may "
-    "be using: leave "
-    "engine.urls empty (engine.num_replicas starts servers here), or train with engine.name vllm "
-    "or hf"
+    "training replaces the policy's weights after every step, which it must not do in servers that "
+    "others may be using: leave engine.urls empty (engine.num_replicas starts servers here), or "
+    "train with engine.name vllm or hf"
 )
 
 
 async def read_block_size(connection: Connection) -> int:
-    """The grain at which the server shares prompts, from its metrics; UNSHARED where it does not
-    say."""
+    """Return the block size of the server's prefix cache, from its metrics; UNSHARED where it does
+    not say."""
     url = f"{connection.endpoint.url.removesuffix('/v1')}/metrics"
     try:
         text = await connection.text(url)
@@ -203,7 +211,7 @@ async def read_block_size(connection: Connection) -> int:
 
 
 def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None) -> ServerEngine:
-    """The engine for `policy`. With the trainer's model only servers started here will do."""
+    """Return the engine for `policy`. Training needs servers that are started here."""
     at_least(1, engine__num_replicas=settings.num_replicas, engine__max_rows=settings.max_rows)
     at_least(0, engine__max_retries=settings.max_retries)
     if settings.urls and settings.num_replicas > 1:
@@ -214,7 +222,7 @@ def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None
         raise ArtifactError(NOT_OURS)
     if model is not None and settings.num_processes > 1:
         raise ParamsError(
-            "engine.num_processes above 1 trains with engine.name hf or vllm: each process would "
-            "start servers"
+            "engine.num_processes is above 1, and each process would start its own servers: set "
+            "engine.name to hf or vllm, or engine.num_processes to 1"
         )
     return ServerEngine(settings, policy, None if settings.urls else Replicas(settings, policy))

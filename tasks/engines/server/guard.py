@@ -1,10 +1,10 @@
-"""python -m tasks.engines.server.guard COMMAND...: run a command that must not outlive whoever
-started it.
+"""python -m tasks.engines.server.guard COMMAND...: run a command that must not outlive the process
+that starts it.
 
-Whoever starts the guard holds the other end of its standard input and starts it in a session of its
-own. When that end closes, by intention or because its holder was killed, the guard kills its whole
-process group: the command and all that the command has started. When the command ends by itself,
-what it left behind goes the same way."""
+The starting process holds the other end of the guard's standard input and starts the guard in a
+session of its own. When that end closes, on purpose or because the process was killed, the guard
+kills its whole process group: the command and everything the command has started. It does the same
+when the command ends by itself."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ def main(command: list[str]) -> None:
 
 
 def end_with(child: "subprocess.Popen[bytes]") -> None:
-    """Wait for the command, then kill its group, this process among it."""
+    """Wait for the command, then kill the group, this process included."""
     child.wait()
     os.killpg(0, signal.SIGKILL)
 

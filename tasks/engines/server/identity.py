@@ -1,10 +1,10 @@
 """Whether a server holds the policy that is asked for: by its name, and by the log-probabilities of
 a probe.
 
-A server under a URL may serve anything. The probe is a short sample at a temperature, compared
-token by token with a plain forward of the policy's own files: it sees other weights, and
-log-probabilities that are not of the distribution drawn from. What differs by less than a dtype's
-rounding it cannot see, nor a difference that shows only in other text."""
+A server under a URL may serve anything. The probe is a short completion sampled at a temperature,
+whose log-probabilities are compared token by token with a plain forward of the policy's own files.
+It detects other weights, and log-probabilities that are not of the distribution sampled from. It
+cannot detect differences below a dtype's rounding, or differences that show only in other text."""
 
 import asyncio
 import logging
@@ -19,29 +19,29 @@ from tasks.models.policy import Policy, load_model, torch_dtype
 
 logger = logging.getLogger(__name__)
 
+# how the probe is sampled, and the tokens of its prompt
 PROBE = Sampling(temperature=0.5, top_p=1.0, top_k=0, max_tokens=16, seed=0)
 PROBE_TOKENS = 8
-TOLERANCE = {
-    "float32": 0.002,
-    "bfloat16": 0.1,
-    "float16": 0.02,
-}  # mean |difference| of a token's log-probability
-ROOM = 1.5  # of its files' size: what a policy takes to load
+# mean |difference| of a token's log-probability
+TOLERANCE = {"float32": 0.002, "bfloat16": 0.1, "float16": 0.02}
+# memory needed to load a policy, as a multiple of the size of its files
+LOADING_RATE = 1.5
 
 
 class Identity:
     """The check of one policy. `trusted` servers were started here from the policy's own files."""
 
     def __init__(self, policy: Policy, dtype: str, *, trusted: bool) -> None:
-        self.policy, self.dtype, self.trusted = policy, dtype, trusted
-        self.known: dict[
-            tuple[int, ...], list[float]
-        ] = {}  # completions of the probe and their log-probabilities
+        self.policy = policy
+        self.dtype = dtype
+        self.trusted = trusted
+        # completions of the probe and their log-probabilities
+        self.known: dict[tuple[int, ...], list[float]] = {}
 
     async def check(self, connection: Connection) -> tuple[str, int | None, str]:
-        """The policy's name at the server, the longest context there, the server's fingerprint.
-        Raises ArtifactError when the server holds something else, Unavailable when it does not
-        answer."""
+        """Return the policy's name at the server, the longest context there, and the server's
+        fingerprint. Raises ArtifactError when the server holds something else, Unavailable when it
+        does not answer."""
         url = connection.endpoint.url
         models = {str(model["id"]): model for model in await connection.models()}
         name = choose_model(list(models), self.policy.digest, url)
@@ -52,40 +52,39 @@ class Identity:
         return name, models[name].get("max_model_len"), fingerprint
 
     async def compare(self, url: str, name: str, prompt: list[int], completion: Completion) -> None:
+        """Raise ArtifactError when the probe's log-probabilities are not the policy's, or when a
+        policy too large to be loaded here is not served under its digest."""
         if not self.fits():
             if name != self.policy.digest:
                 raise ArtifactError(
                     f"the policy is too large to be loaded here and compared with {url}: start the "
-                    "server with "
-                    f"--served-model-name {self.policy.digest} to say that it is this one"
+                    f"server with --served-model-name {self.policy.digest} to confirm that it is "
+                    "this policy"
                 )
             logger.warning(
-                "%s is taken at its word: the policy is too large to be compared here", url
+                "%s is not checked: the policy is too large to be loaded and compared here", url
             )
             return
         expected = await asyncio.to_thread(self.logprobs, prompt, completion.token_ids)
-        gap = sum(abs(a - b) for a, b in zip(completion.logprobs, expected, strict=True)) / len(
-            expected
-        )
+        differences = [abs(a - b) for a, b in zip(completion.logprobs, expected, strict=True)]
+        gap = sum(differences) / len(expected)
         if not gap <= TOLERANCE[self.dtype]:
             raise ArtifactError(
                 f"{url} serves {name!r}, which is not the policy {self.policy.digest} "
-                f"({self.policy.folder}): on a "
-                f"probe their log-probabilities differ by {gap:.3g} a token, over "
-                f"{TOLERANCE[self.dtype]:g} for "
-                f"engine.dtype {self.dtype}. If it is the same policy, start the server with "
-                "--logprobs-mode "
-                "processed_logprobs and the same --dtype"
+                f"({self.policy.folder}): on a probe their log-probabilities differ by {gap:.3g} a "
+                f"token, and engine.dtype {self.dtype} allows {TOLERANCE[self.dtype]:g}. If it is "
+                "the same policy, start the server with --logprobs-mode processed_logprobs and the "
+                "same --dtype"
             )
 
     def fits(self) -> bool:
         """Whether the policy can be loaded into this machine's free memory."""
         size = sum(path.stat().st_size for path in self.policy.folder.glob("*.safetensors"))
-        return bool(size * ROOM < psutil.virtual_memory().available)
+        return bool(size * LOADING_RATE < psutil.virtual_memory().available)
 
     def logprobs(self, prompt: list[int], completion: list[int]) -> list[float]:
-        """What the policy's own files say of `completion`; remembered, for a server that comes
-        back."""
+        """Return the log-probabilities that the policy's own files give to `completion`. They are
+        remembered for a server that comes back."""
         if tuple(completion) not in self.known:
             model = load_model(
                 self.policy.folder,
@@ -94,24 +93,23 @@ class Identity:
                 trust_remote_code=self.policy.trust_remote_code,
             )
             with torch.inference_mode():
-                logits = model(input_ids=torch.tensor([prompt + completion])).logits[
-                    0, len(prompt) - 1 : -1
-                ]
+                output = model(input_ids=torch.tensor([prompt + completion]))
+            # the logits before each completion token, [T, V], then the log-probability of each
+            logits = output.logits[0, len(prompt) - 1 : -1]
             logprobs = (logits.float() / PROBE.temperature).log_softmax(-1)
-            self.known[tuple(completion)] = logprobs[
-                torch.arange(len(completion)), torch.tensor(completion)
-            ].tolist()
+            chosen = logprobs[torch.arange(len(completion)), torch.tensor(completion)]
+            self.known[tuple(completion)] = chosen.tolist()
         return self.known[tuple(completion)]
 
 
 def choose_model(names: list[str], digest: str, url: str) -> str:
-    """The policy's name among those that a server serves: its digest, else the only one there
-    is."""
+    """Return the policy's name among those that a server serves: its digest, else the only name.
+    Raises ArtifactError when there are several others."""
     if digest in names:
         return digest
     if len(names) > 1:
         raise ArtifactError(
-            f"{url} serves {', '.join(names)}: start it with --served-model-name {digest} to say "
-            "which is the policy"
+            f"{url} serves {', '.join(names)}: start it with --served-model-name {digest} for the "
+            "policy"
         )
     return names[0]

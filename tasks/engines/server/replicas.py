@@ -1,9 +1,9 @@
 """vLLM servers that Winnow starts itself on this machine, for `engine.num_replicas`.
 
 Each listens on a Unix socket in a folder that only this user can enter: weights can be replaced
-through it, which must not be open to others, and there is no port to collide on. Each has a GPU of
-its own; on a CPU they share the cores. They end with the process that started them, also when it is
-killed (`guard.py`)."""
+through it, which must not be open to others, and no port can collide. Each has a GPU of its own; on
+a CPU they share the cores. They end with the process that started them, also when that is killed
+(`guard.py`)."""
 
 import logging
 import os
@@ -26,10 +26,11 @@ from tasks.models.policy import Policy, torch_device
 
 logger = logging.getLogger(__name__)
 
-START_SECONDS = 900.0  # a large policy is read from disk and compiled for
+START_SECONDS = 900.0  # a large policy takes long to load and to compile
 LOG_TAIL = 2000  # characters of a server's log in an error
+# variables that a server is started with
 ENVIRONMENT = {
-    "VLLM_SERVER_DEV_MODE": "1",  # weights are replaced through it
+    "VLLM_SERVER_DEV_MODE": "1",  # enables the routes that replace weights
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -48,7 +49,7 @@ class Replica:
 
 
 class Replicas:
-    """`settings.num_replicas` servers of `policy`. `close` ends them; so does the end of this
+    """`settings.num_replicas` servers of `policy`. `close` ends them, as does the end of this
     object or process."""
 
     def __init__(self, settings: EngineSettings, policy: Policy) -> None:
@@ -69,9 +70,10 @@ class Replicas:
         self.wait_until_serving()
 
     def wait_until_serving(self) -> None:
-        """Return when every server answers; ArtifactError with the end of its log when one has
-        ended instead."""
-        deadline, waiting = time.monotonic() + START_SECONDS, list(self.replicas)
+        """Return when every server answers. Raises ArtifactError with the end of its log when one
+        has ended, or takes longer than START_SECONDS."""
+        deadline = time.monotonic() + START_SECONDS
+        waiting = list(self.replicas)
         with progress(len(waiting), "start vLLM servers", "server") as bar:
             while waiting:
                 for replica in [replica for replica in waiting if is_serving(replica.socket)]:
@@ -88,6 +90,7 @@ class Replicas:
                 time.sleep(0.1)
 
     def fail(self, replica: Replica, what: str) -> None:
+        """End all servers and raise ArtifactError with the end of this one's log."""
         tail = replica.log.read_text(errors="replace")[-LOG_TAIL:]
         self.close()
         raise ArtifactError(
@@ -96,7 +99,7 @@ class Replicas:
 
 
 def is_serving(path: Path) -> bool:
-    """Whether the server says that it is well. It binds its socket long before."""
+    """Whether the server reports that it is healthy. It binds its socket long before."""
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(1.0)
@@ -110,21 +113,23 @@ def is_serving(path: Path) -> bool:
 
 
 def choose_devices(num_replicas: int, device: torch.device) -> Sequence[str | None]:
-    """The CUDA_VISIBLE_DEVICES of each replica, None on a CPU; ArtifactError when there are fewer
-    GPUs."""
+    """Return the CUDA_VISIBLE_DEVICES of each replica, None on a CPU. Raises ArtifactError when
+    there are fewer GPUs than replicas."""
     if device.type != "cuda":
         return [None] * num_replicas
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     visible = listed.split(",") if listed else [str(i) for i in range(torch.cuda.device_count())]
     if num_replicas > len(visible):
         raise ArtifactError(
-            f"engine.num_replicas is {num_replicas}, and this machine shows {len(visible)} GPUs"
+            f"engine.num_replicas is {num_replicas}, and this machine shows {len(visible)} GPUs: "
+            "lower it"
         )
     return visible[:num_replicas]
 
 
 def serve_command(settings: EngineSettings, policy: Policy, path: Path) -> list[str]:
-    """vLLM's server with what the contract needs; the model's name is the policy's digest."""
+    """Return the command of vLLM's server with the options that the engine contract needs. The
+    model's name is the policy's digest."""
     on_gpu = torch_device(settings.device).type == "cuda"
     options = {
         "--model": policy.folder,
@@ -144,11 +149,11 @@ def serve_command(settings: EngineSettings, policy: Policy, path: Path) -> list[
         "--disable-fastapi-docs",
         "--disable-uvicorn-access-log",
         "--no-enable-log-requests",
-        *(
-            [] if on_gpu else ["--no-enable-chunked-prefill", "--enforce-eager"]
-        ),  # as in engines/vllm.py
-        *(["--trust-remote-code"] if policy.trust_remote_code else []),
     ]
+    if not on_gpu:  # as in engines/vllm.py
+        flags += ["--no-enable-chunked-prefill", "--enforce-eager"]
+    if policy.trust_remote_code:
+        flags += ["--trust-remote-code"]
     module = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     return [*module, *(str(part) for pair in options.items() for part in pair), *flags]
 
@@ -156,13 +161,11 @@ def serve_command(settings: EngineSettings, policy: Policy, path: Path) -> list[
 def start(
     command: list[str], folder: Path, number: int, device: str | None, threads: int
 ) -> Replica:
-    """Start one server under a guard, in a session of its own: a signal to this process's group
-    does not end the guard before it has ended the server."""
+    """Start one server under a guard in a session of its own, so that a signal to this process's
+    group does not end the guard before it has ended the server."""
     environment = {**os.environ, **ENVIRONMENT, "OMP_NUM_THREADS": str(threads)}
-    for name in (
-        "VLLM_ENABLE_V1_MULTIPROCESSING",
-        "VLLM_API_KEY",
-    ):  # of the engine in this process, of other servers
+    # these belong to the engine in this process, or to other servers
+    for name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_API_KEY"):
         environment.pop(name, None)
     if device is not None:
         environment["CUDA_VISIBLE_DEVICES"] = device
@@ -180,7 +183,7 @@ def start(
 
 
 def end(replicas: Sequence[Replica], folder: "tempfile.TemporaryDirectory[str]") -> None:
-    """Close every guard's input, wait for it, and remove sockets and logs."""
+    """Close every guard's input, wait for the guards, and remove sockets and logs."""
     for replica in replicas:
         assert replica.process.stdin is not None
         replica.process.stdin.close()

@@ -1,10 +1,10 @@
-"""python -m tasks.store {ls,stat,verify,gc}: look after the rollout store.
+"""python -m tasks.store.admin {ls,stat,verify,gc}: inspect and maintain the rollout store.
 
-python -m tasks.store ls                        the store of params.yaml and data/
-python -m tasks.store stat --location s3://bucket/prefix
-python -m tasks.store verify                    reads everything; status 1 when something is damaged
-python -m tasks.store gc --dry-run              what would be compacted and removed
-python -m tasks.store gc --policy 3f2a9c...     forget all that was sampled for a policy
+python -m tasks.store.admin ls                      the store of params.yaml and data/
+python -m tasks.store.admin stat --location s3://bucket/prefix
+python -m tasks.store.admin verify                  read everything; status 1 if anything is damaged
+python -m tasks.store.admin gc --dry-run            what would be compacted and removed
+python -m tasks.store.admin gc --policy 3f2a9c...   remove everything sampled for a policy
 """
 
 import argparse
@@ -19,13 +19,13 @@ from tasks.common import params
 from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError
 from tasks.common.locations import open_location, reaching
-from tasks.store.admin import upkeep
+from tasks.store.admin import maintenance
 from tasks.store.folder import RolloutStore, StoreSettings, location
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m tasks.store",
+        prog="python -m tasks.store.admin",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -34,10 +34,13 @@ def parse() -> argparse.Namespace:
         "--params",
         type=Path,
         default=Path("params.yaml"),
-        help="parameter file; its `store.location`",
+        help="parameter file, for its `store.location`",
     )
     parser.add_argument(
-        "--data", type=Path, default=Path("data"), help="data root, where `store.location` is null"
+        "--data",
+        type=Path,
+        default=Path("data"),
+        help="data root, used when `store.location` is null",
     )
     parser.add_argument("--location", help="another store: a folder or s3://bucket/prefix")
     parser.add_argument(
@@ -48,13 +51,13 @@ def parse() -> argparse.Namespace:
         help="this policy only (repeatable)",
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="gc: say what would be done, and do nothing"
+        "--dry-run", action="store_true", help="gc: print what would be done, and do nothing"
     )
     return parser.parse_args()
 
 
 def main() -> int:
-    """0; 1 with a message when something is damaged or cannot be read."""
+    """Return 0, or 1 with a message when something is damaged or cannot be read."""
     options = parse()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     try:
@@ -67,7 +70,7 @@ def main() -> int:
             print(root)
             return int(
                 COMMANDS[options.command](
-                    list(upkeep.folders(files, path, options.policy)), options
+                    list(maintenance.folders(files, path, options.policy)), options
                 )
             )
     except (params.ParamsError, ArtifactError) as error:
@@ -77,9 +80,9 @@ def main() -> int:
 
 def ls(folders: list[RolloutStore], options: argparse.Namespace) -> bool:
     for policy, store in by_policy(folders):
-        found = upkeep.summarize(store)
+        found = maintenance.summarize(store)
         print(
-            f"{policy}  {upkeep.describe(store)}: {found.num_rollouts:,} rollouts of "
+            f"{policy}  {maintenance.describe(store)}: {found.num_rollouts:,} rollouts of "
             f"{found.num_prompts:,} prompts"
         )
     return False
@@ -87,20 +90,22 @@ def ls(folders: list[RolloutStore], options: argparse.Namespace) -> bool:
 
 def stat(folders: list[RolloutStore], options: argparse.Namespace) -> bool:
     for policy, store in by_policy(folders):
-        found = upkeep.summarize(store)
-        print(f"\npolicy    {policy}\nsampling  {upkeep.describe(store)}\nfolder    {store.folder}")
+        found = maintenance.summarize(store)
+        print(f"\npolicy    {policy}")
+        print(f"sampling  {maintenance.describe(store)}")
+        print(f"folder    {store.folder}")
         print(
             f"rollouts  {found.num_rollouts:,}: {found.num_prompts:,} prompts, {found.fewest} to "
             f"{found.most} samples"
         )
-        print(f"shards    {found.num_shards:,}, {upkeep.megabytes([found.num_bytes])}", end="")
+        print(f"shards    {found.num_shards:,}, {maintenance.megabytes([found.num_bytes])}", end="")
         print(
             f"; for gc: {found.num_damaged} damaged, {found.num_covered} compacted"
             * needs_gc(found)
         )
-        for row in upkeep.totals(store).iter_rows(named=True):
+        for row in maintenance.totals(store).iter_rows(named=True):
             print(
-                f"drawn by  {row['engine']} {row['engine_version']}: {row['rollouts']:,} rollouts, "
+                f"sampled   {row['engine']} {row['engine_version']}: {row['rollouts']:,} rollouts, "
                 f"{row['completion_tokens']:,} tokens, {row['flops']:.3g} FLOPs, "
                 f"{row['seconds']:,.0f} s"
             )
@@ -108,32 +113,32 @@ def stat(folders: list[RolloutStore], options: argparse.Namespace) -> bool:
 
 
 def verify(folders: list[RolloutStore], options: argparse.Namespace) -> bool:
-    found = [damage for store in folders for damage in upkeep.damages(store)]
+    found = [damage for store in folders for damage in maintenance.find_damaged(store)]
     for path, fault in found:
         print(f"DAMAGED {path}: {fault}")
     if found:
         print(
-            "what uses these rows sets them aside and samples them again; `gc` removes what was "
-            "set aside"
+            "the next stage that needs these rows sets the shards aside and samples them again; "
+            "`gc` removes shards that were set aside"
         )
     else:
-        print("every shard is what was written")
+        print("no shard is damaged")
     return bool(found)
 
 
 def gc(folders: list[RolloutStore], options: argparse.Namespace) -> bool:
-    work = upkeep.forget if options.policy else upkeep.collect
+    action = maintenance.remove_folder if options.policy else maintenance.collect_garbage
     lines = [
         line
         for store in folders
-        for line in say(work(store, dry_run=options.dry_run), options.dry_run)
+        for line in show(action(store, dry_run=options.dry_run), options.dry_run)
     ]
     if not lines:
         print("nothing to do")
     return False
 
 
-def say(lines: Iterator[str], dry_run: bool) -> Iterator[str]:
+def show(lines: Iterator[str], dry_run: bool) -> Iterator[str]:
     for line in lines:
         print(f"would {line}" if dry_run else line, flush=True)
         yield line

@@ -1,7 +1,7 @@
-"""Looking after a store: what it holds, whether it is whole, and what can go.
+"""Maintenance of a store: what it holds, whether it is damaged, and what can be removed.
 
-Nothing here changes a profile: what is removed is either held by a compacted shard, or damaged, or
-was named."""
+Nothing here changes a profile. What is removed is contained in a compacted shard, or damaged, or
+was named by the user."""
 
 import json
 import time
@@ -18,7 +18,7 @@ from tasks.store import compaction, shards
 from tasks.store.folder import DESCRIPTION, RolloutStore, is_local
 from tasks.store.shards import KEYS, Span
 
-UNFINISHED_SECONDS = 3600.0  # a temporary file this old has no living writer
+UNFINISHED_SECONDS = 3600.0  # the writer of a temporary file this old has died
 
 
 @dataclass(frozen=True)
@@ -36,19 +36,20 @@ class Summary:
 
 
 def folders(files: Any, root: str, policies: Sequence[str] = ()) -> Iterator[RolloutStore]:
-    """Every folder of shards under `root`, or those of `policies` alone. ArtifactError names a
-    policy that has none."""
+    """Yield every folder of shards under `root`, or those of `policies` alone. Raises ArtifactError
+    naming a policy that has none."""
     known = [path.rsplit("/", 1)[-1] for path in subfolders(files, root)]
     if unknown := [policy for policy in policies if policy not in known]:
         raise ArtifactError(
-            f"{root} holds nothing of policy {unknown[0]}; it knows "
-            f"{', '.join(known) or 'no policy'}"
+            f"{root} holds nothing of policy {unknown[0]}; choose from: "
+            f"{', '.join(known) or 'none, it is empty'}"
         )
     for policy in policies or known:
         yield from (RolloutStore(files, path) for path in subfolders(files, f"{root}/{policy}"))
 
 
 def subfolders(files: Any, folder: str) -> list[str]:
+    """Return the paths of the folders directly under `folder`."""
     with suppress(FileNotFoundError):
         entries = files.ls(folder, detail=True)
         return sorted(
@@ -58,7 +59,7 @@ def subfolders(files: Any, folder: str) -> list[str]:
 
 
 def describe(store: RolloutStore) -> str:
-    """The sampling parameters of a folder in words, from the file that its first writer left."""
+    """Return the sampling parameters of a folder in words, from the file of its first writer."""
     try:
         sampling = json.loads(store.files.cat_file(f"{store.folder}/{DESCRIPTION}"))["sampling"]
     except (FileNotFoundError, ValueError, KeyError):
@@ -67,13 +68,10 @@ def describe(store: RolloutStore) -> str:
 
 
 def summarize(store: RolloutStore) -> Summary:
-    """Counts from the key columns; duplicates are not counted twice."""
-    sizes = store.persist(lambda: compaction.sizes(store))
-    samples = (
-        gather(store, KEYS)
-        .group_by("prompt_digest")
-        .agg(pl.col("sample_index").n_unique())["sample_index"]
-    )
+    """Count what the key columns hold; duplicate keys count once."""
+    sizes = store.retry(lambda: compaction.sizes(store))
+    by_prompt = gather(store, KEYS).group_by("prompt_digest")
+    samples = by_prompt.agg(pl.col("sample_index").n_unique())["sample_index"]
     fewest, most = (int(str(samples.min())), int(str(samples.max()))) if len(samples) else (0, 0)
     counts = (len(samples), int(samples.sum()), fewest, most)
     return Summary(
@@ -82,8 +80,8 @@ def summarize(store: RolloutStore) -> Summary:
 
 
 def totals(store: RolloutStore) -> pl.DataFrame:
-    """A row an engine: its rollouts, and the tokens, FLOPs and seconds they cost. Duplicates did
-    cost, and count."""
+    """Return a row per engine: its rollouts, and the tokens, FLOPs and seconds they cost.
+    Duplicates count, because they were paid for."""
     rows = gather(store, ["engine", "engine_version", "completion_tokens", "flops", "seconds"])
     return (
         rows.group_by("engine", "engine_version")
@@ -97,20 +95,20 @@ def totals(store: RolloutStore) -> pl.DataFrame:
 
 
 def gather(store: RolloutStore, columns: Sequence[str]) -> pl.DataFrame:
-    """Some columns of all shards."""
+    """Return some columns of all shards."""
     empty = STORE.frame([]).select(columns)
-    return store.persist(
+    return store.retry(
         lambda: pl.concat([empty, *[store.scan(span, columns) for span in store.spans()]])
     )
 
 
-def damages(store: RolloutStore) -> Iterator[tuple[str, str]]:
-    """Path and fault of every shard that is damaged, those set aside included. Reads all; changes
-    nothing."""
+def find_damaged(store: RolloutStore) -> Iterator[tuple[str, str]]:
+    """Yield the path and the fault of every damaged shard, those set aside included. Reads every
+    shard and changes nothing."""
     for name in store.names():
         path, parsed = f"{store.folder}/{name}", shards.parse(name)
         if parsed and parsed[1]:
-            yield path, "set aside before"
+            yield path, "set aside earlier"
         elif parsed:
             with suppress(FileNotFoundError):  # compacted since it was listed
                 try:
@@ -120,42 +118,46 @@ def damages(store: RolloutStore) -> Iterator[tuple[str, str]]:
 
 
 # --------------------------------------------------------------------------------------------------
-# what can go
+# removal
 
 
 def covered(store: RolloutStore) -> Iterator[tuple[Span, Span]]:
-    """Shards whose rows are in a compacted one, with that one. A compaction was killed before it
-    removed them."""
+    """Yield shards whose rows are in a compacted one, with that one. They remain when a compaction
+    is killed before it removes them."""
     names = store.names()
     for by in store.spans():
         yield from ((span, by) for span in compaction.covered(names, by))
 
 
-def rubbish(store: RolloutStore) -> Iterator[tuple[str, str]]:
-    """Names of files that nobody reads, with the reason: damaged shards, and what killed writers
-    left."""
+def unused_files(store: RolloutStore) -> Iterator[tuple[str, str]]:
+    """Yield the names of files that nobody reads, with the reason: damaged shards, and temporary
+    files of killed writers."""
     for name in store.names():
         if name.endswith(".damaged"):
             yield name, "damaged"
         elif name.startswith(".") and is_local(store.files):
             age = time.time() - store.files.modified(f"{store.folder}/{name}").timestamp()
             if age > UNFINISHED_SECONDS:
-                yield name, f"left unfinished {age / 3600:.0f} h ago"
+                yield name, f"unfinished for {age / 3600:.0f} h"
 
 
-def collect(store: RolloutStore, *, dry_run: bool) -> Iterator[str]:
-    """Compact, and remove what nobody reads; a line for each thing, before it is done."""
-    for name, why in rubbish(store):
+def collect_garbage(store: RolloutStore, *, dry_run: bool) -> Iterator[str]:
+    """Compact the store and remove what nobody reads. Yields a line for each action, before it is
+    taken."""
+    # damaged shards and temporary files
+    for name, why in unused_files(store):
         yield f"remove {store.folder}/{name} ({why})"
         if not dry_run:
             store.remove(name)
+    # shards that a killed compaction left
     compacted = set()
     for span, by in list(covered(store)):
         yield f"remove {store.path(span)} (its rows are in {by.name})"
         compacted.add(by)
     for by in set() if dry_run else compacted:
         compaction.remove_covered(store, by)
-    sizes = store.persist(lambda: compaction.sizes(store))
+    # small shards into large ones
+    sizes = store.retry(lambda: compaction.sizes(store))
     for run in compaction.plan(sizes):
         yield (
             f"merge {len(run)} shards of {store.folder} ({megabytes(sizes[span] for span in run)}) "
@@ -165,8 +167,8 @@ def collect(store: RolloutStore, *, dry_run: bool) -> Iterator[str]:
         compaction.compact(store)
 
 
-def forget(store: RolloutStore, *, dry_run: bool) -> Iterator[str]:
-    """Remove a folder with all it holds."""
+def remove_folder(store: RolloutStore, *, dry_run: bool) -> Iterator[str]:
+    """Remove a folder with everything in it. Yields a line before it is done."""
     yield (
         f"remove {store.folder} ({describe(store)}; {megabytes(compaction.sizes(store).values())})"
     )
@@ -175,4 +177,5 @@ def forget(store: RolloutStore, *, dry_run: bool) -> Iterator[str]:
 
 
 def megabytes(sizes: Iterable[int]) -> str:
+    """Return the sum of sizes in bytes as text in MB."""
     return f"{sum(sizes) / 1e6:,.1f} MB"

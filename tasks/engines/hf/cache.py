@@ -1,0 +1,144 @@
+"""The keys and values that decoding attends to: of prompts after their prefill, and of every row in
+flight.
+
+Legend: n rows in flight, N prompt tokens of a prefill, H query heads, K key-value heads, D size of
+a head, V vocabulary."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tasks.models.packing import Ints, Segments
+
+# one layer's keys and values
+KeysValues = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """The result of one forward over some prompts: each layer's keys and values [N, K, D], the
+    segment of each prompt in them, and the logits [prompts, V] after each prompt's last token."""
+
+    states: list[KeysValues]
+    segments: Segments
+    logits: torch.Tensor
+
+    def select(self, prompts: Ints) -> "Prefill":
+        """Return a copy for some of the prompts, so that the memory of the others can be freed."""
+        lengths = self.segments.lengths[prompts]
+        starts = self.segments.starts[prompts]
+        tokens = np.concatenate(
+            [start + np.arange(length) for start, length in zip(starts, lengths, strict=True)]
+        )
+        rows = torch.from_numpy(tokens).to(self.logits.device)
+        chosen = torch.from_numpy(prompts).to(self.logits.device)
+        states = [
+            (keys.index_select(0, rows), values.index_select(0, rows))
+            for keys, values in self.states
+        ]
+        segments = Segments(np.cumsum(lengths) - lengths, lengths)
+        return Prefill(states, segments, self.logits.index_select(0, chosen))
+
+    def num_bytes(self) -> int:
+        """Bytes of keys and values."""
+        return sum(states.nbytes for pair in self.states for states in pair)
+
+
+class KVCache:
+    """Keys and values of every layer, [capacity, K, length, D]; each row writes at its own
+    position.
+
+    The arrays are allocated by the first `fill`, which knows their shape and dtype."""
+
+    def __init__(self, capacity: int, length: int) -> None:
+        self.capacity = capacity
+        self.length = length
+        self.keys: list[torch.Tensor] = []
+        self.values: list[torch.Tensor] = []
+        # of the current step: positions [n], slots [n], and how many positions are attended to
+        self.positions = torch.empty(0)
+        self.slots = torch.empty(0)
+        self.span = 0
+        self.biases: dict[tuple[int | None, torch.dtype], torch.Tensor] = {}
+
+    def fill(self, first: int, prefill: Prefill, owners: Ints) -> None:
+        """Copy the keys and values of prompt `owners[i]` into slot `first + i`.
+
+        Behind a shorter prompt its last token is repeated: those positions are overwritten before
+        anything attends to them."""
+        indices, _ = prefill.segments.padded_indices(owners)  # [rows, longest prompt]
+        flat = torch.from_numpy(indices).flatten().to(prefill.logits.device)
+        slots = slice(first, first + len(owners))
+        for layer, pair in enumerate(prefill.states):
+            for cached, new in zip((self.keys, self.values), pair, strict=True):
+                if layer == len(cached):
+                    shape = (self.capacity, new.shape[1], self.length, new.shape[2])
+                    cached.append(new.new_zeros(shape))
+                # [N, K, D] -> [rows, longest prompt, K, D] -> [rows, K, longest prompt, D]
+                copies = new.reshape(len(new), -1).index_select(0, flat)
+                copies = copies.view(*indices.shape, *new.shape[1:]).transpose(1, 2)
+                cached[layer][slots, :, : indices.shape[1]] = copies
+
+    def num_bytes(self) -> int:
+        """Bytes of keys and values."""
+        return sum(states.nbytes for states in (*self.keys, *self.values))
+
+    def move(self, target: Ints, source: Ints, length: int) -> None:
+        """Copy the first `length` positions of the slots `source` to the slots `target`."""
+        device = self.keys[0].device
+        to = torch.from_numpy(target).to(device)
+        of = torch.from_numpy(source).to(device)
+        for states in (*self.keys, *self.values):
+            states[to, :, :length] = states[of, :, :length]
+
+    def start_step(self, positions: torch.Tensor, span: int) -> None:
+        """Begin a step: row i writes at `positions[i]` and attends to at most `span` positions."""
+        self.positions = positions
+        self.slots = torch.arange(len(positions), device=positions.device)
+        self.span = span
+        self.biases = {}
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        """[n, H, D] attention of one token a row to all before it; see `packing.Attend`."""
+        num_rows, heads = query.shape[:2]
+        # store the new token's key and value, then attend to all up to and including it
+        self.keys[layer][self.slots, :, self.positions] = key
+        self.values[layer][self.slots, :, self.positions] = value
+        keys = self.keys[layer][:num_rows, :, : self.span]
+        values = self.values[layer][:num_rows, :, : self.span]
+        bias = self.bias(window, query.dtype)
+        if query.dtype != torch.float32:
+            attended = torch.nn.functional.scaled_dot_product_attention(
+                query[:, :, None],
+                keys,
+                values,
+                bias,
+                scale=scaling,
+                enable_gqa=heads != keys.shape[1],
+            )
+            return attended[:, :, 0]
+        # With one query a row, plain matrix products are faster than the fused kernels, which are
+        # made for many. Queries are grouped by the key-value head they share: [n, K, H / K, D].
+        grouped = query.reshape(num_rows, keys.shape[1], -1, query.shape[2])
+        scores = torch.matmul(grouped, keys.transpose(2, 3)).mul_(scaling).add_(bias)
+        return torch.matmul(scores.softmax(-1), values).reshape(num_rows, heads, -1)
+
+    def bias(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+        """[n, 1, 1, span] what is added to the scores, the same for every layer of a step."""
+        if (window, dtype) not in self.biases:
+            key = torch.arange(self.span, device=self.positions.device)
+            query = self.positions[:, None]
+            hidden = (key > query) if window is None else (key > query) | (key <= query - window)
+            bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+            bias.masked_fill_(hidden, torch.finfo(dtype).min)
+            self.biases[window, dtype] = bias[:, None, None]
+        return self.biases[window, dtype]
