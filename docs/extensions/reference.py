@@ -62,9 +62,10 @@ def section(package: str, path: Path) -> str:
 def public(body: list[ast.stmt]) -> Iterator[Definition]:
     """The classes and functions of a body that have a docstring and no underscore."""
     for node in body:
-        if isinstance(node, Definition) and not node.name.startswith("_"):
-            if ast.get_docstring(node) or isinstance(node, ast.ClassDef):
-                yield node
+        if not isinstance(node, Definition) or node.name.startswith("_"):
+            continue
+        if ast.get_docstring(node) or isinstance(node, ast.ClassDef):
+            yield node
 
 
 def variables(body: list[ast.stmt], all_of_them: bool = False) -> Iterator[tuple[str, str]]:
@@ -95,13 +96,15 @@ def definition(node: Definition, depth: int, method: bool = False) -> str:
         title = f"{node.name}({bases})" if bases else node.name
         return directive("class", title, "\n\n".join([about, *inner]), depth)
     decorators = {ast.unparse(decorator) for decorator in node.decorator_list}
-    options = "".join(f"\n:{name}:" for name in ("classmethod", "staticmethod") if name in decorators)
+    options = "".join(
+        f"\n:{name}:" for name in ("classmethod", "staticmethod") if name in decorators
+    )
     if "property" in decorators:
-        kind, title = "property", f"{node.name}\n:type: {ast.unparse(node.returns or ast.Name('Any'))}"
-    else:
-        returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-        kind, title = "method" if method else "function", f"{node.name}({arguments(node)}){returns}"
-    return directive(kind, title + options, about, depth)
+        hint = f"\n:type: {ast.unparse(node.returns)}" if node.returns else ""
+        return directive("property", f"{node.name}{hint}", about, depth)
+    returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    title = f"{node.name}({arguments(node)}){returns}{options}"
+    return directive("method" if method else "function", title, about, depth)
 
 
 def arguments(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
