@@ -17,9 +17,11 @@ from tasks.grading import loading, verifiers
 from tasks.ingest.candidates import Row
 from tasks.ingest.reading import rows, sources
 from tasks.train.methods import select
-from tasks.train.slots import load_slot
+from tasks.train.settings import TrainSettings
+from tasks.train.slots import load_method, load_slots
 from tests.allocate.test_allocate import profile_of
 from tests.docs.pages import ROOT, blocks, of
+from tests.train.steps import plan_of, rollouts_of
 
 VALUES = params.load(ROOT / "params.yaml")
 
@@ -69,12 +71,13 @@ def test_the_strategy(install: Any) -> None:
 
 def test_the_selector(install: Any) -> None:
     install(select, "tasks/train/methods/select/balanced.py")
-    spec = recipes()["balanced"]["train"]["select"]
-    choose = load_slot(select, spec, "select", "select")[1]
-    rewards, groups = np.array([1.0, 0, 0, 0, 1, 1, 0, 0]), np.array([0, 0, 0, 0, 1, 1, 1, 1])
-    kept = choose(rewards, groups, np.random.default_rng(0))
-    assert np.bincount(groups[kept]).tolist() == [2, 4]
-    assert rewards[kept].tolist().count(1.0) == 3
+    choose = load_method(select, recipes()["balanced"]["train"]["select"])
+    rewards, groups = [1.0, 0, 0, 0, 1, 1, 0, 0], [0, 0, 0, 0, 1, 1, 1, 1]
+    kept = choose(rollouts_of(rewards, groups), np.random.default_rng(0))
+    assert np.bincount(np.array(groups)[kept]).tolist() == [2, 4]
+    assert np.array(rewards)[kept].sum() == 3
+    with pytest.raises(params.ParamsError, match="train.select.max_pairs is 0"):
+        load_method(select, {"method": "balanced", "max_pairs": 0})
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/tutorials/method.md"])
@@ -85,7 +88,7 @@ def test_recipes_are_complete(name: str, install: Any) -> None:
     for recipe, spec in values(name, "recipes").items():
         chosen = params.recipe({**VALUES, "recipes": {recipe: spec}}, recipe)
         load_strategy(chosen["allocate"])
-        load_slot(select, chosen["train"]["select"], "select", "select")
+        load_slots(params.parse(chosen["train"], TrainSettings, "train"), plan_of([(0, 4)]), 1)
 
 
 def test_the_verifier(install: Any) -> None:
