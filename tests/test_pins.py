@@ -4,11 +4,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
-FILES = ("requirements.txt", "requirements-cpu.txt")
+FILES = ("requirements.txt", "requirements-cpu.txt", "requirements-docs.txt")
 
 # torchvision breaks transformers beside the CPU build of torch; the others come with it and nothing
 # here uses them.
@@ -44,6 +45,21 @@ def test_the_cpu_pins_satisfy_the_extra(line: str) -> None:
     )
 
 
+@pytest.mark.parametrize("line", EXTRAS["docs"])
+def test_the_docs_pins_satisfy_the_extra(line: str) -> None:
+    requirement = Requirement(line)
+    assert requirement.specifier.contains(
+        PINS["requirements-docs.txt"][canonicalize_name(requirement.name)]
+    )
+
+
+def test_docs_and_base_pin_the_same_versions() -> None:
+    docs, base = PINS["requirements-docs.txt"], PINS["requirements.txt"]
+    assert {name: docs[name] for name in docs if name in base} == {
+        name: base[name] for name in docs if name in base
+    }
+
+
 @pytest.mark.parametrize(("package", "limit"), [("fastapi", "<=0.150"), ("sqlalchemy", "<2.1")])
 def test_versions_that_break_at_run_time_stay_out(package: str, limit: str) -> None:
     assert Requirement(f"{package}{limit}").specifier.contains(PINS["requirements.txt"][package])
@@ -56,6 +72,17 @@ def test_nothing_unwanted_is_pinned(name: str) -> None:
 
 def test_no_package_is_pinned_twice() -> None:
     assert set(PINS["requirements.txt"]) & set(PINS["requirements-cpu.txt"]) == set()
+
+
+def test_the_supported_pythons_are_named_alike() -> None:
+    """pyproject.toml's range and classifiers, the Makefile, and the GitHub matrix."""
+    versions = ["3.11", "3.12", "3.13"]
+    requires = Requirement(f"winnow{PROJECT['requires-python']}").specifier
+    assert [v for v in ("3.10", *versions, "3.14") if requires.contains(v)] == versions
+    assert [line.rpartition(" ")[2] for line in PROJECT["classifiers"]] == versions
+    assert "(3, 11) <= sys.version_info[:2] <= (3, 13)" in (ROOT / "Makefile").read_text()
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    assert workflow["jobs"]["compat"]["strategy"]["matrix"]["python"] == versions
 
 
 def test_pins_name_no_place() -> None:

@@ -1,0 +1,130 @@
+"""Every command in the documentation exists, and takes the options that it is given."""
+
+import importlib.util
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import LANGUAGES, ROOT, Command, blocks, commands
+
+MAKEFILE = (ROOT / "Makefile").read_text()
+TARGETS = set(re.findall(r"^([a-z]+):", MAKEFILE, re.MULTILINE))
+VARIABLES = set(re.findall(r"^([A-Z_]+) \?=", MAKEFILE, re.MULTILINE)) | {"VLLM"}
+
+# Programs that are no part of the environment, and why they are named.
+FOREIGN = {
+    "vllm": "started by the reader on another machine; tests/engines starts it with these options",
+    "source": "activates the environment",
+    "export": "sets variables",
+}
+
+
+def programs(name: str) -> list[Command]:
+    return [command for command in commands() if command.words[0] == name]
+
+
+def modules() -> list[Command]:
+    return [command for command in programs("python") if command.words[1] == "-m"]
+
+
+def package(name: str) -> Path:
+    """The folder of an installed package, which is not imported."""
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    return Path(str(spec.origin)).parent
+
+
+def source(module: str) -> Path:
+    """The file that `python -m module` runs."""
+    base = ROOT.joinpath(*module.split("."))
+    files = [base / "__main__.py", base.with_suffix(".py")]
+    return next(path for path in files if path.exists())
+
+
+def test_blocks_are_in_known_languages() -> None:
+    assert {block.language for block in blocks()} <= LANGUAGES
+
+
+def test_every_command_is_of_a_known_program() -> None:
+    known = {"make", "python", "dvc", "mlflow", "prefect", *FOREIGN}
+    assert [str(command) for command in commands() if command.words[0] not in known] == []
+    assert len(commands()) > 40
+
+
+def test_make_targets_and_variables_exist() -> None:
+    for command in programs("make"):
+        targets = {word for word in command.words[1:] if "=" not in word}
+        variables = {word.partition("=")[0] for word in command.words[1:] if "=" in word}
+        assert targets <= TARGETS, str(command)
+        assert variables <= VARIABLES, str(command)
+
+
+def test_the_recipes_in_commands_exist_here_or_on_their_page() -> None:
+    params = (ROOT / "params.yaml").read_text()
+    for command in programs("make"):
+        for word in command.words:
+            if word.startswith("RECIPES=") and word != "RECIPES=all":
+                for recipe in word.partition("=")[2].split():
+                    page = (ROOT / command.page).read_text()
+                    assert f"\n  {recipe}: {{" in params or f"\n  {recipe}: {{" in page, recipe
+
+
+def test_pytest_is_given_files_that_exist() -> None:
+    for command in modules():
+        if command.words[2] == "pytest":
+            assert all((ROOT / path).exists() for path in command.words[3:]), str(command)
+
+
+def test_commands_are_accepted_by_their_own_parsers() -> None:
+    """Modules without a command line are given none; all others parse what they are given."""
+    wanted = [command.words for command in programs("dvc")]
+    for command in modules():
+        name = command.words[2]
+        if name == "pytest":
+            continue
+        if "argparse" in source(name).read_text() or "stage" in source(name).read_text():
+            wanted.append(command.words)
+        else:
+            assert command.words[3:] == [], str(command)
+    # a make target that passes its ARGS on
+    for command in programs("make"):
+        passed = [word.partition("=")[2] for word in command.words if word.startswith("ARGS=")]
+        module = "flows.serve" if "serve" in command.words else "flows.pipeline"
+        wanted += [["python", "-m", module, *shlex.split(text)] for text in passed]
+    unique = [json.loads(text) for text in dict.fromkeys(map(json.dumps, wanted))]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.docs.accept"],
+        cwd=ROOT,
+        input=json.dumps(unique),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+@pytest.mark.parametrize("command", programs("mlflow"), ids=str)
+def test_mlflow_has_the_command_and_its_options(command: Command) -> None:
+    text = (package("mlflow") / "cli" / "__init__.py").read_text()
+    assert f"def {command.words[1]}(" in text
+    for word in command.words[2:]:
+        if word.startswith("--"):
+            assert f'"{word}"' in text
+
+
+def test_prefect_has_the_commands() -> None:
+    """Looked up in its source: importing it takes seconds."""
+    folder = package("prefect") / "cli"
+    for command in programs("prefect"):
+        group = command.words[1].replace("-", "_")
+        files = [folder / f"{group}.py", *folder.glob(f"{group}/*.py")]
+        text = "".join(path.read_text() for path in files if path.exists())
+        options = [word for word in command.words[2:] if word.startswith("--")]
+        assert f'name="{group.replace("_", "-")}"' in text, str(command)
+        assert all(f'"{option}"' in text for option in options if option != "--all"), str(command)

@@ -1,0 +1,87 @@
+"""What the documentation names exists: parameters, files, modules, pages."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tasks.common import params
+from tests.docs.pages import PAGES, ROOT, Block, inline, of
+
+VALUES = params.load(ROOT / "params.yaml")
+FREE = {"ingest.sources", "verify.verifiers", "recipes"}  # whose keys the reader chooses
+SUFFIXES = (".py", ".md", ".yaml", ".json", ".jsonl", ".parquet", ".txt", ".toml", ".html", ".lock")
+LINK = re.compile(r"\]\((?P<target>[^)#\s]*)(?:#[^)]*)?\)")
+
+
+def unknown_keys(value: Any, known: Any, where: str) -> Iterator[str]:
+    """The keys of `value` that `known` lacks, with dots."""
+    if where in FREE or not isinstance(value, dict):
+        return
+    for key, inner in value.items():
+        name = f"{where}.{key}".lstrip(".")
+        if not isinstance(known, dict) or key not in known:
+            yield name
+        else:
+            yield from unknown_keys(inner, known[key], name)
+
+
+@pytest.mark.parametrize("block", of("yaml"), ids=lambda block: f"{block.page} {block.text[:20]!r}")
+def test_yaml_blocks_are_parts_of_params(block: Block) -> None:
+    assert list(unknown_keys(yaml.safe_load(block.text), VALUES, "")) == []
+
+
+def test_json_blocks_are_json() -> None:
+    for block in of("json"):
+        lines = block.text.splitlines() if block.caption else [block.text]
+        assert all(json.loads(line) for line in lines), block.page
+
+
+def test_dotted_parameters_exist() -> None:
+    """Inline code such as `train.batch`."""
+    for page, text in inline():
+        section, *keys = re.sub(r"(: .*|=.*)$", "", text).split(".")
+        dotted = bool(keys) and all(re.fullmatch(r"[a-z_]+", key) for key in keys)
+        if section not in VALUES or not dotted or text.endswith(SUFFIXES):
+            continue
+        known: Any = VALUES[section]
+        for key in keys:
+            assert isinstance(known, dict), f"{page}: {text}"
+            assert key in known, f"{page}: {text}"
+            known = known[key]
+
+
+def test_paths_of_the_project_exist() -> None:
+    for page, text in inline():
+        if re.fullmatch(r"(tasks|flows|tests|docs|\.ci|\.github)/[\w./-]+", text):
+            assert (ROOT / text).exists() or text == "docs/_build", f"{page}: {text}"
+        if re.fullmatch(r"(tasks|flows|tests)(\.\w+)+", text):
+            base = ROOT.joinpath(*text.split("."))
+            assert base.is_dir() or base.with_suffix(".py").exists(), f"{page}: {text}"
+
+
+def test_recipes_and_methods_in_tables_exist() -> None:
+    """The first column of the methods tables names recipes."""
+    for page in (ROOT / "README.md", ROOT / "docs" / "guide" / "methods.md"):
+        table = page.read_text().split("| recipe |", 1 if "guide" in str(page) else 2)[-1]
+        for row in table.split("\n\n")[0].splitlines()[2:]:
+            for name in re.findall(r"`(\w+)`", row.split("|")[1]):
+                assert name in VALUES["recipes"], f"{page.name}: {name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_to_files(page: Path) -> None:
+    for found in LINK.finditer(page.read_text()):
+        target = found["target"]
+        if target and not target.startswith(("http://", "https://")):
+            assert (page.parent / target).exists() or "reference/" in target, target
+
+
+def test_every_guide_and_tutorial_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "index.md").read_text().splitlines()
+    for page in [*ROOT.glob("docs/guide/*.md"), *ROOT.glob("docs/tutorials/*.md")]:
+        assert page.relative_to(ROOT / "docs").with_suffix("").as_posix() in index

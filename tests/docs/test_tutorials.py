@@ -1,0 +1,121 @@
+"""What the tutorials write works: their files, under the names that they claim."""
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import yaml
+
+from tasks.allocate import strategies
+from tasks.allocate.plan import load_strategy, make_plan
+from tasks.common import params
+from tasks.grading import loading, verifiers
+from tasks.ingest.candidates import Row
+from tasks.ingest.reading import rows, sources
+from tasks.train.methods import select
+from tasks.train.settings import TrainSettings
+from tasks.train.slots import load_method, load_slots
+from tests.allocate.test_allocate import profile_of
+from tests.docs.pages import ROOT, blocks, of
+from tests.train.steps import plan_of, rollouts_of
+
+VALUES = params.load(ROOT / "params.yaml")
+
+
+def written(caption: str) -> str:
+    """The one block that claims to be the file `caption`."""
+    (found,) = [block.text for block in blocks() if block.caption == caption]
+    return found
+
+
+def values(page: str, key: str) -> dict[str, Any]:
+    """The `yaml` blocks of a page, those with `key`, merged."""
+    found: dict[str, Any] = {}
+    for block in of("yaml"):
+        if block.page == page:
+            found |= yaml.safe_load(block.text).get(key, {})
+    return found
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make a tutorial's file a member of its package."""
+
+    def add(package: ModuleType, caption: str) -> None:
+        (tmp_path / Path(caption).name).write_text(written(caption))
+        monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+        importlib.invalidate_caches()
+
+    return add
+
+
+def recipes() -> dict[str, Any]:
+    return values("docs/tutorials/method.md", "recipes")
+
+
+def test_the_strategy(install: Any) -> None:
+    install(strategies, "tasks/allocate/strategies/frontier.py")
+    profile = profile_of([(solved, 8) for solved in (0, 4, 8, 3, 5, 1)])
+    spec = {**recipes()["frontier"]["allocate"], "num_prompts": 3, "group_size": 4}
+    strategy, allocate = load_strategy(spec)
+    allocation = allocate(profile, 2, np.random.default_rng(0))
+    assert strategy.reads_profile
+    assert make_plan(allocation.phases, profile)["group_size"].to_list() == [4] * 6
+    chosen = allocation.decisions.filter(pl.col("group_size") > 0)["pass_rate"].to_list()
+    assert sorted(chosen) == [0.375, 0.5, 0.625]
+
+
+def test_the_selector(install: Any) -> None:
+    install(select, "tasks/train/methods/select/balanced.py")
+    choose = load_method(select, recipes()["balanced"]["train"]["select"])
+    rewards, groups = [1.0, 0, 0, 0, 1, 1, 0, 0], [0, 0, 0, 0, 1, 1, 1, 1]
+    kept = choose(rollouts_of(rewards, groups), np.random.default_rng(0))
+    assert np.bincount(np.array(groups)[kept]).tolist() == [2, 4]
+    assert np.array(rewards)[kept].sum() == 3
+    with pytest.raises(params.ParamsError, match="train.select.max_pairs is 0"):
+        load_method(select, {"method": "balanced", "max_pairs": 0})
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/tutorials/method.md"])
+def test_recipes_are_complete(name: str, install: Any) -> None:
+    """Every recipe on the page names methods that exist, or that the page writes."""
+    install(strategies, "tasks/allocate/strategies/frontier.py")
+    install(select, "tasks/train/methods/select/balanced.py")
+    for recipe, spec in values(name, "recipes").items():
+        chosen = params.recipe({**VALUES, "recipes": {recipe: spec}}, recipe)
+        load_strategy(chosen["allocate"])
+        load_slots(params.parse(chosen["train"], TrainSettings, "train"), plan_of([(0, 4)]), 1)
+
+
+def test_the_verifier(install: Any) -> None:
+    install(verifiers, "tasks/grading/verifiers/close.py")
+    configured = values("docs/tutorials/verifier.md", "verify")["verifiers"]
+    verifier = loading.load("within_one_percent", configured)
+    outcomes = [verifier.verify(text, "200").outcome for text in ("201", "about 203", "none")]
+    assert outcomes == ["correct", "wrong", "unparsed"]
+    assert verifier.check("200").outcome == "correct"
+    assert verifier.check("many").outcome == "error"
+
+
+def test_verifiers_in_the_guide_can_be_loaded() -> None:
+    configured = values("docs/guide/verifiers.md", "verify")["verifiers"]
+    for name in configured:
+        loading.load(name, configured)
+
+
+def test_the_data_of_the_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.jsonl").write_text(written("mine.jsonl"))
+    monkeypatch.chdir(tmp_path)
+    (source,) = sources(values("docs/tutorials/model-and-data.md", "ingest")["sources"])
+    found = list(rows(0, source, None, tmp_path))
+    assert all(isinstance(row, Row) for row in found)
+    assert len(found) == 3
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/guide/data.md", "docs/tutorials/verifier.md"])
+def test_sources_are_complete(page: str) -> None:
+    sources(values(page, "ingest")["sources"])
