@@ -1,4 +1,4 @@
-"""Make, fetch or keep the initial policy, and say what it was made from."""
+"""Make, fetch or keep the initial policy, and record what it was made from."""
 
 import logging
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ class Policy:
 
 
 def provide(settings: Policy, raw: dict[str, Any], layout: Layout) -> dict[str, Any]:
-    """Bring `policy/`, `policy.json` and `policy_source.json` up to date; returns the card. `raw`
-    is the section."""
+    """Bring `policy/`, `policy.json` and `policy_source.json` up to date. Return the card. `raw` is
+    the section as it is in params.yaml."""
     now = provenance.made_from(raw, Path(__file__).parent)
     if provenance.only_comments_changed(now, provenance.recorded(layout)):
         logger.info("only comments changed: policy kept")
@@ -39,7 +39,7 @@ def provide(settings: Policy, raw: dict[str, Any], layout: Layout) -> dict[str, 
 
 
 def build(settings: Policy, layout: Layout) -> dict[str, Any]:
-    """Train the tiny policy, or find the external one, into the policy's folder; returns its
+    """Write the tiny policy, or what describes the external one, to the policy's folder. Return its
     card."""
     if settings.source == "tiny":
         return write_own(*make(settings.tiny), layout.policy)

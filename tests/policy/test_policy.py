@@ -264,7 +264,7 @@ def test_a_folder_without_safetensors_is_refused_and_the_old_policy_stays(
     [
         ("hf://org/name", "name a revision"),
         ("hf://name@main", "hf://org/name@revision"),
-        ("ftp://host/x", "known are: tiny, a folder, hf://"),
+        ("ftp://host/x", "choose from: tiny, a folder, hf://"),
         ("Qwen/Qwen3-0.6B", "not a folder; or did you mean hf://Qwen/Qwen3-0.6B@REVISION"),
     ],
 )
