@@ -14,8 +14,9 @@ from typing import Any
 
 from tasks.code.cells import cells
 from tasks.common import params, process
-from tasks.common.code import FOLDER, ROOT
+from tasks.common.code import ROOT
 from tasks.common.files import write_json
+from tasks.common.layout import Layout
 
 
 def write(values: dict[str, Any], root: Path, folder: Path) -> None:
@@ -35,7 +36,7 @@ def main() -> int:
     options = parser.parse_args()
     process.die_with_parent()
     try:
-        write(params.load(options.params), ROOT, options.data / FOLDER)
+        write(params.load(options.params), ROOT, Layout(options.data).code_folder)
     except params.ParamsError as error:
         print(error, file=sys.stderr)
         return 1

