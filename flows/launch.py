@@ -4,9 +4,12 @@
     python -m flows.launch PARENT_PID dvc REQUESTS_FD ANSWERS_FD
 
 dvc takes a second to start and milliseconds to look around, so one process answers all of a flow's
-commands. A request is a line of JSON, {"arguments": ["status", "--json"], "stage": null,
-"environment": {...}}, and its answer another, {"code": 0, "output": "...", "started": false}. A request brings its environment: that
-of the flow changes while dvc runs.
+commands. A request is a line of JSON, and so is its answer:
+
+    {"arguments": ["status", "--json"], "stage": null, "environment": {...}}
+    {"code": 0, "output": "...", "started": false}
+
+A request brings its environment, because that of the flow changes while dvc runs.
 
 With a `stage`, dvc writes straight to the terminal, progress bars included, so nothing can be read
 from what it prints. What it *does* can be seen: every command of a stage is started with DVC_STAGE

@@ -37,6 +37,17 @@ LIBRARIES = {
 }
 """A module that some stage imports, and why its version does not matter."""
 
+POLICY = {
+    "tasks/common/": "reads parameters, writes files, draws the bar",
+    "tasks/models/": "saves, loads and describes a policy, whatever its weights",
+    "tasks/__init__.py": "empty",
+    "tasks/policy/__main__.py": "the command line",
+    "tasks/policy/making.py": "made here, or fetched",
+    "tasks/policy/card.py": "what is said of a policy",
+    "tasks/policy/source.py": "fetches external policies; counts for those",
+}
+"""For the stage `policy` alone, whose result is kept in git: only what makes the weights counts."""
+
 
 def is_left_out(path: str) -> bool:
     """Whether the file of this path, from the root of the project, cannot change a result."""

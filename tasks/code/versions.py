@@ -1,7 +1,7 @@
 """The versions of the libraries that change values.
 
-One rule: another version of a library in this list makes every cell stale that can import it, but
-never a policy that is made here, which is kept in git and would then be another one on each machine.
+One rule: another version of a library in this list makes every cell stale that can import it. Only
+the policy is never made again for it: its weights are kept in git, and everything starts from them.
 
 The version is that of the installed package, without a local suffix: 2.13.0+cpu and 2.13.0+cu130
 are one version, or no two machines could share results. Where a package is not installed, such as
@@ -26,6 +26,7 @@ PACKAGES = {
     "polars": ("polars",),
     "reasoning_gym": ("reasoning-gym",),
     "scipy": ("scipy",),
+    "sklearn": ("scikit-learn",),
     "tokenizers": ("tokenizers",),
     "torch": ("torch",),
     "transformers": ("transformers", "tokenizers", "jinja2"),

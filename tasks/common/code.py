@@ -119,13 +119,16 @@ def is_type_checking(test: ast.expr) -> bool:
 
 @cache
 def strings(path: Path) -> frozenset[str]:
-    """The string constants of a Python file, without its docstrings."""
-    bare = {id(node.value) for node in ast.walk(parsed(path)) if is_bare_string(node)}  # type: ignore[attr-defined]
-    return frozenset(
-        node.value
-        for node in ast.walk(parsed(path))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in bare
-    )
+    """The string constants of a Python file, without those that stand alone as a statement."""
+    bare: set[int] = set()
+    found: set[str] = set()
+    for node in ast.walk(parsed(path)):  # a statement comes before what is in it
+        if isinstance(node, ast.Expr):
+            bare.add(id(node.value))
+        text = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(text, str) and id(node) not in bare:
+            found.add(text)
+    return frozenset(found)
 
 
 def module_file(module: str, root: Path) -> Path | None:
@@ -139,21 +142,36 @@ def reach(modules: Iterable[str], root: Path) -> set[Path]:
     """The files under `root` that can be loaded when `modules` are imported: theirs, those that
     these import, the packages around them, and other files beside them that they name."""
     found: set[Path] = set()
-    pending = list(modules)
+    pending = [path for module in modules for path in module_files(module, root)]
     while pending:
-        parts = pending.pop().split(".")
-        if parts[0] != PACKAGE:
-            continue
-        around = (module_file(".".join(parts[:end]), root) for end in range(1, len(parts) + 1))
-        for path in around:
-            if path is None or path in found:
-                continue
+        path = pending.pop()
+        if path not in found:
             found.add(path)
-            named = strings(path)
-            pending += imports(path, root)
-            pending += [f"{name}{end}" for name in named if is_module(name) for end in RUN]
-            found |= {other for other in resources(path.parent) if other.name in named}
+            pending += uses(path, root)
     return found
+
+
+@cache
+def uses(path: Path, root: Path) -> frozenset[Path]:
+    """The files that a file loads by itself."""
+    if path.suffix != ".py":
+        return frozenset()
+    named = strings(path)
+    modules = {f"{name}{end}" for name in named if is_module(name) for end in RUN}
+    files = {file for name in imports(path, root) | modules for file in module_files(name, root)}
+    return frozenset(files | {other for other in resources(path.parent) if other.name in named})
+
+
+@cache
+def module_files(module: str, root: Path) -> tuple[Path, ...]:
+    """The files that the import of one of our modules runs: the packages around it, and its own.
+
+    A name that is no module, such as that of a function, stands for the packages around it."""
+    parts = module.split(".")
+    if parts[0] != PACKAGE:
+        return ()
+    files = (module_file(".".join(parts[:end]), root) for end in range(1, len(parts) + 1))
+    return tuple(path for path in files if path)
 
 
 def is_module(name: str) -> bool:
@@ -171,6 +189,12 @@ def resources(folder: Path) -> tuple[Path, ...]:
     )
 
 
+def forget() -> None:
+    """Read every file anew from here on."""
+    for function in (parsed, digest_of, imports, strings, resources, uses, module_files):
+        function.cache_clear()
+
+
 def libraries(files: Iterable[Path], root: Path) -> set[str]:
     """The top-level modules that `files` import."""
     python = (path for path in files if path.suffix == ".py")
@@ -180,6 +204,7 @@ def libraries(files: Iterable[Path], root: Path) -> set[str]:
 # ---------------------------------------------------------------------------------------- versions
 
 
+@cache
 def installed_version(name: str) -> str | None:
     """The public version of a package: 2.13.0 where 2.13.0+cpu is installed. None where none is."""
     for alias in ALIASES.get(name, (name,)):

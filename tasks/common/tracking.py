@@ -23,9 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tasks.common.layout import Layout
 from tasks.common.files import ArtifactError, digest_file, read_json
 from tasks.common.journal import MAX_TAG, Event, Journal, Tracker, Write, key_of, refused, shorten
+from tasks.common.layout import Layout
 from tasks.common.pipelines import (
     PIPELINE_VARIABLE,
     git_tags,

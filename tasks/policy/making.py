@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.common.layout import Layout
 from tasks.common.files import write_json
+from tasks.common.layout import Layout
 from tasks.policy.card import write_external, write_own
 from tasks.policy.source import resolve
 from tasks.policy.tiny import Tiny, make
