@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.common.code import module_file, strings
+from tasks.common.code import facts, module_file, read
 
 PACKAGE = "tasks.grading.verifiers"
 
@@ -44,7 +44,7 @@ def of_source(entry: Mapping[str, Any], known: set[str], root: Path) -> set[str]
     if set_there := set(under_key(entry.get("settings"), "verifier")):
         return set_there
     path = module_file(f"tasks.ingest.sources.{entry.get('preset')}", root)
-    return (strings(path) & known if path else set()) or known
+    return (facts(read(path)).strings & known if path else set()) or known
 
 
 def under_key(value: Any, key: str) -> Iterator[str]:

