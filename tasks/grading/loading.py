@@ -12,19 +12,17 @@ arguments of `verify`; a verifier with settings gets a name and values in params
   by name.
 - `LIBRARIES`: packages on which its verdicts depend; their versions are part of its own."""
 
-import ast
-import importlib.metadata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tasks.common.code import version_of as code_version
 from tasks.common.files import digest
 from tasks.common.params import ParamsError
 from tasks.common.registry import bind
 from tasks.common.registry import load as load_file
-from tasks.grading import answers, verifiers
+from tasks.grading import verifiers
 from tasks.grading.verdict import Verdict
 
 Configured = Mapping[str, Mapping[str, Any]]
@@ -81,13 +79,7 @@ def checker(
 
 
 def version_of(module: ModuleType, settings: Mapping[str, Any], others: Mapping[str, str]) -> str:
-    """Return a digest of the code (without comments and layout), the settings, the libraries, and
-    the verifiers it uses."""
-    code = [
-        ast.dump(ast.parse(Path(str(file)).read_text()))
-        for file in (module.__file__, answers.__file__)
-    ]
-    libraries = [
-        (name, importlib.metadata.version(name)) for name in getattr(module, "LIBRARIES", ())
-    ]
-    return digest([code, dict(settings), libraries, dict(others)])[:12]
+    """A digest of the code (not of comments and layout), the settings, the libraries, and the
+    verifiers it calls."""
+    code = code_version(module.__name__, getattr(module, "LIBRARIES", ()))
+    return digest([code, dict(settings), dict(others)])[:12]
