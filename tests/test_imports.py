@@ -1,57 +1,23 @@
-"""Who may import whom, and whether dvc.yaml names every file that can change a stage's values.
+"""Who may import whom.
 
 The rules are read from the syntax trees, nothing is imported: an import inside a function counts as
-well."""
+well. Which files can change a stage's values is asked in `tests/code`."""
 
-import ast
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 import yaml
 
+from tasks.common.code import imports
+
 ROOT = Path(__file__).resolve().parent.parent
-STAGES = ("ingest", "policy", "profile", "baseline", "allocate", "train", "evaluate", "report")
-
-# Of tasks/common, what cannot change a value: it may change without any stage running again.
-NO_VALUES = {
-    *(
-        "changes",
-        "journal",
-        "locations",
-        "params",
-        "pipelines",
-        "process",
-        "progress",
-        "registry",
-        "stage",
-        "tracking",
-    )
-}
-
-# Its digest of what it would make decides, not the code it shares: a change elsewhere must not make
-# the policy again.
-STANDS_ALONE = {"policy"}
+STAGES = {"code", "ingest", "policy", "profile", "baseline", "allocate", "train", "evaluate"}
+STAGES |= {"report"}
 
 # Only these files may import these libraries.
 ONE_FILE = {"vllm": "tasks/engines/vllm.py", "mlflow": "tasks/common/tracking.py"}
 NOT_IN_A_CORE = {"prefect", "dvc", "mlflow", "yaml", "argparse"}
-
-
-def imports(path: Path, root: Path) -> set[str]:
-    """The modules that the file imports, with what is imported from a package as its possible
-    submodule."""
-    package = path.relative_to(root).parent.parts
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            base = list(package[: len(package) - node.level + 1]) if node.level else []
-            module = ".".join([*base, *([node.module] if node.module else [])])
-            found |= {module} | {f"{module}.{alias.name}" for alias in node.names}
-    return found
 
 
 def within(module: str, packages: set[str]) -> bool:
@@ -65,6 +31,7 @@ FLOORS = {
     "engines": {"engines", "models", "common"},
     "store": {"store", "engines", "models", "common"},
     "grading": {"grading", "common"},
+    "code": {"code", "common"},  # it runs before everything, and imports next to nothing
 }
 NO_STORE = {"train"}  # it samples from the engine directly
 
@@ -74,7 +41,9 @@ def allowed(relative: Path) -> set[str]:
     if relative.parts[0] == "flows":
         return {"flows", "tasks.common"}
     part = relative.parts[1] if len(relative.parts) > 2 else ""
-    rooms = FLOORS.get(part, {part, *FLOORS} - ({"store"} if part in NO_STORE else set()))
+    rooms = FLOORS.get(
+        part, {part, *FLOORS} - {"code"} - ({"store"} if part in NO_STORE else set())
+    )
     return {f"tasks.{room}" for room in rooms} if part else set()
 
 
@@ -107,59 +76,14 @@ def foreign(relative: Path, modules: set[str]) -> set[str]:
     return found
 
 
-def module_file(module: str, root: Path) -> Path | None:
-    base = root.joinpath(*module.split("."))
-    return next(
-        (path for path in (base.with_suffix(".py"), base / "__init__.py") if path.exists()), None
-    )
-
-
-def reachable(stage: str, root: Path) -> set[Path]:
-    """The files under tasks/ that a stage's folder holds or imports, directly or through others."""
-    found: set[Path] = set()
-    pending = list((root / "tasks" / stage).glob("**/*.py"))
-    while pending:
-        path = pending.pop()
-        if path in found:
-            continue
-        found.add(path)
-        if path.parent.name == "common" and path.stem in NO_VALUES:
-            continue
-        files = (
-            module_file(module, root) for module in imports(path, root) if within(module, {"tasks"})
-        )
-        pending += [file for file in files if file]
-    return found
-
-
-def unnamed(stage: str, root: Path) -> list[str]:
-    """The files that can change the stage's values and that none of its deps in dvc.yaml covers."""
-    deps = [
-        root / dep
-        for dep in yaml.safe_load((root / "dvc.yaml").read_text())["stages"][stage]["deps"]
-    ]
-    return sorted(
-        path.relative_to(root).as_posix()
-        for path in reachable(stage, root)
-        if not any(path == dep or dep in path.parents for dep in deps)
-        and not (path.parent.name == "common" and path.stem in NO_VALUES)
-        and path.read_text().strip()
-    )
-
-
 def test_imports_keep_to_the_rules() -> None:
     assert list(breaches(ROOT)) == []
-
-
-@pytest.mark.parametrize("stage", sorted(set(STAGES) - STANDS_ALONE - {"baseline"}))
-def test_deps_name_every_file_that_can_change_values(stage: str) -> None:
-    assert unnamed(stage, ROOT) == []
 
 
 def test_every_stage_folder_is_a_stage_of_the_pipeline() -> None:
     folders = {path.parent.name for path in ROOT.glob("tasks/*/__main__.py")}
     stages = set(yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"])
-    assert stages == set(STAGES)
+    assert stages == STAGES
     assert folders == stages - {"baseline"}  # `evaluate` without a recipe
 
 
@@ -203,19 +127,3 @@ def test_the_checker_finds_breaches(tmp_path: Path) -> None:
         "tasks/train/settings.py imports tasks.store",
         "tasks/train/settings.py imports tasks.store.folder",
     ]
-
-
-def test_the_checker_finds_missing_deps(tmp_path: Path) -> None:
-    root = plant(
-        tmp_path,
-        {
-            "dvc.yaml": "stages: {profile: {cmd: x, deps: [tasks/profile, tasks/store]}}",
-            "tasks/profile/__main__.py": "from tasks.common import stage\nimport tasks.store\n",
-            "tasks/store/rollouts.py": "from tasks.common.ledger import Ledger\n",
-            "tasks/common/stage.py": "from tasks.common import process\n",
-            "tasks/common/ledger.py": "from tasks.common import artifacts\n",
-            "tasks/common/artifacts.py": "OUTCOMES = ()\n",
-            "tasks/common/process.py": "pass\n",
-        },
-    )
-    assert unnamed("profile", root) == ["tasks/common/artifacts.py", "tasks/common/ledger.py"]

@@ -120,15 +120,22 @@ def input_files(run: stage.Stage) -> dict[str, Path]:
 def run_components(
     run: stage.Stage, policy: Policy, settings: TrainSettings, sections: Sections
 ) -> dict[str, Any]:
-    """All that the result depends on: the checkpoints' key. The parameters are those that the
-    stage names in dvc.yaml."""
+    """All that the result depends on: the checkpoints' key."""
     recipe, seed = run.coordinates()
-    verify = sections.verify
     return {
         "recipe": recipe,
         "seed": seed,
         "policy": policy.digest,
         **{name: digest_file(path) for name, path in input_files(run).items()},
+        **run_parameters(settings, sections),
+    }
+
+
+def run_parameters(settings: TrainSettings, sections: Sections) -> dict[str, Any]:
+    """The parameters that change what is computed. The stage names the same in dvc.yaml, so that
+    what makes it run again is what makes a checkpoint unfit."""
+    verify = sections.verify
+    return {
         "train": dataclasses.asdict(settings),
         "sampling": dataclasses.asdict(sections.sampling),
         "engine": {"name": engine_name(sections.engine), "dtype": sections.engine.dtype},

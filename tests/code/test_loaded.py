@@ -3,10 +3,10 @@
 A wrong digest would give a stale result without a word, so the stages run here, on a tiny world,
 and what they and their children load is written down (`hook/sitecustomize.py`)."""
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,17 @@ RECIPE = {
     "allocate": {"strategy": "uniform", "group_size": 4},
     "train": {"select": {"method": "pods", "keep": 2}},
 }
-Loaded = Callable[..., set[str]]
+STAGES = {
+    "ingest": ("ingest", "other"),
+    "policy": ("policy", "made"),
+    "profile": ("profile", "data"),
+    "baseline": ("evaluate", "data"),
+    "r/allocate": ("allocate", "data", "--recipe", "r"),
+    "r/train": ("train", "data", "--recipe", "r", "--seed", "0"),
+    "r/evaluate": ("evaluate", "data", "--recipe", "r", "--seed", "0"),
+    "report": ("report", "data"),
+}
+"""The stage, data root and coordinates of every cell."""
 
 
 @pytest.fixture(scope="module")
@@ -52,27 +62,26 @@ def values() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def loaded(
     values: dict[str, Any], guesser: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Loaded:
-    """Runs a stage and says which files of the project it loaded."""
+) -> dict[str, set[str]]:
+    """Every cell's stage, run once: the files of the project that it loaded."""
     root = tmp_path_factory.mktemp("world")
     make_world(root / "data", guesser, [4] * 12)
     (root / "params.yaml").write_text(yaml.safe_dump(values))
-
-    def run(stage: str, *coordinates: str, data: str = "data") -> set[str]:
-        record = root / f"{stage}-{len(coordinates)}.loaded"
-        command = [sys.executable, "-m", f"tasks.{stage}", *coordinates]
+    requests = []
+    for number, (stage, data, *coordinates) in enumerate(STAGES.values()):
         places = ["--params", str(root / "params.yaml"), "--data", str(root / data)]
-        done = subprocess.run(
-            [*command, *places],
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(HOOK), "WINNOW_LOADED": str(record)},
-        )
-        assert done.returncode == 0, done.stderr
-        return set(files(record.read_text().splitlines()))
-
-    return run
+        record, log = (str(root / f"{number}.{kind}") for kind in ("loaded", "log"))
+        requests.append([stage, [*places, *coordinates], record, log])
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.code.forks"],
+        input=json.dumps(requests),
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(HOOK)},
+    )
+    assert done.returncode == 0, Path(requests[done.returncode - 1][3]).read_text()
+    records = [Path(request[2]).read_text().splitlines() for request in requests]
+    return {name: files(lines) for name, lines in zip(STAGES, records, strict=True)}
 
 
 def files(lines: list[str]) -> set[str]:
@@ -90,40 +99,24 @@ def files(lines: list[str]) -> set[str]:
 
 
 @pytest.mark.slow
-def test_every_stage_loads_only_what_is_in_its_digest(
-    loaded: Loaded, values: dict[str, Any]
+@pytest.mark.parametrize("cell", STAGES)
+def test_a_stage_loads_only_what_is_in_its_digest(
+    cell: str, loaded: dict[str, set[str]], values: dict[str, Any]
 ) -> None:
-    found = {
-        "ingest": loaded("ingest", data="other"),
-        "profile": loaded("profile"),
-        "baseline": loaded("evaluate"),
-        "r/allocate": loaded("allocate", "--recipe", "r"),
-        "r/train": loaded("train", "--recipe", "r", "--seed", "0"),
-        "r/evaluate": loaded("evaluate", "--recipe", "r", "--seed", "0"),
-        "report": loaded("report"),
-    }
-    digests = {name: cell.digests(ROOT)["files"] for name, cell in cells(values, ROOT).items()}
-    missing = {
-        name: sorted(path for path in paths - set(digests[name]) if not is_left_out(path))
-        for name, paths in found.items()
-    }
-    assert not any(missing.values()), missing
-    # the record works: methods that are loaded by name, the verifier in its own process, a page
-    assert "tasks/train/methods/select/pods.py" in found["r/train"]
-    assert "tasks/grading/verifiers/numeric.py" in found["r/train"]
-    assert "tasks/report/page.html" in found["report"]
+    known = tuple(POLICY) if cell == "policy" else ()
+    rest = loaded[cell] - set(cells(values, ROOT)[cell].digests(ROOT)["files"])
+    assert {path for path in rest if not is_left_out(path) and not path.startswith(known)} == set()
 
 
 @pytest.mark.slow
-def test_the_policy_loads_only_what_makes_it_or_is_known_not_to(
-    loaded: Loaded, values: dict[str, Any]
-) -> None:
-    digest = cells(values, ROOT)["policy"].digests(ROOT)["files"]
-    found = loaded("policy", data="made")
-    known = tuple(POLICY)
-    rest = {path for path in found - set(digest) if not path.startswith(known)}
-    known = tuple(POLICY)
-    rest = {path for path in found - set(digest) if not path.startswith(known)}
-    missing = {path for path in rest if not is_left_out(path)}
-    assert missing == set()
-    assert "tasks/policy/families/chain_sum.py" in found
+@pytest.mark.parametrize(
+    ("cell", "path"),
+    [
+        ("r/train", "tasks/train/methods/select/pods.py"),  # loaded by name
+        ("r/train", "tasks/grading/verifiers/numeric.py"),  # in a process of its own
+        ("report", "tasks/report/page.html"),  # no Python
+        ("policy", "tasks/policy/families/chain_sum.py"),
+    ],
+)
+def test_what_is_loaded_is_noticed(cell: str, path: str, loaded: dict[str, set[str]]) -> None:
+    assert path in loaded[cell]

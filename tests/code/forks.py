@@ -1,0 +1,60 @@
+"""python -m tests.code.forks: run stages one after the other, each in a fork of this process.
+
+The slow libraries are imported once. None of the project's own files is, so every fork loads them
+anew and writes down which. (polars, and mlflow which imports it, are left to the forks: their
+threads do not survive one.)
+
+Reads a list of [stage, arguments, file for what is loaded, file for the log] as JSON, and ends with
+the number of the first stage that failed, counted from 1."""
+
+import importlib
+import json
+import os
+import runpy
+import sys
+import traceback
+
+from tests.code.hook.sitecustomize import Recorder
+
+SLOW = ("reasoning_gym", "transformers.models.qwen3.modeling_qwen3", "sklearn.linear_model")
+
+
+def run(stage: str, arguments: list[str], record: str, log: str) -> None:
+    """Become the stage, with its output in a file; does not return."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.environ["WINNOW_LOADED"] = record
+    recorder = Recorder(record)
+    sys.meta_path.insert(0, recorder)  # type: ignore[arg-type]
+    sys.addaudithook(recorder.opened)
+    sys.argv = [f"tasks.{stage}", *arguments]
+    status = 1
+    try:
+        runpy.run_module(f"tasks.{stage}", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        status = int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def main() -> int:
+    for name in SLOW:
+        importlib.import_module(name)
+    assert not [name for name in sys.modules if name.partition(".")[0] in ("tasks", "polars")]
+    for number, request in enumerate(json.load(sys.stdin), 1):
+        child = os.fork()
+        if child == 0:
+            run(*request)
+        _, status = os.waitpid(child, 0)
+        if status:
+            return number
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
