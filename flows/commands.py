@@ -1,20 +1,22 @@
 """dvc as a subprocess: what it says (graph, status), and what it does (bring one stage up to date).
 
-dvc runs in its own process group, so that Ctrl-C reaches the flow alone and the flow ends the whole
-group: first with an interrupt, which dvc itself waits out while the stage saves what it has and
-leaves; then, after the grace time, by killing. (SIGTERM would end dvc at once, and the stage with
-it, before it could save.) A flow that is killed itself takes dvc along, and dvc the stage: each
-asked the kernel for that."""
+One dvc process serves a whole run of the flow (see `flows.launch`). It runs in its own process
+group, so that Ctrl-C reaches the flow alone and the flow ends the whole group: first with an
+interrupt, which dvc itself waits out while the stage saves what it has and leaves; then, after the
+grace time, by killing. (SIGTERM would end dvc at once, and the stage with it, before it could
+save.) A flow that is killed itself takes dvc along, and dvc the stage: each asked the kernel for
+that."""
 
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,7 +26,94 @@ EDGE = re.compile(r'^"(?P<node>[^"]+)"(?: -> "(?P<dependent>[^"]+)")?;?$', re.MU
 
 
 class CommandError(RuntimeError):
-    """dvc could not answer; its own words are in the message."""
+    """dvc could not answer; its own words are on the terminal."""
+
+
+class Dvc:
+    """A dvc process, for as long as the block lasts. Its methods raise CommandError when it fails;
+    whatever interrupts a wait ends the whole group."""
+
+    def __init__(self) -> None:
+        requests, to_dvc = os.pipe()
+        from_dvc, answers = os.pipe()
+        self.child = subprocess.Popen(
+            launcher("dvc", str(requests), str(answers)),
+            cwd=ROOT,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            pass_fds=(requests, answers),
+            process_group=0,
+        )
+        os.close(requests)
+        os.close(answers)
+        self.requests, self.answers = os.fdopen(to_dvc, "w"), os.fdopen(from_dvc, "rb", buffering=0)
+
+    def __enter__(self) -> "Dvc":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.requests.close()  # it reads the end, and leaves
+        end_group(self.child, interrupt=error is not None)
+        self.answers.close()
+
+    def ask(self, *arguments: str, stage: str | None = None) -> Any:
+        """dvc's answer to one command line. With `stage` it may write to the terminal, and says
+        whether it started that stage's command."""
+        try:
+            request = {"arguments": arguments, "stage": stage, "environment": environment()}
+            self.requests.write(json.dumps(request) + "\n")
+            self.requests.flush()
+            return json.loads(self.read_line())
+        except (BrokenPipeError, ValueError) as error:
+            raise CommandError(
+                f"dvc ended while it was asked for {' '.join(arguments)}; more above"
+            ) from error
+        except BaseException:  # an interrupt: the stage saves now, not when all else has ended
+            end_group(self.child)
+            raise
+
+    def read_line(self) -> bytes:
+        """The next line that dvc sends; what there was of it when dvc has ended.
+
+        The wait looks up a few times a second: a library's signal handler may keep a blocked one
+        from being interrupted."""
+        line = b""
+        while not line.endswith(b"\n"):
+            ready, _, _ = select.select([self.answers], [], [], POLL_SECONDS)
+            if ready:
+                part = self.answers.read(1 << 16)
+                if not part:
+                    break
+                line += part
+        return line
+
+    def look(self, *arguments: str) -> str:
+        """What a command that only looks has printed."""
+        answer = self.ask(*arguments)
+        if answer["code"]:
+            raise CommandError(f"dvc {' '.join(arguments)} failed; its own words are above")
+        return str(answer["output"])
+
+    def graph(self) -> dict[str, set[str]]:
+        """Every stage with the stages it needs, in the order in which dvc names them."""
+        return parse_graph(self.look("dag", "--dot"))
+
+    def status(self, *stages: str) -> dict[str, list[Any]]:
+        """What has changed, by stage, as dvc words it; a stage that is up to date is not in it."""
+        changed: dict[str, list[Any]] = json.loads(self.look("status", "--json", *stages))
+        return changed
+
+    def repro(self, stage: str, force: bool = False) -> tuple[int, bool]:
+        """Bring one stage up to date, looking at nothing upstream: (exit status, whether its
+        command was started)."""
+        options = ["--single-item", *(["--force"] if force else [])]
+        answer = self.ask("repro", *options, stage, stage=stage)
+        return int(answer["code"]), bool(answer["started"])
 
 
 def environment() -> dict[str, str]:
@@ -34,20 +123,9 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PATH": os.pathsep.join([folder, os.environ.get("PATH", os.defpath)])}
 
 
-def ask(*arguments: str) -> str:
-    """The standard output of a dvc command that only looks."""
-    command = [sys.executable, "-m", "dvc", *arguments]
-    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
-    if done.returncode:
-        raise CommandError(
-            f"dvc {' '.join(arguments)} failed:\n{done.stderr.strip() or done.stdout.strip()}"
-        )
-    return done.stdout
-
-
-def graph() -> dict[str, set[str]]:
-    """Every stage with the stages it needs, in the order in which dvc names them."""
-    return parse_graph(ask("dag", "--dot"))
+def launcher(*arguments: str) -> list[str]:
+    """The command line of a Python module that is to end with this process (see `flows.launch`)."""
+    return [sys.executable, "-m", "flows.launch", str(os.getpid()), *arguments]
 
 
 def parse_graph(dot: str) -> dict[str, set[str]]:
@@ -60,61 +138,15 @@ def parse_graph(dot: str) -> dict[str, set[str]]:
     return needs
 
 
-def status(*stages: str) -> dict[str, list[Any]]:
-    """What has changed, by stage, as dvc words it; a stage that is up to date is not in it."""
-    changed: dict[str, list[Any]] = json.loads(ask("status", "--json", *stages))
-    return changed
-
-
-def launcher(*arguments: str, pipe: int = -1) -> list[str]:
-    """The command line of a Python module that is to end with this process (see `flows.launch`)."""
-    return [sys.executable, "-m", "flows.launch", str(os.getpid()), str(pipe), *arguments]
-
-
-def repro(stage: str, force: bool = False) -> tuple[int, bool]:
-    """Bring one stage up to date, looking at nothing upstream: (exit status, whether its command
-    was started)."""
-    options = ["--single-item", *(["--force"] if force else [])]
-    read, write = os.pipe()
-    with os.fdopen(read, "rb") as pipe:
-        try:
-            code = run_group(
-                launcher("dvc", "repro", *options, stage, pipe=write), pass_fds=(write,)
-            )
-        finally:
-            os.close(write)
-        return code, bool(pipe.read())
-
-
-def run_group(command: list[str], pass_fds: tuple[int, ...] = ()) -> int:
-    """Run `command` in its own process group, on this terminal; whatever interrupts the wait ends
-    the whole group.
-
-    The wait looks up a few times a second: a library's signal handler may keep a blocked one from
-    being interrupted."""
-    child = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        pass_fds=pass_fds,
-        process_group=0,
-    )
-    try:
-        while child.poll() is None:
-            time.sleep(POLL_SECONDS)
-        return int(child.returncode)
-    except BaseException:
-        end_group(child)
-        raise
-
-
-def end_group(child: "subprocess.Popen[Any]", grace: float = GRACE_SECONDS) -> None:
+def end_group(
+    child: "subprocess.Popen[Any]", grace: float = GRACE_SECONDS, interrupt: bool = True
+) -> None:
     """Interrupt the group of `child`, wait for it up to `grace` seconds, and kill what is left of
     it."""
     try:
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGINT)
+        if interrupt:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGINT)
         child.wait(grace)
     except subprocess.TimeoutExpired:
         print(

@@ -1,47 +1,112 @@
-"""A Python module as a child that ends with its parent; for dvc, one that says whether it started a
-stage's command.
+"""Children that end with their parent: a Python module, or one dvc that answers many commands.
 
-    python -m flows.launch PARENT_PID PIPE_FD dvc repro --single-item train@sgpo-0
+    python -m flows.launch PARENT_PID uvicorn ...
+    python -m flows.launch PARENT_PID dvc REQUESTS_FD ANSWERS_FD
 
-dvc writes straight to the terminal, progress bars included, so nothing can be read from what it
-prints. What it *does* can be seen: every command of a stage is started with DVC_STAGE in its
-environment. The first one puts a byte into the pipe; a pipe that stays empty means that dvc found
-the outputs in its run cache, or found nothing to do."""
+dvc takes a second to start and milliseconds to look around, so one process answers all of a flow's
+commands. A request is a line of JSON, and so is its answer:
 
+    {"arguments": ["status", "--json"], "stage": null, "environment": {...}}
+    {"code": 0, "output": "...", "started": false}
+
+A request brings its environment, because that of the flow changes while dvc runs.
+
+With a `stage`, dvc writes straight to the terminal, progress bars included, so nothing can be read
+from what it prints. What it *does* can be seen: every command of a stage is started with DVC_STAGE
+in its environment. `started` says that this stage's was; otherwise dvc found the outputs in its run
+cache, or found nothing to do."""
+
+import json
 import logging
 import os
 import runpy
 import signal
 import sys
+import tempfile
 from typing import Any
 
 from tasks.common.process import INTERRUPTED, die_with_parent
 
+STDOUT = 1
 
-def announce(pipe: int, stage: str) -> None:
-    """Write to `pipe` when this process starts the command of `stage`."""
-    os.set_inheritable(pipe, False)
 
-    def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "subprocess.Popen" and (arguments[3] or {}).get("DVC_STAGE") == stage:
-            os.write(pipe, b"1")
+class StartedStages:
+    """The stages whose commands this process has started, since the last look."""
 
-    sys.addaudithook(hook)
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        sys.addaudithook(self.hook)
+
+    def hook(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "subprocess.Popen" and (arguments[3] or {}).get("DVC_STAGE"):
+            self.names.add(arguments[3]["DVC_STAGE"])
+
+    def take(self) -> set[str]:
+        """Those names; the next look begins with none."""
+        names, self.names = self.names, set()
+        return names
+
+
+def serve_dvc(requests_fd: int, answers_fd: int) -> None:
+    """Answer commands until the parent closes the pipe."""
+    for descriptor in (requests_fd, answers_fd):
+        os.set_inheritable(descriptor, False)
+    logging.getLogger("dvc.repo.scm_context").addFilter(
+        lambda record: record.levelno > logging.INFO  # advice about `git add`
+    )
+    started = StartedStages()
+    with os.fdopen(requests_fd) as requests, os.fdopen(answers_fd, "w") as answers:
+        for line in requests:
+            request = json.loads(line)
+            os.environ.clear()
+            os.environ.update(request["environment"])
+            code, output = run_dvc(request["arguments"], quiet=request["stage"] is None)
+            answer = {"code": code, "output": output, "started": request["stage"] in started.take()}
+            answers.write(json.dumps(answer) + "\n")
+            answers.flush()
+
+
+def run_dvc(arguments: list[str], quiet: bool) -> tuple[int, str]:
+    """One dvc command: its exit status and, where `quiet`, what it and its children printed.
+
+    The descriptor is redirected, not `sys.stdout`: dvc holds on to the stream that it found first.
+    """
+    if not quiet:
+        return run_module("dvc", arguments), ""
+    with tempfile.TemporaryFile() as printed:
+        sys.stdout.flush()
+        terminal = os.dup(STDOUT)
+        os.dup2(printed.fileno(), STDOUT)
+        try:
+            code = run_module("dvc", arguments)
+        finally:
+            sys.stdout.flush()
+            os.dup2(terminal, STDOUT)
+            os.close(terminal)
+        printed.seek(0)
+        return code, printed.read().decode()
+
+
+def run_module(module: str, arguments: list[str]) -> int:
+    """`python -m MODULE ARGUMENTS` in this process; its exit status."""
+    sys.argv = [module, *arguments]
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
 
 
 def main() -> None:
-    parent, pipe, module, arguments = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:]
+    parent, module, arguments = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
     die_with_parent()
     if os.getppid() != parent:
         sys.exit(INTERRUPTED)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if pipe >= 0:
-        announce(pipe, arguments[-1])
-        logging.getLogger("dvc.repo.scm_context").addFilter(
-            lambda record: record.levelno > logging.INFO
-        )
-    sys.argv = [module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    if module == "dvc":
+        serve_dvc(int(arguments[0]), int(arguments[1]))
+        return
+    sys.exit(run_module(module, arguments))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""Why a stage is out of date, in words: what dvc found changed, with the values before and after
-from dvc.lock.
+"""Why a stage is out of date, in words: what dvc found changed, with the values before and after.
 
 dvc says which parameter section or file differs and stops there. The lock remembers the values a
-stage last ran with and the digests of what it read and wrote; the rest is comparing."""
+stage last ran with and the digests of what it read and wrote; DVC's cache still has the digest file
+of the code that it ran with. The rest is comparing."""
 
-from collections.abc import Mapping
+import configparser
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from tasks.common.changes import MISSING, differences
 from tasks.common.files import ArtifactError, read_json
 
 GONE = ("deleted", "not in cache")
+CODE_FOLDER = "data/code/"
+MAX_FILES = 5
 
 
 def read_lock(path: Path) -> dict[str, Any]:
@@ -37,7 +41,7 @@ def explain(stage: str, changes: list[Any], lock: Mapping[str, Any], root: Path)
 def explain_deps(
     changed: Mapping[str, Any], entry: Mapping[str, Any], lock: Mapping[str, Any], root: Path
 ) -> list[str]:
-    """Parameters key by key, code by its path, data with the digests that the lock knows."""
+    """Parameters key by key, code file by file, data with the digests that the lock knows."""
     before = {dep["path"]: dep.get("md5", "") for dep in entry.get("deps", [])}
     now = {
         out["path"]: out.get("md5", "") for other in lock.values() for out in other.get("outs", [])
@@ -48,15 +52,63 @@ def explain_deps(
             phrases += explain_params(
                 entry.get("params", {}).get(path, {}), params.load(root / path), list(how)
             )
-        elif path.startswith("tasks/"):
-            phrases.append(f"code {path} changed")
         elif how == "deleted":
             phrases.append(f"input missing: {path}")
+        elif path.startswith(CODE_FOLDER):
+            phrases += explain_code(path, before.get(path, ""), root)
         elif now.get(path, before.get(path)) != before.get(path):
             phrases.append(f"{path} {before.get(path, '')[:4] or 'new'} -> {now[path][:4]}")
         else:
             phrases.append(f"{path} changed")
     return phrases
+
+
+def explain_code(path: str, md5: str, root: Path) -> list[str]:
+    """The files and the library versions that differ between the digest file `path` and the one of
+    the last run, whose digest by DVC is `md5`."""
+    before, now = cached_json(md5, root), read_json(root / path)
+    if before is None:
+        return [f"code changed ({path}; the former one is not in DVC's cache)"]
+    files = [
+        f"{name} {what}"
+        for name in sorted({*before["files"], *now["files"]})
+        if (what := change_of(before["files"].get(name), now["files"].get(name)))
+    ]
+    phrases = [f"code {file}" for file in files[:MAX_FILES]]
+    if len(files) > MAX_FILES:
+        phrases.append(f"and {len(files) - MAX_FILES} more files")
+    for name in sorted({*before["versions"], *now["versions"]}):
+        old, new = before["versions"].get(name), now["versions"].get(name)
+        if old != new:
+            phrases.append(f"{name} {old or '(none)'} -> {new or '(none)'}")
+    return phrases
+
+
+def change_of(before: str | None, now: str | None) -> str:
+    """What happened to a file, from its two digests; nothing where they are equal."""
+    if before == now:
+        return ""
+    return "is new here" if before is None else "is no longer used" if now is None else "changed"
+
+
+def cached_json(md5: str, root: Path) -> Any:
+    """The JSON file of this digest in DVC's cache, or None."""
+    for folder in cache_folders(root):
+        try:
+            return json.loads((folder / "files" / "md5" / md5[:2] / md5[2:]).read_text())
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def cache_folders(root: Path) -> Iterator[Path]:
+    """Where DVC's cache can stand: where its configuration says, and the usual place."""
+    for name in ("config.local", "config"):
+        config = configparser.ConfigParser()
+        config.read(root / ".dvc" / name)
+        if folder := config.get("cache", "dir", fallback=None):
+            yield root / ".dvc" / folder
+    yield root / ".dvc" / "cache"
 
 
 def explain_params(
@@ -98,5 +150,5 @@ def sampled(path: Path, since: float) -> str:
         if path.stat().st_mtime >= since:
             return "; ".join(kind["said"] for kind in read_json(path).values())
     except (OSError, ArtifactError):
-        pass  # a remark for people: no stage fails for want of it
+        pass  # a remark for people: no stage fails without it
     return ""

@@ -15,7 +15,7 @@ import sys
 from prefect.settings import PREFECT_API_URL
 
 from flows import commands
-from flows.pipeline import pipeline
+from flows.flow import pipeline
 
 NO_SERVER = """a schedule needs a Prefect server that outlives a run:
     prefect server start

@@ -6,14 +6,15 @@ stands in a group of its own and ends with the flow. It writes to the same datab
 PREFECT_HOME that `prefect server start` reads."""
 
 import atexit
+import os
 import socket
 import subprocess
 import time
+import tomllib
 import urllib.error
 import urllib.request
 from contextlib import ExitStack
-
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from pathlib import Path
 
 from flows import commands
 
@@ -39,12 +40,33 @@ class ServerError(RuntimeError):
     """Prefect's server did not come up."""
 
 
+def home() -> Path:
+    """Where Prefect keeps its database and its profiles."""
+    return Path(os.environ.get("PREFECT_HOME") or Path.home() / ".prefect")
+
+
+def named_url() -> str | None:
+    """The lasting server that PREFECT_API_URL names, in the environment or in the active profile,
+    without an import of Prefect."""
+    if url := os.environ.get("PREFECT_API_URL"):
+        return url
+    path = Path(os.environ.get("PREFECT_PROFILES_PATH") or home() / "profiles.toml")
+    try:
+        settings = tomllib.loads(path.read_text())
+        active = os.environ.get("PREFECT_PROFILE") or settings["active"]
+        return str(settings["profiles"][active]["PREFECT_API_URL"])
+    except (OSError, KeyError, TypeError, tomllib.TOMLDecodeError):
+        return None
+
+
 def provide() -> None:
     """Have a server for the rest of this process: the one that PREFECT_API_URL names, else one of
     our own.
 
     Ours ends when the process does, after Prefect's own threads have sent what they still hold.
     """
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
     if PREFECT_API_URL.value():
         return
     port = free_port()

@@ -3,14 +3,14 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from flows import commands, reasons, selection
-from tasks.common import params
-from tasks.common.artifacts import Layout
-from tasks.common.files import digest, digest_file, digest_folder
+from tasks.common.code import installed_version
+from tasks.common.files import ArtifactError, digest_file, read_json
+from tasks.common.layout import Layout
 
+CODE = "code"  # the stage that digests the code: all others depend on what it writes
 LABELS = {"Cached": "up to date", "Ran": "ran", "Restored": "restored from the run cache"}
 
 
@@ -22,20 +22,31 @@ class StageFailed(RuntimeError):
 class Stages:
     """What one look at the project found, and what has happened since."""
 
+    dvc: commands.Dvc
     needs: Mapping[str, set[str]]
     ordered: list[str]
     left_out: list[str]
     changed: dict[str, list[Any]]
     forced: set[str]
     outcomes: dict[str, str] = field(default_factory=dict)
+    code_reason: str = ""
 
     @classmethod
-    def examine(cls, recipes: list[str], seeds: list[str], force: list[str]) -> "Stages":
-        """Ask DVC for the graph and, once, for everything that changed."""
-        needs, changed = commands.graph(), commands.status()
-        ordered, left_out = selection.select(needs, changed, recipes, seeds)
+    def examine(
+        cls, dvc: commands.Dvc, recipes: list[str], seeds: list[str], force: list[str]
+    ) -> "Stages":
+        """Ask DVC for the graph, digest the code anew where it changed, and then ask DVC, once, for
+        everything that changed."""
+        needs = dvc.graph()
         forced = selection.choose(needs, force, "stage") if force else set()
-        return cls(needs, ordered, left_out, changed, forced)
+        code_reason = digest_code(dvc, CODE in forced)
+        changed = dvc.status()
+        ordered, left_out = selection.select(needs, changed, recipes, seeds)
+        stages = cls(dvc, needs, ordered, left_out, changed, forced - {CODE})
+        if code_reason:
+            stages.code_reason = code_reason
+            stages.say(CODE, LABELS["Ran"], code_reason)
+        return stages
 
     @property
     def idle(self) -> bool:
@@ -45,6 +56,9 @@ class Stages:
     def bring_up_to_date(self, stage: str) -> tuple[str, str]:
         """(Cached, Ran or Restored; the reason). Raises StageFailed when the stage did not
         succeed."""
+        if stage == CODE and self.code_reason:
+            self.outcomes[stage] = "Ran"
+            return "Ran", self.code_reason
         self.outcomes[stage] = "Failed"
         changes = self.look_again(stage)
         if changes or stage in self.forced:
@@ -63,22 +77,21 @@ class Stages:
 
     def repro(self, stage: str) -> str:
         """Have DVC run the stage, or restore it: Ran or Restored."""
-        code, started = commands.repro(stage, stage in self.forced)
+        code, started = self.dvc.repro(stage, stage in self.forced)
         if code:
             raise StageFailed(failure(stage, code, started))
         return "Ran" if started else "Restored"
 
     def look_again(self, stage: str) -> list[Any]:
-        """What changed for `stage`, asking DVC anew when something upstream was touched: it may
-        have come out equal."""
-        touched = {name for name, outcome in self.outcomes.items() if outcome != "Cached"}
-        if selection.upstream(self.needs, self.needs[stage]) & touched:
-            return commands.status(stage).get(stage, [])
+        """What changed for `stage`. DVC is asked anew when something upstream ran: it may have come
+        out equal. The code is digested before the first look."""
+        ran = {name for name, outcome in self.outcomes.items() if outcome != "Cached"} - {CODE}
+        if selection.upstream(self.needs, self.needs[stage]) & ran:
+            return self.dvc.status(stage).get(stage, [])
         return self.changed.get(stage, [])
 
     def reason(self, stage: str, changes: list[Any]) -> str:
-        lock = reasons.read_lock(commands.ROOT / "dvc.lock")
-        phrases = reasons.explain(stage, changes, lock, commands.ROOT) if changes else []
+        phrases = explain(stage, changes) if changes else []
         return "; ".join((["asked for by --force"] if stage in self.forced else []) + phrases)
 
     def say(self, stage: str, what: str, why: str = "") -> None:
@@ -87,15 +100,55 @@ class Stages:
         print(f"{place} {stage}: {what}" + (f" ({why})" if why else ""), flush=True)
 
 
+def digest_code(dvc: commands.Dvc, forced: bool) -> str:
+    """Run the stage `code` where it is stale, and say why; nothing where it is up to date.
+
+    DVC sees another file or another requirement. What it cannot see is a library that was installed
+    without a change of the requirements: the digest files name the versions, so that is asked
+    here."""
+    changes = dvc.status(CODE).get(CODE, [])
+    moved = [] if changes else moved_versions(Layout(commands.ROOT / "data"))
+    reasons_to_run = [
+        *(["asked for by --force"] if forced else []),
+        *(explain(CODE, changes) if changes else []),
+        *moved,
+    ]
+    if not reasons_to_run:
+        return ""
+    answer = dvc.ask("repro", "--single-item", *(["--force"] if forced or moved else []), CODE)
+    if answer["code"]:
+        raise commands.CommandError(f"{failure(CODE, answer['code'], True)}\n{answer['output']}")
+    return "; ".join(reasons_to_run)
+
+
+def moved_versions(layout: Layout) -> list[str]:
+    """`torch 2.13.0 -> 2.14.0` for every installed library that the digest files name otherwise."""
+    recorded: dict[str, str | None] = {}
+    for path in layout.code_folder.rglob("*.json"):
+        try:
+            recorded |= read_json(path)["versions"]
+        except (ArtifactError, KeyError):
+            continue
+    found = {name: installed_version(name) for name in sorted(recorded)}
+    return [
+        f"{name} {recorded[name]} -> {version}"
+        for name, version in found.items()
+        if version and version != recorded[name]
+    ]
+
+
+def explain(stage: str, changes: list[Any]) -> list[str]:
+    lock = reasons.read_lock(commands.ROOT / "dvc.lock")
+    return reasons.explain(stage, changes, lock, commands.ROOT)
+
+
 def failure(stage: str, code: int, started: bool) -> str:
     what = "its command failed" if started else "dvc did not get as far as its command"
     return f"{what}; exit status {code}, more above. Alone: dvc repro -s {stage}"
 
 
-def code_version(stage: str, root: Path = commands.ROOT) -> str:
-    """A digest of the code that `stage` depends on, as dvc.yaml lists it."""
-    entry = params.load(root / "dvc.yaml")["stages"][stage.partition("@")[0]]
-    code = [root / dep for dep in entry["deps"] if dep.startswith("tasks/")]
-    return digest(
-        [digest_folder(path, ("**/*.py",)) if path.is_dir() else digest_file(path) for path in code]
-    )
+def code_version(stage: str) -> str | None:
+    """A digest of the code that `stage` can run; None for the stage `code` itself."""
+    name, recipe, _ = selection.coordinates(stage)
+    path = Layout(commands.ROOT / "data").code(name, recipe)
+    return digest_file(path) if path.exists() else None

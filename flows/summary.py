@@ -6,18 +6,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from prefect.settings import PREFECT_API_URL, PREFECT_HOME, PREFECT_UI_URL
-
-from flows import commands
+from flows import commands, server
 from flows.selection import coordinates
 from flows.stages import Stages
-from tasks.common import params, tracking
-from tasks.common.artifacts import Layout
+from tasks.common import params
+from tasks.common.layout import Layout
 
 
 @contextmanager
 def recorded(layout: Layout, stages: Stages) -> Iterator[None]:
     """One parent run in MLflow for the stages that run meanwhile, linked to what was cached."""
+    from tasks.common import tracking  # a run that has nothing to do needs none of it
+
     identity = tracking.start_pipeline(layout)
     os.environ[tracking.PIPELINE_VARIABLE] = identity
     status = "KILLED"
@@ -88,13 +88,12 @@ def mlflow_command(uri: str) -> str:
 def prefect_place() -> str:
     """Where records of runs are: on the server that is named, else in the database under
     PREFECT_HOME."""
-    if PREFECT_API_URL.value():
-        return str(PREFECT_UI_URL.value())
-    home = PREFECT_HOME.value()
-    moved = f"PREFECT_HOME={home} " if "PREFECT_HOME" in os.environ else ""
+    if url := server.named_url():
+        return url.rstrip("/").removesuffix("/api")
+    moved = f"PREFECT_HOME={server.home()} " if "PREFECT_HOME" in os.environ else ""
     return (
         f"{moved}{tool('prefect')} server start    then http://127.0.0.1:4200 (it reads "
-        f"{home}/prefect.db)"
+        f"{server.home()}/prefect.db)"
     )
 
 

@@ -1,5 +1,5 @@
-"""python -m tasks.allocate --recipe R: from the profile to the recipe's plan, with every decision's
-reason."""
+"""python -m tasks.allocate --recipe R: make the recipe's plan from the profile, with the reason of
+every decision."""
 
 import logging
 
@@ -22,8 +22,10 @@ logger = logging.getLogger(__name__)
 
 
 def main(run: stage.Stage) -> None:
+    """Apply the recipe's strategy, and write the plan, the decisions and the forecast."""
     assert run.recipe is not None
-    settings, layout = run.section("allocate", AllocateSettings), run.layout
+    settings = run.section("allocate", AllocateSettings)
+    layout = run.layout
     params.at_least(1, allocate__passes=settings.passes)
     spec = params.recipe(run.params, run.recipe)["allocate"]
     strategy, allocate = load_strategy(spec)
@@ -48,11 +50,10 @@ def main(run: stage.Stage) -> None:
         reads_profile=strategy.reads_profile,
         strategy=str(spec["strategy"]),
     )
-    for decision, count in (
-        decisions.group_by("decision").len().sort("len", descending=True).iter_rows()
-    ):
+    counts = decisions.group_by("decision").len().sort("len", descending=True)
+    for decision, count in counts.iter_rows():
         logger.info("%s: %d of %d prompts", decision, count, len(decisions))
-    warn_if_hopeless(profile, expected["plan"]["mixed_rate"])
+    warn_if_few_learnable(profile, expected["plan"]["mixed_rate"])
     logger.info(
         "%(visits)d visits, %(rollouts)d rollouts, %(mixed_groups).0f mixed groups expected",
         expected["plan"],
@@ -67,8 +68,8 @@ def main(run: stage.Stage) -> None:
         run.tracker.artifact(out / name)
 
 
-def warn_if_hopeless(profile: pl.DataFrame, mixed_rate: float) -> None:
-    """Say loudly when no prompt, or next to none, can teach this policy anything."""
+def warn_if_few_learnable(profile: pl.DataFrame, mixed_rate: float) -> None:
+    """Warn when this policy can learn from almost no prompt."""
     solved = profile.filter(
         (pl.col("correct") > 0) & (pl.col("correct") < pl.col("num_samples") - pl.col("error"))
     )
@@ -76,10 +77,9 @@ def warn_if_hopeless(profile: pl.DataFrame, mixed_rate: float) -> None:
         return
     logger.warning(
         "ONLY %d OF %d PROMPTS WERE SOLVED SOMETIMES BUT NOT ALWAYS: %.1f %% of the groups are "
-        "expected to carry a "
-        "gradient. Training will spend nearly all its compute on groups that teach nothing. Take "
-        "easier prompts, a "
-        "stronger policy, or a larger sampling.max_tokens if completions are cut off",
+        "expected to carry a gradient. Training would spend nearly all its compute on groups "
+        "without one. Use easier prompts, a stronger policy, or a larger sampling.max_tokens if "
+        "completions are cut off",
         len(solved),
         len(profile),
         100 * mixed_rate,

@@ -1,9 +1,8 @@
-"""Plans of the cost of another: what sGPO's plan, its profile included, is expected to charge,
-spent uniformly.
+"""Uniform plans with the expected cost of sGPO's plan, its profile included.
 
-A comparison at equal cost needs a baseline of that cost. It is counted in tokens of training: a
+A comparison at equal cost needs a baseline of that cost. Cost is counted in tokens of training: a
 profiled token is a forward (2 P), a trained one is generated and updated (8 P, no reference
-policy), so four profiled ones make one."""
+policy), so four profiled tokens cost as much as one trained token."""
 
 import numpy as np
 import polars as pl
@@ -12,17 +11,17 @@ from tasks.allocate.plan import phase, shuffled
 from tasks.allocate.strategies import sgpo
 from tasks.common.params import at_least
 
-PROFILED_PER_TRAINED = 4.0
+PROFILED_PER_TRAINED = 4.0  # profiled tokens that cost as much as one trained token
 
 
 def tokens_per_rollout(profile: pl.DataFrame) -> pl.DataFrame:
-    """prompt_id and the expected `tokens` of a rollout of it, prompt and completion."""
+    """Return prompt_id and the expected `tokens` of one of its rollouts, prompt and completion."""
     completion = pl.col("completion_tokens") / pl.col("num_samples")
     return profile.select("prompt_id", tokens=pl.col("prompt_tokens") + completion)
 
 
 def expected_tokens(visits: pl.DataFrame, profile: pl.DataFrame) -> float:
-    """Tokens that visits (prompt_id, group_size) are expected to take."""
+    """Return the expected tokens of visits (prompt_id, group_size)."""
     rows = visits.join(tokens_per_rollout(profile), on="prompt_id", how="left")
     return float(rows.select((pl.col("group_size") * pl.col("tokens")).sum()).item() or 0.0)
 
@@ -30,7 +29,7 @@ def expected_tokens(visits: pl.DataFrame, profile: pl.DataFrame) -> float:
 def sgpo_plan(
     profile: pl.DataFrame, passes: int, rng: np.random.Generator, settings: dict[str, object]
 ) -> tuple[pl.DataFrame, float]:
-    """sGPO's visits under its `settings`, and what they and the profile charge, in tokens of
+    """Return sGPO's visits under its `settings`, and the cost of them and the profile in tokens of
     training."""
     visits = pl.concat(sgpo.allocate(profile, passes, rng, **settings).phases)  # type: ignore[arg-type]
     profiled = profile.select(
@@ -47,9 +46,9 @@ def uniform_until(
     profile: pl.DataFrame,
     rng: np.random.Generator,
 ) -> list[pl.DataFrame]:
-    """Passes over `prompt_ids` in random orders, each with `group_size`, the last one cut where
-    `budget` is spent."""
-    at_least(1, allocate__group_size=group_size)  # groups of none would never spend it
+    """Return passes over `prompt_ids` in random orders, each with `group_size`; the last one is cut
+    where `budget` is spent."""
+    at_least(1, allocate__group_size=group_size)  # empty groups would never spend the budget
     tokens = dict(tokens_per_rollout(profile).iter_rows())
     passes: list[pl.DataFrame] = []
     while budget > 0 and len(prompt_ids):

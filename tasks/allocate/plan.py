@@ -1,7 +1,7 @@
 """From a profile to a plan: which prompt is visited when, with how many rollouts, and why.
 
-A strategy (one file in `strategies/`) says what a pass looks like. Here its phases become the PLAN
-table, and the forecast says what the plan is expected to cost and yield before anything is trained.
+A strategy (one file in `strategies/`) decides what is in a pass. Here its phases become the PLAN
+table, and the forecast estimates what the plan costs and yields before anything is trained.
 Training never reads the forecast."""
 
 from collections.abc import Callable, Mapping
@@ -22,8 +22,8 @@ from tasks.common.statistics import fit_beta, mixed_probability
 
 @dataclass(frozen=True)
 class AllocateSettings:
-    """The section `allocate`, common to all recipes: passes over the curriculum, and the seed of
-    its randomness."""
+    """The section `allocate`, common to all recipes: the number of passes over the curriculum, and
+    the seed."""
 
     passes: int
     seed: int
@@ -31,7 +31,7 @@ class AllocateSettings:
 
 @dataclass(frozen=True)
 class Allocation:
-    """What a strategy returns: its phases in order (prompt_id, group_size, pass), and a DECISIONS
+    """The result of a strategy: its phases in order (prompt_id, group_size, pass), and a DECISIONS
     table."""
 
     phases: list[pl.DataFrame]
@@ -43,21 +43,22 @@ class EmptyPlanError(ParamsError):
 
 
 def phase(number: int, prompt_ids: pl.Series, group_size: int) -> pl.DataFrame:
-    """One phase of pass `number`: these prompts in this order, each with `group_size` rollouts."""
+    """Return one phase of pass `number`: these prompts in this order, each with `group_size`
+    rollouts."""
     return pl.DataFrame({"prompt_id": prompt_ids}).with_columns(
         pl.lit(group_size, pl.Int32).alias("group_size"), pl.lit(number, pl.Int32).alias("pass")
     )
 
 
 def shuffled(prompt_ids: pl.Series, rng: np.random.Generator) -> pl.Series:
-    """The same prompts in a random order."""
+    """Return the same prompts in a random order."""
     return prompt_ids.gather(rng.permutation(len(prompt_ids)))
 
 
 def decide(
     profile: pl.DataFrame, prompt_ids: pl.Series, decision: str, group_size: int, reason: str
 ) -> pl.DataFrame:
-    """The rows of DECISIONS for `prompt_ids`, with what was observed in words before the reason."""
+    """Return the rows of DECISIONS for `prompt_ids`. The reason begins with what was observed."""
     rows = profile.filter(pl.col("prompt_id").is_in(prompt_ids.implode()))
     graded = pl.col("num_samples") - pl.col("error")
     observed = pl.format("solved {} of {}; {}", "correct", graded, pl.lit(reason))
@@ -71,7 +72,7 @@ def decide(
 
 
 def solved_words(size: int, sizes: list[int]) -> str:
-    """Which pass rates a bucket is for, in words."""
+    """Return in words which pass rates a bucket is for."""
     if size == sizes[-1]:
         return f"at most one success in {size} expected"
     return f"a success expected in fewer than {sizes[sizes.index(size) + 1]} rollouts"
@@ -86,8 +87,8 @@ def load_strategy(spec: Mapping[str, Any]) -> tuple[ModuleType, Callable[..., Al
 
 
 def make_plan(phases: list[pl.DataFrame], profile: pl.DataFrame) -> pl.DataFrame:
-    """The PLAN table of the phases. EmptyPlanError, with the histogram, when there is nothing to
-    visit."""
+    """Return the PLAN table of the phases. Raises EmptyPlanError with the histogram if there is
+    nothing to visit."""
     numbered = [
         frame.with_columns(
             pl.lit(number, pl.Int32).alias("phase"),
@@ -98,9 +99,8 @@ def make_plan(phases: list[pl.DataFrame], profile: pl.DataFrame) -> pl.DataFrame
     if not numbered:
         raise EmptyPlanError(
             "the plan has no visit: every prompt was filtered out. Prompts by pass rate: "
-            f"{histogram_words(profile)}. "
-            "Raise trivial_above or unsolved_rate, add prompts of another difficulty, or take "
-            "another policy"
+            f"{histogram_words(profile)}. Raise trivial_above or unsolved_rate, add prompts of "
+            "another difficulty, or use another policy"
         )
     if (smallest := min(int(frame["group_size"].min()) for frame in numbered)) < 1:  # type: ignore[arg-type]
         raise ParamsError(f"the plan has groups of {smallest}: a group size must be at least 1")
@@ -109,7 +109,7 @@ def make_plan(phases: list[pl.DataFrame], profile: pl.DataFrame) -> pl.DataFrame
 
 
 def histogram_words(profile: pl.DataFrame) -> str:
-    """`0.000: 12, 0.125: 3, ...`: how many prompts have each pass rate."""
+    """Return the number of prompts at each pass rate: `0.000: 12, 0.125: 3, ...`."""
     counts = profile.group_by("pass_rate").len().sort("pass_rate", nulls_last=True)
     return ", ".join(
         f"{'ungraded' if r is None else format(r, '.3f')}: {n}" for r, n in counts.iter_rows()
@@ -117,7 +117,7 @@ def histogram_words(profile: pl.DataFrame) -> str:
 
 
 def check_decisions(decisions: pl.DataFrame, profile: pl.DataFrame) -> pl.DataFrame:
-    """DECISIONS in the profile's order; every prompt must have been decided exactly once."""
+    """Return DECISIONS in the profile's order. Every prompt must have exactly one decision."""
     ordered = profile.select("prompt_id").join(
         decisions, on="prompt_id", how="left", maintain_order="left"
     )
@@ -134,9 +134,10 @@ def forecast(
     reads_profile: bool,
     strategy: str,
 ) -> dict[str, Any]:
-    """What the plan is expected to cost and yield, beside a uniform plan with its largest group
-    size."""
-    passes, largest = int(plan["pass"].max()) + 1, int(plan["group_size"].max())  # type: ignore[arg-type]
+    """Return what the plan is expected to cost and yield, beside a uniform plan with its largest
+    group size."""
+    passes = int(plan["pass"].max()) + 1  # type: ignore[arg-type]
+    largest = int(plan["group_size"].max())  # type: ignore[arg-type]
     uniform = make_plan(
         [phase(number, profile["prompt_id"], largest) for number in range(passes)], profile
     )
@@ -157,17 +158,14 @@ def forecast(
 def expect(
     plan: pl.DataFrame, profile: pl.DataFrame, architecture: Architecture, profiled_tokens: int
 ) -> dict[str, Any]:
-    """Expected rollouts, mixed groups, tokens and FLOPs of a plan while the policy is as it was
-    profiled.
+    """Return the expected rollouts, mixed groups, tokens and FLOPs of a plan for the policy that
+    was profiled.
 
-    Mixed groups by each prompt's posterior pass rate, tokens by its mean length; both drift as the
-    policy learns."""
+    Mixed groups follow from each prompt's posterior pass rate, tokens from its mean length; both
+    drift as the policy learns."""
     visits = plan.join(profile, on="prompt_id", how="left", maintain_order="left")
-    correct, trials = (
-        profile["correct"].to_numpy(),
-        (profile["num_samples"] - profile["error"]).to_numpy(),
-    )
-    prior = fit_beta(correct, trials)
+    profiled = (profile["num_samples"] - profile["error"]).to_numpy()
+    prior = fit_beta(profile["correct"].to_numpy(), profiled)
     trials = (visits["num_samples"] - visits["error"]).to_numpy()
     mixed = mixed_probability(
         visits["correct"].to_numpy(), trials, visits["group_size"].to_numpy(), prior

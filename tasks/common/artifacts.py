@@ -1,4 +1,4 @@
-"""Every table and path of the pipeline, once: columns, an example row, how it is read and how it is
+"""Every table of the pipeline, once: columns, an example row, how it is read and how it is
 written.
 
 Stages meet only in these files. A table is checked when it is written and again when it is read, so
@@ -13,6 +13,7 @@ import polars as pl
 from pyarrow.parquet import ParquetWriter
 
 from tasks.common.files import ArtifactError, replace_file
+from tasks.common.layout import Layout as Layout
 
 OUTCOMES = ("correct", "wrong", "unparsed", "truncated", "timeout", "error")
 PHASES = ("profile", "generate", "score", "update", "evaluate")
@@ -457,66 +458,3 @@ TABLES = (
     TRAIN_ROLLOUTS,
     STORE,
 )
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where everything stands under one data root. Another root is another, independent world."""
-
-    root: Path
-
-    def prompts(self, split: str) -> Path:
-        return self.root / "prompts" / f"{split}.parquet"
-
-    @property
-    def policy(self) -> Path:
-        return self.root / "policy"
-
-    @property
-    def policy_card(self) -> Path:
-        return self.root / "policy.json"
-
-    @property
-    def profile(self) -> Path:
-        return self.root / "profile"
-
-    @property
-    def baseline(self) -> Path:
-        return self.root / "baseline"
-
-    def recipe(self, recipe: str) -> Path:
-        return self.root / "runs" / recipe
-
-    def train(self, recipe: str, seed: int) -> Path:
-        return self.recipe(recipe) / str(seed) / "train"
-
-    def replayed(self, recipe: str, seed: int) -> Path:
-        return self.root / "replayed" / recipe / str(seed)
-
-    def evaluation(self, recipe: str, seed: int) -> Path:
-        return self.recipe(recipe) / str(seed) / "eval"
-
-    @property
-    def report(self) -> Path:
-        return self.root / "report"
-
-    @property
-    def store(self) -> Path:
-        return self.root / "store"
-
-    def sampling_note(self, cell: str) -> Path:
-        """The note of what a stage last asked of the store, what it sampled and why. It is for
-        people, and not an output of the stage."""
-        return self.root / "draws" / f"{cell}.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.root / "checkpoints"
-
-    @property
-    def locks(self) -> Path:
-        return self.root / "locks"
-
-    @property
-    def tracking(self) -> Path:
-        return self.root / "tracking"

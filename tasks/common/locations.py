@@ -32,7 +32,7 @@ CONNECT_SECONDS = 5
 READ_SECONDS = 8
 
 SIGNERS = ("aiobotocore", "boto3", "botocore", "s3fs", "s3transfer")
-LACKING = (
+MISSING = (
     boto.NoCredentialsError,
     boto.PartialCredentialsError,
     boto.CredentialRetrievalError,
@@ -67,7 +67,7 @@ def open_location(location: str) -> tuple[Any, str]:
     """
     if not is_remote(location):
         return fsspec.filesystem("file"), str(Path(location).expanduser().absolute())
-    hush()
+    quiet_loggers()
     url = urlsplit(named_endpoint() or "https://aws")
     if url.scheme not in ("http", "https") or "@" in url.netloc:
         raise ArtifactError(
@@ -84,7 +84,7 @@ def open_location(location: str) -> tuple[Any, str]:
     return files, location.removeprefix("s3://").rstrip("/")
 
 
-def hush() -> None:
+def quiet_loggers() -> None:
     """Keep the libraries that sign requests from logging them, whatever level the program logs
     at."""
     for name in SIGNERS:
@@ -118,7 +118,7 @@ def open_file(location: str) -> Iterator[BinaryIO]:
 def explain(error: Exception) -> str:
     """What went wrong and what to do, without anything that a server or a library may quote from a
     credential."""
-    if isinstance(error, LACKING):
+    if isinstance(error, MISSING):
         return "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
     if (
         isinstance(error, OSError) and error.filename

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import psutil
 
-from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError, read_json, write_json
 from tasks.common.journal import Event, milliseconds
+from tasks.common.layout import Layout
 
 logger = logging.getLogger(__name__)
 

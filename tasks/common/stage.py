@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tasks.common import params, process, tracking
-from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError
+from tasks.common.layout import Layout
 from tasks.common.params import ParamsError
 
 logger = logging.getLogger(__name__)

@@ -23,10 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError, digest_file, read_json
 from tasks.common.journal import MAX_TAG, Event, Journal, Tracker, Write, key_of, refused, shorten
-from tasks.common.locations import hush
+from tasks.common.layout import Layout
 from tasks.common.pipelines import (
     PIPELINE_VARIABLE,
     git_tags,
@@ -162,9 +161,12 @@ def connect(uri: str) -> Any:
     here."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    hush()  # boto3, which MLflow keeps artifacts on s3:// with
     import mlflow
     from mlflow.store.db import utils
+
+    from tasks.common.locations import quiet_loggers
+
+    quiet_loggers()  # boto3, with which MLflow keeps artifacts on s3://
 
     utils.MAX_RETRY_COUNT = 3  # tries to reach a database: MLflow's ten take 100 s
     return mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)

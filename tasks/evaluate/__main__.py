@@ -1,5 +1,5 @@
-"""python -m tasks.evaluate [--recipe R --seed S]: a trained policy on the test prompts; without a
-recipe the initial policy, the baseline that every trained policy is compared with."""
+"""python -m tasks.evaluate [--recipe R --seed S]: measure a trained policy on the test prompts, or
+without a recipe the initial policy, the baseline of every trained policy."""
 
 from tasks.common import stage
 from tasks.common.files import read_json
@@ -8,6 +8,7 @@ from tasks.models.policy import open_policy, policy_digest, read_policy
 
 
 def main(run: stage.Stage) -> None:
+    """Evaluate the policy of a recipe and a seed, or the initial policy."""
     if run.recipe is None:
         run_evaluation(run, read_policy(run.layout), run.layout.baseline)
         return

@@ -1,9 +1,9 @@
-"""A policy on a set of prompts: pass@1, unbiased pass@k, greedy accuracy, with intervals, as a
-whole and per level.
+"""Evaluate a policy on a set of prompts: pass@1, unbiased pass@k, greedy accuracy, with intervals,
+overall and per level.
 
-Shared by `baseline` and `evaluate`, so that before and after are measured in the same way on the
-same prompts with the same seeds. Intervals resample prompts, not samples: the samples of one prompt
-are not independent."""
+`baseline` and `evaluate` share it, so that the policy is measured before and after training in the
+same way, on the same prompts with the same seeds. Intervals resample prompts, not samples, because
+the samples of one prompt are not independent."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,9 +35,10 @@ class Evaluate:
 
 
 def run_evaluation(run: Stage, policy: Policy, out: Path) -> None:
-    """What the stages `baseline` and `evaluate` do: read the test prompts, measure `policy`, write
-    to `out`."""
-    settings, test = run.section("evaluate", Evaluate), run.layout.prompts("test")
+    """Measure `policy` on the test prompts and write to `out`, for the stages `baseline` and
+    `evaluate`."""
+    settings = run.section("evaluate", Evaluate)
+    test = run.layout.prompts("test")
     run.tracker.params({name: run.params[name] for name in ("evaluate", "sampling")})
     run.tracker.dataset("test", test, digest_file(test), "evaluate")
     metrics, rollouts, usage = evaluate_policy(
@@ -67,7 +68,7 @@ def evaluate_policy(
     layout: Layout,
     cell: str,
 ) -> tuple[dict[str, Any], pl.DataFrame, Usage]:
-    """Metrics, the ROLLOUTS behind them (sampled and greedy), and what sampling them took."""
+    """Return the metrics, their ROLLOUTS (sampled and greedy), and the usage."""
     rows, usage = sample_prompts(
         prompts, policy, settings.num_samples, sampler, layout, cell=cell, greedy=False
     )
@@ -85,20 +86,20 @@ def evaluate_policy(
 
 
 def measure(rollouts: pl.DataFrame, prompts: pl.DataFrame, settings: Evaluate) -> dict[str, Any]:
-    """The metrics of a ROLLOUTS table. `error` leaves numerator and denominator; every other
-    failure counts as 0."""
+    """Return the metrics of a ROLLOUTS table. An `error` is left out of numerator and denominator;
+    every other failure counts as 0."""
     scores = score_prompts(rollouts).join(
         prompts.select("prompt_id", "source", "level"), on="prompt_id", maintain_order="left"
     )
     graded = scores.filter(pl.col("trials") > 0)
     if graded.is_empty():
         raise ArtifactError(
-            "no sample of any test prompt could be graded: mend the verifier or the gold answers"
+            "no sample of any test prompt could be graded: fix the verifier or the gold answers"
         )
     sampled = rollouts.filter(~pl.col("greedy"))
     rates = (graded["correct"] / graded["trials"]).to_numpy()
     greedy = graded["greedy"].drop_nulls().to_numpy()
-    rng = np.random.default_rng(0)  # of the interval only: equal rollouts, equal metrics
+    rng = np.random.default_rng(0)  # for the intervals only, so equal rollouts give equal metrics
     low, high = bootstrap_interval(rates, settings.num_bootstrap, rng)
     greedy_low, greedy_high = bootstrap_interval(greedy, settings.num_bootstrap, rng)
     return {
@@ -119,9 +120,10 @@ def measure(rollouts: pl.DataFrame, prompts: pl.DataFrame, settings: Evaluate) -
 
 
 def score_prompts(rollouts: pl.DataFrame) -> pl.DataFrame:
-    """One row a prompt: successes and trials of its samples (errors left out), the greedy
-    success."""
-    valid, greedy = pl.col("outcome") != "error", pl.col("greedy")
+    """Return one row per prompt: successes and trials of its samples (without errors), and the
+    greedy success."""
+    valid = pl.col("outcome") != "error"
+    greedy = pl.col("greedy")
     return rollouts.group_by("prompt_id", maintain_order=True).agg(
         (valid & ~greedy & (pl.col("outcome") == "correct")).sum().cast(pl.Int64).alias("correct"),
         (valid & ~greedy).sum().cast(pl.Int64).alias("trials"),
@@ -134,8 +136,8 @@ def score_prompts(rollouts: pl.DataFrame) -> pl.DataFrame:
 
 
 def pass_at(graded: pl.DataFrame, settings: Evaluate) -> Mapping[str, float | None]:
-    """Unbiased pass@k, averaged over the prompts that have at least k trials; null where none
-    has."""
+    """Return the unbiased pass@k, averaged over the prompts with at least k trials; None if there
+    are none."""
     result: dict[str, float | None] = {}
     for k in settings.pass_at:
         estimates = pass_at_k(graded["correct"].to_numpy(), graded["trials"].to_numpy(), k)
@@ -145,18 +147,18 @@ def pass_at(graded: pl.DataFrame, settings: Evaluate) -> Mapping[str, float | No
 
 
 def by_level(graded: pl.DataFrame) -> dict[str, dict[str, float]]:
-    """Accuracy of the prompts of each level; of several sources, of each source and of each of its
-    levels (`math`, `math 3`), for their levels have nothing in common."""
+    """Return the accuracy for each level. With several sources, return it for each source and each
+    of its levels (`math`, `math 3`), because levels of different sources are not comparable."""
     if graded["source"].n_unique() < 2:
-        return by(graded.with_columns(part="level"))
+        return by_part(graded.with_columns(part="level"))
     levels = graded.filter(pl.col("level") != "").with_columns(
         part=pl.format("{} {}", "source", "level")
     )
-    return by(pl.concat([graded.with_columns(part="source"), levels]))
+    return by_part(pl.concat([graded.with_columns(part="source"), levels]))
 
 
-def by(graded: pl.DataFrame) -> dict[str, dict[str, float]]:
-    """Accuracy of the prompts of each `part`."""
+def by_part(graded: pl.DataFrame) -> dict[str, dict[str, float]]:
+    """Return the accuracy for each value of `part`."""
     parts = (
         graded.group_by("part")
         .agg(

@@ -1,18 +1,18 @@
-"""Where in a completion its answer stands: what several verifiers share. Every function is linear
-in the text."""
+"""Find the answer in a completion, for several verifiers. Every function takes time linear in the
+text."""
 
 import re
 
 TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 BLANK = r"(?:[\s$,;&]|\\[,;:! ]|\\q?quad)*+"
 JOINED = re.compile(rf"{BLANK}(?:(?:and|or|\\text\{{\s*(?:and|or)\s*\}}){BLANK})?")
-MAX_BOXES = 20  # that are looked at, from the end
+MAX_BOXES = 20  # that are searched, from the end
 BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What the last `\boxed{...}` or `\fbox{...}` holds, braces matched; None without one, or if
-    it is not closed."""
+    r"""Return the content of the last `\boxed{...}` or `\fbox{...}`, braces matched; None without
+    one, or if it is not closed."""
     start = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
     opened = BOX.match(text, start) if start >= 0 else None
     if opened is None:
@@ -24,8 +24,8 @@ def last_boxed(text: str) -> str | None:
 
 
 def last_boxes(text: str) -> str:
-    """The text from its last box on, or from the first of the last boxes where nothing but `and` or
-    `,` joins them: of several answers the last counts. A text with one box or none comes back
+    """Return the text from its last box on, or from the first of the last boxes where only `and` or
+    `,` joins them: of several answers the last counts. A text with one box or none is returned
     whole."""
     start = len(text)
     for box in list(BOX.finditer(text))[: -MAX_BOXES - 1 : -1]:
@@ -39,7 +39,7 @@ def last_boxes(text: str) -> str:
 
 
 def closing_brace(text: str, start: int) -> int | None:
-    """Where the brace that opens at `start` is closed, or None."""
+    """Return where the brace that opens at `start` is closed, or None."""
     depth = 0
     for brace in re.compile(r"[{}]").finditer(text, start):
         depth += 1 if brace.group() == "{" else -1
@@ -49,14 +49,15 @@ def closing_brace(text: str, start: int) -> int | None:
 
 
 def last_tagged(text: str) -> str | None:
-    """What the last `<answer>...</answer>` holds, or None."""
+    """Return the content of the last `<answer>...</answer>`, or None."""
     start = text.rfind("<answer>")
     found = TAGGED.match(text, start) if start >= 0 else None
     return None if found is None else found.group(1).strip()
 
 
-def stated(text: str) -> str:
-    """The part of a completion that it marks as its answer: tagged, else boxed, else the whole of
-    it."""
-    tagged, boxed = last_tagged(text), last_boxed(text)
+def marked_answer(text: str) -> str:
+    """Return the part of a completion that is marked as its answer: in tags, else in a box, else
+    the whole completion."""
+    tagged = last_tagged(text)
+    boxed = last_boxed(text)
     return (tagged if tagged is not None else boxed if boxed is not None else text).strip()

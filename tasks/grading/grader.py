@@ -1,9 +1,9 @@
 """Grading: completions and gold answers in, verdicts out, by verifiers in processes that can be
 killed.
 
-An answer that takes longer than the limit is marked `timeout` and the process replaced; no other
-answer is touched. The verdict on a completion cut off at the token limit is `truncated`, whatever
-it says."""
+An answer that takes longer than the limit is marked `timeout` and its process replaced; no other
+answer is affected. The verdict on a completion cut off at the token limit is always
+`truncated`."""
 
 import logging
 import pkgutil
@@ -20,15 +20,15 @@ from tasks.grading.verdict import Verdict
 
 logger = logging.getLogger(__name__)
 
-MAX_CHARACTERS = 1 << 20  # of a completion: its end is what is read of a longer one
+MAX_CHARACTERS = 1 << 20  # of a completion: only the end of a longer one is graded
 
 
 @dataclass(frozen=True)
 class Verify:
-    """The section `verify`. `processes` grade side by side; `seconds` (on the clock) is the limit
-    of an answer, `memory_gb` (2^30 bytes of address space) that of a process; above
-    `max_failure_rate` of outcomes `timeout` and `error` a stage stops. `verifiers` holds those with
-    settings: name -> {method: file, setting: value}."""
+    """The section `verify`. `processes` grade in parallel; `seconds` (of wall time) is the limit of
+    an answer, `memory_gb` (2^30 bytes of address space) that of a process. A stage stops when the
+    share of outcomes `timeout` and `error` is above `max_failure_rate`. `verifiers` holds verifiers
+    with settings: name -> {method: file, setting: value}."""
 
     processes: int
     seconds: float
@@ -48,7 +48,7 @@ class Answer:
 
 
 class FailureRateError(ArtifactError):
-    """Too many answers ended as `timeout` or `error`: the verdicts cannot be trusted."""
+    """Too many answers ended in `timeout` or `error`: the verdicts cannot be trusted."""
 
 
 class Grader:
@@ -60,7 +60,8 @@ class Grader:
         self.settings = settings
         self.pool: Pool | None = None
         self.names: set[str] = set()
-        self.num_graded, self.num_failed = 0, 0
+        self.num_graded = 0
+        self.num_failed = 0
 
     def __enter__(self) -> "Grader":
         return self
@@ -75,10 +76,11 @@ class Grader:
         *,
         min_judged: int = 0,
     ) -> list[Verdict]:
-        """A verdict an answer, in order. Raises FailureRateError with examples when too many, of
-        all answers that this grader has seen, could not be graded; not before it has seen
-        `min_judged`: a step of training is a small sample, and one prompt that cannot be graded
-        must not end a run."""
+        """Return a verdict for each answer, in order. Raises FailureRateError with examples when
+        too many of all the answers that this grader has seen could not be graded, but not before it
+        has seen `min_judged`: a training step is a small sample, and one prompt that cannot be
+        graded must not end a run."""
+        # truncated completions are not judged
         waiting = [i for i, answer in enumerate(answers) if not answer.truncated]
         requests = [
             (a.verifier, a.completion[-MAX_CHARACTERS:], a.gold)
@@ -93,16 +95,16 @@ class Grader:
     def check_golds(
         self, golds: Sequence[tuple[str, str]], on_checked: Callable[[int], object] | None = None
     ) -> list[Verdict]:
-        """What every (verifier, gold answer) is worth: `correct`; or `error` where the verifier
-        cannot read the gold, `timeout`, or what the verifier says of a completion that states the
-        gold."""
+        """Return a verdict on every (verifier, gold answer): `correct` if it can be used; `error`
+        where the verifier cannot read it; `timeout`; or the verdict on a completion that gives
+        exactly this gold."""
         return self.judge([(name, None, gold) for name, gold in golds], on_checked)
 
     def versions(self, names: Iterable[str]) -> dict[str, str]:
-        """The version of each verifier: it changes with code, settings and libraries, whatever
-        changes a verdict."""
+        """Return the version of each verifier. It changes with everything that can change a
+        verdict: code, settings and libraries."""
         wanted = set(names)
-        found: dict[str, str] = self.started(wanted).greet()["versions"]
+        found: dict[str, str] = self.started(wanted).handshake()["versions"]
         return {name: found[name] for name in sorted(wanted)}
 
     def judge(
@@ -110,26 +112,27 @@ class Grader:
         requests: Sequence[tuple[str, str | None, str]],
         on_done: Callable[[int], object] | None,
     ) -> list[Verdict]:
-        """The verdict on every [verifier, completion or None, gold]."""
+        """Return the verdict on every (verifier, completion or None, gold)."""
         if not requests:
             return []
         pool = self.started({name for name, _, _ in requests})
         return [verdict_of(reply) for reply in pool.map(requests, on_done)]
 
     def started(self, names: set[str]) -> Pool:
-        """A pool whose processes know these verifiers; one that lacks some is replaced."""
+        """Return a pool whose processes have loaded these verifiers. A pool without some of them is
+        replaced."""
         if self.pool is None or not names <= self.names:
             check_verifiers(names, self.settings)
             self.close()
             self.names |= names
-            hello = {
+            configuration = {
                 "names": sorted(self.names),
                 "configured": self.settings.verifiers,
                 "memory": int(self.settings.memory_gb * 2**30),
             }
             self.pool = Pool(
                 python("tasks.grading.worker"),
-                hello,
+                configuration,
                 self.settings.processes,
                 self.settings.seconds,
             )
@@ -144,14 +147,13 @@ class Grader:
     def check_failures(
         self, answers: Sequence[Answer], verdicts: Sequence[Verdict], min_judged: int
     ) -> None:
-        """Stop when the share of `timeout` and `error` is above the limit; warn of any below it."""
+        """Raise FailureRateError when the share of `timeout` and `error` is above the limit. Below
+        it, log a warning."""
         failed = [
             i for i, verdict in enumerate(verdicts) if verdict.outcome in ("timeout", "error")
         ]
-        self.num_graded, self.num_failed = (
-            self.num_graded + len(answers),
-            self.num_failed + len(failed),
-        )
+        self.num_graded += len(answers)
+        self.num_failed += len(failed)
         if not failed:
             return
         counts = Counter(verdicts[i].outcome for i in failed)
@@ -164,15 +166,15 @@ class Grader:
         too_many = self.num_failed > max(self.settings.max_failure_rate * self.num_graded, 1)
         if too_many and self.num_graded >= min_judged:
             raise FailureRateError(
-                f"{message}. With {self.num_failed} of {self.num_graded} in all that is over "
-                f"verify.max_failure_rate {self.settings.max_failure_rate}: mend the verifier "
-                "or the gold answers; what is in the store will not be sampled again"
+                f"{message}. That makes {self.num_failed} of {self.num_graded} in all, over "
+                f"verify.max_failure_rate {self.settings.max_failure_rate}: fix the verifier or "
+                "the gold answers, and run again; rollouts in the store are not sampled again"
             )
         logger.warning("%s", message)
 
 
 def verdict_of(reply: Any) -> Verdict:
-    """What a worker said, or what became of it."""
+    """Return the verdict in a worker's reply, or for a worker that was killed or died."""
     if isinstance(reply, TimedOut):
         return Verdict("timeout", str(reply))
     if isinstance(reply, Died):
@@ -182,17 +184,16 @@ def verdict_of(reply: Any) -> Verdict:
 
 
 def parts_of(verdict: Verdict) -> list[dict[str, Any]]:
-    """A composite's marks as the column `parts` holds them."""
+    """Return the scores of a composite's parts in the form of the column `parts`."""
     return [{"verifier": name, "score": score} for name, score in verdict.parts]
 
 
 def check_verifiers(names: set[str], settings: Verify) -> None:
-    """Raise ArtifactError for a name that is neither a file in `verifiers/` nor set up in
+    """Raise ArtifactError for a name that is neither a file in `verifiers/` nor configured in
     params.yaml."""
-    known = {module.name for module in pkgutil.iter_modules(verifiers.__path__)} | set(
-        settings.verifiers
-    )
+    files = {module.name for module in pkgutil.iter_modules(verifiers.__path__)}
+    known = files | set(settings.verifiers)
     if unknown := sorted(names - known):
         raise ArtifactError(
-            f"verifier '{unknown[0]}' is unknown; verifiers: {', '.join(sorted(known))}"
+            f"verifier '{unknown[0]}' is unknown; choose from: {', '.join(sorted(known))}"
         )

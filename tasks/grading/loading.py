@@ -1,30 +1,28 @@
-"""From a verifier's name to what runs: the file of that name in `verifiers/`, its settings, and its
+"""Load a verifier by its name: the file of that name in `verifiers/`, its settings, and its
 version.
 
 A verifier is one file with `verify(completion, answer) -> Verdict`. Settings are keyword-only
-arguments of `verify`; a verifier that has some is given a name and its values in params.yaml
-(`verify.verifiers`), one without goes by its file's name alone. What else the file may have:
+arguments of `verify`; a verifier with settings gets a name and values in params.yaml
+(`verify.verifiers`), one without is known by the name of its file. The file may also have:
 
-- `stating(answer)`: a completion that states this gold and nothing else, by which golds are checked
-  before any sampling; None where a gold cannot be stated (then it only must not be an `error`).
-  Without it, the gold itself.
+- `canonical_completion(answer)`: a completion that gives exactly this gold, with which golds are
+  checked before any sampling; None where a gold cannot be given in one completion (then it only
+  must not be an `error`). Without the function it is the gold itself.
 - `uses(settings)`: names of verifiers that this one calls; `verify` then takes them as `verifiers`,
   by name.
 - `LIBRARIES`: packages on which its verdicts depend; their versions are part of its own."""
 
-import ast
-import importlib.metadata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tasks.common.code import version_of as code_version
 from tasks.common.files import digest
 from tasks.common.params import ParamsError
 from tasks.common.registry import bind
 from tasks.common.registry import load as load_file
-from tasks.grading import answers, verifiers
+from tasks.grading import verifiers
 from tasks.grading.verdict import Verdict
 
 Configured = Mapping[str, Mapping[str, Any]]
@@ -32,8 +30,8 @@ Configured = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Verifier:
-    """One loaded verifier. `check` judges a gold: `correct`, or what is wrong with it; `version`
-    changes with the code, the settings, the libraries and the verifiers behind it."""
+    """One loaded verifier. `check` judges a gold: `correct`, or what is wrong with it. `version`
+    changes with the code, the settings, the libraries and the verifiers that it uses."""
 
     verify: Callable[[str, str], Verdict]
     check: Callable[[str], Verdict]
@@ -41,11 +39,11 @@ class Verifier:
 
 
 def load(name: str, configured: Configured, users: tuple[str, ...] = ()) -> Verifier:
-    """The verifier `name`. Raises ParamsError for an unknown file or setting; `users` are those
-    that called for it."""
+    """Return the verifier `name`. Raises ParamsError for an unknown file or setting. `users` are
+    the verifiers that use it, outermost first."""
     where = f"verify.verifiers.{name}"
     if name in users:
-        raise ParamsError(f"{where} calls itself: {' -> '.join([*users, name])}")
+        raise ParamsError(f"{where} uses itself: {' -> '.join([*users, name])}")
     settings = {"method": name, **configured.get(name, {})}
     module = load_file(verifiers, settings.pop("method"), f"{where}.method")
     others = {}
@@ -63,17 +61,19 @@ def load(name: str, configured: Configured, users: tuple[str, ...] = ()) -> Veri
 def checker(
     module: ModuleType, verify: Callable[[str, str], Verdict], others: list[Verifier]
 ) -> Callable[[str], Verdict]:
-    """What checks a gold: all verifiers behind this one, or whether the gold, stated, is
-    `correct`."""
+    """Return the check of a gold: by every verifier that this one uses, or whether the canonical
+    completion of the gold is `correct`."""
     usable = Verdict("correct", "")
 
     def check(answer: str) -> Verdict:
         if others:
             verdicts = [other.check(answer) for other in others]
             return next((verdict for verdict in verdicts if verdict.outcome != "correct"), usable)
-        stated = module.stating(answer) if hasattr(module, "stating") else answer
-        verdict = verify(stated or "", answer)
-        return usable if stated is None and verdict.outcome != "error" else verdict
+        completion = answer
+        if hasattr(module, "canonical_completion"):
+            completion = module.canonical_completion(answer)
+        verdict = verify(completion or "", answer)
+        return usable if completion is None and verdict.outcome != "error" else verdict
 
     return check
 
@@ -81,11 +81,5 @@ def checker(
 def version_of(module: ModuleType, settings: Mapping[str, Any], others: Mapping[str, str]) -> str:
     """A digest of the code (not of comments and layout), the settings, the libraries, and the
     verifiers it calls."""
-    code = [
-        ast.dump(ast.parse(Path(str(file)).read_text()))
-        for file in (module.__file__, answers.__file__)
-    ]
-    libraries = [
-        (name, importlib.metadata.version(name)) for name in getattr(module, "LIBRARIES", ())
-    ]
-    return digest([code, dict(settings), libraries, dict(others)])[:12]
+    code = code_version(module.__name__, getattr(module, "LIBRARIES", ()))
+    return digest([code, dict(settings), dict(others)])[:12]

@@ -1,11 +1,13 @@
-"""Processes that answer JSON lines and can be killed: one that hangs or dies is replaced and only
-its request marked.
+"""A pool of processes that answer JSON lines and can be killed: one that hangs or dies is replaced,
+and only the request at fault fails.
 
-A line out is a list of requests, a line back a list of replies, in order; a worker may answer a
-list in several. Lists are as long as replies come quickly: quick requests do not wait for the pipe,
-slow ones are shared out evenly. Whatever shared a list with a request that hangs or kills its
-worker is asked again, alone; what fails alone is marked. So neither lists, nor order, nor the
-number of processes can be seen in the replies, which come in the order of requests."""
+The protocol: the pool sends a configuration line and the process answers when it is ready (the
+handshake). Then a line out is a list of requests, and a line back a list of replies in order; a
+process may answer a list in several lines. Lists are longer the faster replies come: fast requests
+do not wait for the pipe, slow ones are distributed evenly. When a process hangs or dies, each of
+its pending requests is asked again alone, and one that fails alone is marked as failed. So the
+replies, in the order of the requests, depend neither on the lists nor on the number of
+processes."""
 
 import contextlib
 import json
@@ -21,13 +23,14 @@ from typing import Any
 
 from tasks.common.files import ArtifactError
 
-MAX_CHUNK = 64  # requests in a list
-CHUNK_SECONDS = 0.005  # of work in a list: hides the latency of a pipe, and still shares out evenly
-FIRST_PACE = 1e-4  # seconds a request takes one process, until there is something to go by
-START_SECONDS = (
-    120.0  # a process may take to get ready: it imports its libraries on a machine that may be busy
-)
-WORTH_STARTING = 1.0  # seconds of work left, above which another process is started
+MAX_REQUESTS = 64  # requests in a list
+# seconds of work in a list: hides the latency of a pipe, and still distributes work evenly
+LIST_SECONDS = 0.005
+FIRST_SECONDS_PER_REQUEST = 1e-4  # the estimate before the first reply
+# limit of the handshake: a process imports its libraries, perhaps on a busy machine
+START_SECONDS = 120.0
+# another process is started for so many seconds of work in the queue
+SECONDS_PER_PROCESS = 1.0
 
 
 class TimedOut(Exception):
@@ -35,18 +38,18 @@ class TimedOut(Exception):
 
 
 class Died(Exception):
-    """The process ended by itself while it had the request."""
+    """The process ended by itself while it worked on the request."""
 
 
 class PoolError(ArtifactError):
-    """A process could not get ready; the message is its own."""
+    """A process did not get ready; the message gives the reason."""
 
 
 class Process:
-    """One worker: what it was sent and has not answered, oldest first, and when it must answer
-    next."""
+    """One worker process: its pending requests, oldest first, and the deadline of its next
+    reply."""
 
-    def __init__(self, command: Sequence[str], hello: bytes) -> None:
+    def __init__(self, command: Sequence[str], configuration: bytes) -> None:
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
@@ -63,32 +66,33 @@ class Process:
         )
         assert self.popen.stdin is not None
         assert self.popen.stdout is not None
-        self.stdin, self.stdout = self.popen.stdin.fileno(), self.popen.stdout.fileno()
+        self.stdin = self.popen.stdin.fileno()
+        self.stdout = self.popen.stdout.fileno()
         os.set_blocking(self.stdin, False)
         self.pending: deque[int] = deque()
-        self.outgoing, self.incoming = hello, b""
+        self.outgoing = configuration  # bytes still to be written
+        self.incoming = b""  # the beginning of the next line
         self.ready = False
         self.deadline = time.monotonic() + START_SECONDS
 
     @property
     def idle(self) -> bool:
+        """Whether the process is ready and has no pending requests."""
         return self.ready and not self.pending
 
     def write(self) -> None:
-        """Send as much as the pipe takes now."""
-        with contextlib.suppress(
-            BlockingIOError, BrokenPipeError
-        ):  # a broken pipe shows as the end of its replies
+        """Write as much as the pipe takes now. A broken pipe shows up as the end of its replies."""
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
             self.outgoing = self.outgoing[os.write(self.stdin, self.outgoing) :]
 
     def read(self) -> list[bytes] | None:
-        """The lines that have come, or None when the process has ended."""
+        """Return the complete lines that have arrived, or None when the process has ended."""
         piece = os.read(self.stdout, 1 << 16)
         *lines, self.incoming = (self.incoming + piece).split(b"\n")
         return lines if piece or lines else None
 
     def kill(self) -> None:
-        """End it and whatever it has started."""
+        """Kill the process and everything it has started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.popen.pid, signal.SIGKILL)
         for pipe in (self.popen.stdin, self.popen.stdout):
@@ -97,7 +101,8 @@ class Process:
         self.popen.wait()
 
     def ending(self) -> str:
-        """How it ended, in words; it has closed its replies, so it is about to."""
+        """Return in words how the process ended. It has closed its replies, so it is about to
+        end."""
         try:
             code = self.popen.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
@@ -106,7 +111,8 @@ class Process:
 
 
 class Work:
-    """The requests of one call: which wait, which must be asked alone, and the replies so far."""
+    """The requests of one call: those in the queue, those to be asked alone, and the replies so
+    far."""
 
     def __init__(self, requests: Sequence[Any]) -> None:
         self.requests = requests
@@ -116,92 +122,98 @@ class Work:
         self.num_left = len(requests)
 
     def take(self, size: int) -> list[int]:
-        """The next `size` that may share a list, or one that may not."""
+        """Return the next requests for one list: up to `size`, or one that must be asked alone."""
         taken = [self.queue.popleft()]
         while self.queue and len(taken) < size and not {taken[0], self.queue[0]} & self.alone:
             taken.append(self.queue.popleft())
         return taken
 
-    def put_back(self, indices: Collection[int]) -> None:
-        """To be asked again, one by one."""
+    def requeue(self, indices: Collection[int]) -> None:
+        """Put requests back into the queue, each to be asked alone."""
         self.alone |= set(indices)
         self.queue.extendleft(reversed(list(indices)))
 
-    def settle(self, index: int, reply: Any) -> None:
+    def set_reply(self, index: int, reply: Any) -> None:
+        """Keep the reply to a request."""
         self.replies[index] = reply
         self.num_left -= 1
 
 
 class Pool:
-    """Up to `num_processes` workers of one kind. Each reads `hello` first and answers when it is
-    ready."""
+    """Up to `num_processes` processes of one command. Each gets `configuration` first and answers
+    when it is ready; a reply may take `seconds`."""
 
     def __init__(
-        self, command: Sequence[str], hello: Any, num_processes: int, seconds: float
+        self, command: Sequence[str], configuration: Any, num_processes: int, seconds: float
     ) -> None:
-        self.command, self.hello = command, line_of(hello)
-        self.num_processes, self.seconds = num_processes, seconds
+        self.command = command
+        self.configuration = to_line(configuration)
+        self.num_processes = num_processes
+        self.seconds = seconds
         self.processes: list[Process] = []
         self.selector = selectors.DefaultSelector()
-        self.pace = FIRST_PACE
-        self.greeting: Any = None
+        self.seconds_per_request = FIRST_SECONDS_PER_REQUEST
+        self.ready_message: Any = None
 
-    def greet(self) -> Any:
-        """What a process says when it is ready; PoolError with what went wrong instead."""
-        if self.greeting is None:
+    def handshake(self) -> Any:
+        """Return the message of a process that is ready. Raises PoolError when it cannot get
+        ready."""
+        if self.ready_message is None:
             self.map([])
-        return self.greeting
+        return self.ready_message
 
     def map(
         self, requests: Sequence[Any], on_done: Callable[[int], object] | None = None
     ) -> list[Any]:
-        """The reply to every request, in order: what the worker said, or an instance of TimedOut or
-        Died."""
+        """Return the reply to every request, in order: the process's reply, or an instance of
+        TimedOut or Died."""
         try:
             return self.run(requests, on_done or (lambda _: None))
         except BaseException:
-            self.close()  # else a later call would take the replies to this one for its own
+            self.close()  # otherwise a later call would receive the replies to this one
             raise
 
     def run(self, requests: Sequence[Any], on_done: Callable[[int], object]) -> list[Any]:
+        """Assign requests and collect replies until all are there; see `map`."""
+        # a process that ended while it was idle is replaced: no request is at fault
         for process in [p for p in self.processes if p.popen.poll() is not None]:
-            self.drop(process)  # it ended while it had nothing to do: no request's fault
+            self.drop(process)
         work = Work(requests)
-        while work.num_left or self.greeting is None:
-            self.staff(len(work.queue))
+        while work.num_left or self.ready_message is None:
+            self.start_processes(len(work.queue))
             for process in self.processes:
                 if process.idle and work.queue:
-                    self.give(process, work)
+                    self.assign(process, work)
             before = work.num_left
-            self.turn(work)
+            self.poll(work)
             if work.num_left < before:
                 on_done(before - work.num_left)
         return work.replies
 
-    def staff(self, num_queued: int) -> None:
-        """Start a process when there is none, and more where there is work for them."""
-        wanted = min(self.num_processes, 1 + int(num_queued * self.pace / WORTH_STARTING))
+    def start_processes(self, num_queued: int) -> None:
+        """Start a process when there is none, and more where the queue is worth it."""
+        wanted = min(
+            self.num_processes, 1 + int(num_queued * self.seconds_per_request / SECONDS_PER_PROCESS)
+        )
         while len(self.processes) < wanted:
-            process = Process(self.command, self.hello)
+            process = Process(self.command, self.configuration)
             self.processes.append(process)
             self.selector.register(process.stdout, selectors.EVENT_READ, process)
             self.watch(process)
 
-    def give(self, process: Process, work: "Work") -> None:
-        """Send the next list of requests."""
-        shared = -(-len(work.queue) // len(self.processes))
-        size = (
-            min(MAX_CHUNK, int(CHUNK_SECONDS / self.pace), shared)
-            if self.pace * shared > CHUNK_SECONDS
-            else MAX_CHUNK
-        )
+    def assign(self, process: Process, work: "Work") -> None:
+        """Send the process its next list of requests."""
+        size = MAX_REQUESTS
+        share = -(-len(work.queue) // len(self.processes))  # of each process, rounded up
+        if self.seconds_per_request * share > LIST_SECONDS:
+            size = min(MAX_REQUESTS, int(LIST_SECONDS / self.seconds_per_request), share)
         process.pending.extend(work.take(max(1, size)))
-        process.outgoing = line_of([work.requests[i] for i in process.pending])
+        process.outgoing = to_line([work.requests[i] for i in process.pending])
         process.deadline = time.monotonic() + self.seconds
         self.watch(process)
 
     def watch(self, process: Process) -> None:
-        """Write what goes at once; the rest when the pipe has room."""
+        """Write what the pipe takes now, and wait for room if something is left."""
         process.write()
         watched = process.stdin in self.selector.get_map()
         if process.outgoing and not watched:
@@ -209,8 +221,8 @@ class Pool:
         elif not process.outgoing and watched:
             self.selector.unregister(process.stdin)
 
-    def turn(self, work: "Work") -> None:
-        """Wait for something to happen, and deal with it."""
+    def poll(self, work: "Work") -> None:
+        """Wait for events, handle them, and fail the processes whose deadline has passed."""
         wait = (
             min(process.deadline for process in self.processes if not process.idle)
             - time.monotonic()
@@ -225,43 +237,46 @@ class Pool:
                 self.receive(process, work)
         now = time.monotonic()
         for process in [p for p in self.processes if not p.idle and p.deadline < now]:
-            self.lose(process, work, TimedOut(f"no answer in {self.seconds:g} s"))
+            self.on_failure(process, work, TimedOut(f"no answer in {self.seconds:g} s"))
 
     def receive(self, process: Process, work: "Work") -> None:
-        """Take in what a process has said."""
+        """Read a process's output: its ready message first, then replies."""
         lines = process.read()
         if lines is None:
-            self.lose(process, work, Died(process.ending()))
+            self.on_failure(process, work, Died(process.ending()))
             return
         if lines and not process.ready:
-            self.welcome(process, json.loads(lines.pop(0)))
+            self.on_ready(process, json.loads(lines.pop(0)))
         replies = [reply for line in lines for reply in json.loads(line)]
+        # the estimate of seconds per request is a moving average
         now = time.monotonic()
         if replies:
             spent = now - (process.deadline - self.seconds)
-            self.pace = 0.5 * self.pace + 0.5 * spent / len(replies)
+            self.seconds_per_request = 0.5 * self.seconds_per_request + 0.5 * spent / len(replies)
         for reply in replies:
-            work.settle(process.pending.popleft(), reply)
+            work.set_reply(process.pending.popleft(), reply)
         process.deadline = now + self.seconds
 
-    def welcome(self, process: Process, greeting: Any) -> None:
-        """A process is ready, or says why it cannot be."""
-        if "failure" in greeting:
-            raise PoolError(f"the verifiers cannot be used: {greeting['failure']}")
-        process.ready, self.greeting = True, greeting
+    def on_ready(self, process: Process, message: Any) -> None:
+        """Mark a process as ready. Raises PoolError with its reason when it cannot be."""
+        if "failure" in message:
+            raise PoolError(f"the verifiers cannot be used: {message['failure']}")
+        process.ready = True
+        self.ready_message = message
 
-    def lose(self, process: Process, work: "Work", reason: Exception) -> None:
-        """A process hangs or has ended: mark the request it had, or ask again one by one where it
-        had several."""
+    def on_failure(self, process: Process, work: "Work", reason: Exception) -> None:
+        """Drop a process that hangs or has ended. Its only pending request fails; of several, each
+        is asked again alone."""
         self.drop(process)
         if not process.ready:
             raise PoolError(f"a worker process did not get ready: {reason}")
         if len(process.pending) == 1:
-            work.settle(process.pending[0], reason)
+            work.set_reply(process.pending[0], reason)
         else:
-            work.put_back(process.pending)
+            work.requeue(process.pending)
 
     def drop(self, process: Process) -> None:
+        """Stop watching a process and kill it."""
         self.processes.remove(process)
         for descriptor in (process.stdout, process.stdin):
             if descriptor in self.selector.get_map():
@@ -269,15 +284,16 @@ class Pool:
         process.kill()
 
     def close(self) -> None:
-        """End all processes. The pool can be used again: it starts others."""
+        """Kill all processes. The pool can be used again and then starts new ones."""
         for process in list(self.processes):
             self.drop(process)
 
 
-def line_of(value: Any) -> bytes:
+def to_line(value: Any) -> bytes:
+    """Return a value as a line of JSON."""
     return json.dumps(value).encode() + b"\n"
 
 
 def python(module: str) -> list[str]:
-    """The command that runs `module` with this Python."""
+    """Return the command that runs `module` with this Python."""
     return [sys.executable, "-m", module]

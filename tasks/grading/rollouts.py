@@ -1,5 +1,5 @@
-"""Sampled rows to graded rollouts: the verdict on every completion, as the table ROLLOUTS holds
-it."""
+"""Turn sampled rows into graded rollouts: the verdict on every completion, in the table
+ROLLOUTS."""
 
 import polars as pl
 
@@ -9,7 +9,7 @@ from tasks.grading.grader import Answer, Grader, Verify, parts_of
 
 
 def grade_rows(rows: pl.DataFrame, settings: Verify, *, greedy: bool) -> pl.DataFrame:
-    """The ROLLOUTS table of store rows joined with their prompts' gold answers."""
+    """Return the ROLLOUTS table of store rows that are joined with their prompts' gold answers."""
     answers = [
         Answer(verifier, text, gold, reason == "length")
         for verifier, text, gold, reason in rows.select(

@@ -44,8 +44,10 @@ class Sections:
 
 
 def main(stage: Stage) -> None:
+    """Read, judge and split all rows, and write the tables; with --dry-run print the counts."""
     sections = stage.sections(Sections)
-    settings, chosen = sections.ingest, sources(sections.ingest.sources)
+    settings = sections.ingest
+    chosen = sources(settings.sources)
     splits.check(settings.splits)
     contamination.check(settings.contamination)
     folder = None if stage.options.dry_run else stage.layout.root
@@ -57,15 +59,16 @@ def main(stage: Stage) -> None:
         if stage.options.dry_run:
             print(counts)
             return
-        logger.info("what became of the rows read:\n%s", counts)
+        logger.info("rows read, by source and outcome:\n%s", counts)
         write(stage, spool, index, pairs)
 
 
 def ingest(
     settings: Ingest, chosen: list[Source], verify: Verify, folder: Path
 ) -> tuple[Spool, pl.DataFrame, pl.DataFrame]:
-    """Everything read (its texts in `folder`), what became of each row, and the contaminated
-    pairs."""
+    """Return all rows read (their texts in `folder`), the index with the outcome of each row, and
+    the contaminated pairs."""
+    # read every row, and check every gold with its verifier
     spool = Spool(folder, settings.seed)
     with Grader(verify) as grader:
         for entry, found in golds.check(
@@ -73,9 +76,11 @@ def ingest(
         ):
             spool.add(entry, found)
         index = spool.close().index
+        # golds of the same question that differ only in spelling are one
         texts = spool.take(duplicates.differing(index)["row"], "answer", "verifier")
         index = duplicates.unify(index, texts, lambda pairs: golds.equal(pairs, grader))
     index = duplicates.resolve(index, [source.split for source in chosen])
+    # split the rest; a training row that the evaluation contains as well is rejected
     pairs = [pl.DataFrame(schema=contamination.PAIRS)]
 
     def contaminated(train: pl.DataFrame, evaluation: pl.DataFrame) -> pl.DataFrame:
@@ -89,7 +94,7 @@ def ingest(
 
 
 def write(stage: Stage, spool: Spool, index: pl.DataFrame, pairs: pl.DataFrame) -> None:
-    """The tables, and their record."""
+    """Write the tables and record them."""
     writing.write_rejected(stage.layout.prompts("rejected"), spool, index)
     writing.write_contamination(stage.layout.prompts("contamination"), spool, index, pairs)
     stage.tracker.params({"ingest": stage.params["ingest"]})

@@ -1,8 +1,8 @@
 """What a source yields, and how it becomes a clean row or a rejection with a reason.
 
-A source reads; it does not judge. It hands on each prompt and gold as it found them, and the rules
-below hold for all sources alike. Nothing is dropped silently: whatever does not become a row
-becomes a rejection with its raw text."""
+A source reads and does not judge. It passes on each prompt and gold as it found them, and the rules
+below apply to all sources. Nothing is dropped silently: what does not become a row becomes a
+rejection with its raw text."""
 
 import json
 import math
@@ -20,8 +20,8 @@ MISSING = object()
 
 @dataclass(frozen=True)
 class Candidate:
-    """One row of a source, unjudged: `prompt` (text or chat messages), `answer` and `level` as
-    found; `content` is its raw text."""
+    """One row of a source before it is judged: `prompt` (text or chat messages), `answer` and
+    `level` as found; `content` is its raw text."""
 
     source: str
     line: int
@@ -34,7 +34,8 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Rejection:
-    """A row of the table `rejected`. Lines count from 1; for a generator they are its problems."""
+    """A row of the table `rejected`. Lines count from 1; for a generator they count its
+    problems."""
 
     source: str
     line: int
@@ -45,9 +46,8 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Row:
-    """A clean prompt. `asked` is the question without template and system message, by which prompts
-    are compared. `line` and `content` stay with the row for the case that a later check rejects it.
-    """
+    """A clean prompt. `asked` is the question without template and system message; prompts are
+    compared by it. `line` and `content` are kept in case a later check rejects the row."""
 
     source: str
     line: int
@@ -62,7 +62,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Limits:
-    """What is done to every row of a source: its template and the longest prompt, in characters;
+    """What applies to every row of a source: the template, and the longest prompt in characters;
     null for neither."""
 
     template: str | None
@@ -70,32 +70,34 @@ class Limits:
 
 
 def clean(candidate: Candidate, limits: Limits) -> Row | Rejection:
-    """The row, its prompt put into the template and otherwise verbatim; or why it cannot be used.
+    """Return the row, its prompt put into the template and otherwise verbatim, or the reason why it
+    cannot be used.
 
-    Chat messages in a template become plain text; without one they stay messages.
-    """
+    Chat messages in a template become plain text; without a template they stay messages."""
     problem = problem_of(candidate)
     if problem is not None:
         return rejection(candidate, *problem)
-    said, asked, messages = candidate.prompt, candidate.prompt, None
+    # the whole prompt as plain text, the question in it, and the messages if there is no template
+    text = asked = candidate.prompt
+    messages = None
     if isinstance(candidate.prompt, list):
         found = chat.messages_of(candidate.prompt)
         if isinstance(found, str):
             return rejection(candidate, "malformed", found)
-        said, asked = chat.flattened(found), chat.asked(found)
+        text = chat.flattened(found)
+        asked = chat.asked(found)
         messages = json.dumps(found, ensure_ascii=False) if limits.template is None else None
     if not asked.strip():
         return rejection(candidate, "empty_prompt", f"the prompt is {asked!r}")
-    if limits.max_characters is not None and len(said) > limits.max_characters:
+    if limits.max_characters is not None and len(text) > limits.max_characters:
         detail = (
-            f"the prompt has {len(said)} characters, ingest.max_prompt_characters is "
+            f"the prompt has {len(text)} characters, ingest.max_prompt_characters is "
             f"{limits.max_characters}"
         )
         return rejection(candidate, "too_long", detail)
-    prompt = limits.template.replace("{prompt}", said) if limits.template else asked
-    level = (
-        "" if candidate.level is None or candidate.level is MISSING else as_text(candidate.level)
-    )
+    prompt = limits.template.replace("{prompt}", text) if limits.template else asked
+    has_level = candidate.level is not None and candidate.level is not MISSING
+    level = as_text(candidate.level) if has_level else ""
     return Row(
         candidate.source,
         candidate.line,
@@ -110,12 +112,14 @@ def clean(candidate: Candidate, limits: Limits) -> Row | Rejection:
 
 
 def rejection(candidate: Candidate, reason: str, detail: str) -> Rejection:
+    """Return the candidate as a rejection."""
     return Rejection(printable(candidate.source), candidate.line, reason, detail, candidate.content)
 
 
 def problem_of(candidate: Candidate) -> tuple[str, str] | None:
-    """Reason and detail when the candidate is unusable."""
-    prompt, answer = candidate.prompt, candidate.answer
+    """Return the reason and the detail if the candidate is unusable."""
+    prompt = candidate.prompt
+    answer = candidate.answer
     for name in ("prompt", "answer", "level", "source"):
         value = getattr(candidate, name)
         if value is MISSING and name != "level":
@@ -141,7 +145,7 @@ def problem_of(candidate: Candidate) -> tuple[str, str] | None:
 
 
 def texts(value: Any, depth: int = 8) -> Iterator[str]:
-    """Every text in a JSON-like value; chat messages with parts are five deep."""
+    """Yield every text in a JSON-like value; chat messages with parts are five levels deep."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list) and depth:
@@ -150,7 +154,7 @@ def texts(value: Any, depth: int = 8) -> Iterator[str]:
 
 
 def undecodable(text: str) -> str | None:
-    """What `text` holds that is no character of any text."""
+    """Return what `text` contains that is not a character, or None."""
     if "\0" in text:
         return "a NUL byte"
     try:
@@ -161,13 +165,14 @@ def undecodable(text: str) -> str | None:
 
 
 def is_text_or_number(value: Any) -> bool:
+    """Whether a value is text or a finite number."""
     if isinstance(value, float | Decimal):
         return math.isfinite(value)
     return isinstance(value, str | int) and not isinstance(value, bool)
 
 
 def as_text(value: Any) -> str:
-    """Text as it is; numbers without exponent and without a bare `.0`: 145.0 is `145`, 1e20 is `1`
+    """Return text as it is, and numbers without exponent or bare `.0`: 145.0 is `145`, 1e20 is `1`
     and 20 zeros."""
     if isinstance(value, float | Decimal):
         return f"{Decimal(str(value)):f}".removesuffix(".0")
@@ -175,8 +180,8 @@ def as_text(value: Any) -> str:
 
 
 def field(record: Any, path: str) -> Any:
-    """The value at `path` in nested mappings (`reward_model.ground_truth`), or MISSING. A name that
-    itself holds dots is found too."""
+    """Return the value at `path` in nested mappings (`reward_model.ground_truth`), or MISSING. A
+    name that contains dots itself is found too."""
     if isinstance(record, dict) and path in record:
         return record[path]
     for key in path.split("."):

@@ -1,9 +1,9 @@
 """Prompts that are chat messages: checked here, kept as they are, and rendered by the policy's own
 template later.
 
-`prompt` of such a row is what is asked, in plain text (all messages but the system's): duplicates
-are found by it, so the same question with another system message, or without any, is the same
-question. Left out: tools, images."""
+The `prompt` of such a row is the question in plain text: all messages except the system's.
+Duplicates are found by it, so the same question with another system message, or with none, is a
+duplicate. Left out: tools, images."""
 
 from typing import Any
 
@@ -12,8 +12,9 @@ ROLES = (*SYSTEM, "user", "assistant")
 
 
 def messages_of(value: list[Any]) -> list[dict[str, str]] | str:
-    """The messages, each with `role` and `content` alone; or, in words, why they are no prompt."""
-    messages = []
+    """Return the messages with `role` and `content` only, or a text that says why they are not a
+    prompt."""
+    messages: list[dict[str, str]] = []
     for number, message in enumerate(value, 1):
         if not isinstance(message, dict) or message.get("role") not in ROLES:
             return f"message {number} has no role of {', '.join(ROLES)}"
@@ -29,7 +30,7 @@ def messages_of(value: list[Any]) -> list[dict[str, str]] | str:
 
 
 def text_of(content: Any) -> str | None:
-    """The text of a message, also one given in parts; None when a part is something else."""
+    """Return the text of a message, joined if it is given in parts; None if a part is not text."""
     if isinstance(content, list):
         parts = [part.get("text") if isinstance(part, dict) else part for part in content]
         texts = [part for part in parts if isinstance(part, str)]
@@ -38,10 +39,10 @@ def text_of(content: Any) -> str | None:
 
 
 def asked(messages: list[dict[str, str]]) -> str:
-    """What is asked, without the system's words."""
+    """Return the question: the text of all messages except the system's."""
     return "\n\n".join(message["content"] for message in messages if message["role"] not in SYSTEM)
 
 
 def flattened(messages: list[dict[str, str]]) -> str:
-    """Everything that is said, as plain text."""
+    """Return the text of all messages."""
     return "\n\n".join(message["content"] for message in messages)

@@ -1,15 +1,14 @@
-"""Training prompts that the evaluation also asks: the same question, or nearly the same words.
+"""Training prompts that are also in the evaluation: the same question, or nearly the same words.
 
-Exact: equal up to Unicode composition, white space and case. Near: the share of the shorter
-prompt's word n-grams that the longer one has is above a threshold. Three rules keep different
-problems apart and the search fast:
+Exact: equal up to Unicode composition, white space and case. Near: the longer prompt contains more
+than a threshold of the shorter prompt's word n-grams. Three rules keep different problems apart and
+the search fast:
 
-- What many prompts of either side share (an instruction, a template) says nothing: n-grams of over
-  1 % of a sample do not count.
-- With `same_numbers`, two prompts are only near when they have the same numbers and operators in
-  the same order, so that neither `12 + 3` and `12 + 4`, nor `z^4 - z^2 + 1` and `z^4 + z^2 + 1`,
-  are taken for one. Every n-gram is tagged with its prompt's numbers, so prompts with others never
-  meet.
+- What many prompts of either side share (an instruction, a template) is no evidence: n-grams in
+  over 1 % of a sample do not count.
+- With `same_numbers`, two prompts are near only if they have the same numbers and operators in the
+  same order, so that neither `12 + 3` and `12 + 4`, nor `z^4 - z^2 + 1` and `z^4 + z^2 + 1`, match.
+  Every n-gram is tagged with its prompt's numbers, so prompts with other numbers share none.
 - Candidates come from MinHash and locality-sensitive hashing (datasketch): linear in the training
   prompts. Each candidate is then compared exactly.
 
@@ -33,18 +32,20 @@ from tasks.ingest.spool import Spool
 TOKEN = re.compile(r"[^\W\d_]+|\d+(?:\.\d+)?|[^\w\s]|_")
 THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}\b)")
 NUMBERS = re.compile(r"\d.*|[-+*/^=<>±×÷·]")
-SAMPLE = 10_000  # prompts, by which it is known what many share
-SHARED_RATE, MIN_SHARED = 0.01, 20
-BANDS, ROWS = (
-    42,
-    3,
-)  # prompts whose n-grams overlap by half (Jaccard) meet with probability 0.996, by 0.3 with 0.68
+SAMPLE = 10_000  # prompts of each side that shared n-grams are counted in
+# an n-gram is shared if it is in more prompts of the sample than both of these: a share, a number
+SHARED_RATE = 0.01
+MIN_SHARED = 20
+# of the locality-sensitive hashing: prompts with a Jaccard overlap of 0.5 become candidates with
+# probability 0.996, of 0.3 with 0.68
+BANDS = 42
+ROWS = 3
 
 
 @dataclass(frozen=True)
 class Contamination:
-    """The section `ingest.contamination`. `overlap` is a share of n-grams, null to look for equal
-    prompts only; `ngram` is a number of words, numbers and signs."""
+    """The section `ingest.contamination`. `overlap` is a share of n-grams, or null to search for
+    equal prompts only; `ngram` is a number of words, numbers and signs."""
 
     overlap: float | None
     ngram: int
@@ -55,7 +56,7 @@ PAIRS = {"row": pl.UInt32, "other": pl.UInt32, "kind": pl.String, "overlap": pl.
 
 
 def check(settings: Contamination) -> None:
-    """ParamsError for values out of range."""
+    """Raise ParamsError for values out of range."""
     at_least(1, ingest__contamination__ngram=settings.ngram)
     if settings.overlap is not None and not 0 < settings.overlap <= 1:
         raise ParamsError(
@@ -67,8 +68,8 @@ def check(settings: Contamination) -> None:
 def pairs(
     spool: Spool, train: pl.DataFrame, evaluation: pl.DataFrame, settings: Contamination
 ) -> pl.DataFrame:
-    """A row for every training row and evaluation row (parts of the index) that ask the same, as
-    PAIRS."""
+    """Return the PAIRS of training rows and evaluation rows (parts of the index) with the same
+    question."""
     found = exact(train, evaluation)
     if settings.overlap is None:
         return found
@@ -77,7 +78,7 @@ def pairs(
 
 
 def exact(train: pl.DataFrame, evaluation: pl.DataFrame) -> pl.DataFrame:
-    """The pairs whose questions are equal but for case."""
+    """Return the pairs whose questions are equal up to case."""
     others = evaluation.select("folded", other="row")
     return train.join(others, on="folded", maintain_order="left_right").select(
         "row", "other", kind=pl.lit("exact"), overlap=pl.lit(1.0)
@@ -87,7 +88,7 @@ def exact(train: pl.DataFrame, evaluation: pl.DataFrame) -> pl.DataFrame:
 def near(
     spool: Spool, train: pl.Series, evaluation: pl.Series, settings: Contamination
 ) -> pl.DataFrame:
-    """The pairs whose n-grams overlap, by the texts of rows `train` and `evaluation`."""
+    """Return the pairs of the rows `train` and `evaluation` whose n-grams overlap."""
     questions = spool.take(evaluation, "asked")
     sample = spool.take(train.head(SAMPLE), "asked")
     common = shared(sample["asked"], settings.ngram) | shared(
@@ -104,12 +105,13 @@ def near(
 
 
 class Index:
-    """The evaluation's prompts, to be searched for those that overlap with another prompt."""
+    """An index of the evaluation's prompts, to search for those that overlap with a prompt."""
 
     def __init__(
         self, prompts: Iterable[tuple[int, str]], shared: set[int], settings: Contamination
     ) -> None:
-        self.settings, self.shared = settings, shared
+        self.settings = settings
+        self.shared = shared
         self.threshold = settings.overlap or 1.0
         self.empty = MinHash(BANDS * ROWS, hashfunc=int)
         self.buckets = MinHashLSH(num_perm=BANDS * ROWS, params=(BANDS, ROWS))
@@ -121,7 +123,7 @@ class Index:
                 self.buckets.insert(row, self.sketch(grams))
 
     def search(self, asked: str) -> Iterator[tuple[int, float]]:
-        """Rows and overlaps of the prompts near `asked`, by row."""
+        """Yield the rows and overlaps of the prompts near `asked`, in order of their rows."""
         grams = self.distinct(asked)
         for row in sorted(self.buckets.query(self.sketch(grams))) if grams else ():
             other = self.grams[row]
@@ -130,22 +132,22 @@ class Index:
                 yield row, overlap
 
     def distinct(self, asked: str) -> frozenset[int]:
-        """The n-grams that say what this prompt asks, tagged with its numbers."""
+        """Return the n-grams of a prompt that are not shared, tagged with its numbers."""
         words = tokens(asked)
         numbers = " ".join(filter(NUMBERS.fullmatch, words))
-        tag = (
-            key(numbers) % 2**32 if self.settings.same_numbers else 0
-        )  # no CRC: it would cancel that of a pure sum
+        # not a CRC, which would cancel the CRC of a prompt that consists of numbers only
+        tag = key(numbers) % 2**32 if self.settings.same_numbers else 0
         return frozenset(gram ^ tag for gram in ngrams(words, self.settings.ngram) - self.shared)
 
     def sketch(self, grams: frozenset[int]) -> MinHash:
+        """Return the MinHash of n-grams."""
         sketch = self.empty.copy()
         sketch.update_batch(grams)
         return sketch
 
 
 def shared(sample: Iterable[str], size: int) -> set[int]:
-    """The n-grams that many prompts of a sample have."""
+    """Return the n-grams that many prompts of a sample share."""
     counts: Counter[int] = Counter()
     num_prompts = 0
     for asked in sample:
@@ -156,11 +158,11 @@ def shared(sample: Iterable[str], size: int) -> set[int]:
 
 
 def tokens(asked: str) -> list[str]:
-    """Words, numbers (without thousands commas) and single signs, without case."""
+    """Return words, numbers (without thousands commas) and single signs, in lower case."""
     return TOKEN.findall(THOUSANDS.sub("", normalised(asked).casefold()))
 
 
 def ngrams(words: list[str], size: int) -> set[int]:
-    """32-bit hashes of the runs of `size` words; a prompt that is shorter is one run."""
+    """Return 32-bit hashes of all runs of `size` words; a shorter prompt is one run."""
     runs = range(max(len(words) - size + 1, 1))
     return {zlib.crc32(" ".join(words[start : start + size]).encode()) for start in runs}

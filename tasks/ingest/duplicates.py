@@ -1,5 +1,5 @@
-"""Rows that ask the same question: one is kept; when their golds differ, none can be trusted and
-all go.
+"""Rows with the same question: one is kept; if their golds differ, none can be trusted and all are
+rejected.
 
 Works on the index alone (`spool.INDEX`), by 64-bit keys: linear in the rows, whatever their length.
 """
@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 
 import polars as pl
 
+# of equal rows, the one whose source names the earliest of these splits is kept
 EVAL_FIRST = {"test": 0, "validation": 1, None: 2, "train": 3}
-ALIVE = pl.col("reason").is_null()
+ALIVE = pl.col("reason").is_null()  # rows that are not rejected
 
 
 def differing(index: pl.DataFrame) -> pl.DataFrame:
-    """The rows whose question occurs with golds of different text."""
+    """Return the rows whose question occurs with golds of different text."""
     repeated = index.filter(ALIVE).filter(pl.col("text").is_duplicated())
     return repeated.filter(pl.col("gold").n_unique().over("text") > 1)
 
@@ -23,8 +24,8 @@ def unify(
     golds: pl.DataFrame,
     equal: Callable[[Sequence[tuple[str, str, str]]], list[bool]],
 ) -> pl.DataFrame:
-    """The index with one `gold` key for golds of the same question that a verifier calls equal
-    (1,200 and 1200).
+    """Return the index with one `gold` key for golds of the same question that a verifier judges
+    equal (1,200 and 1200).
 
     `golds` has row, answer and verifier of the rows of `differing(index)`. Each is compared with
     its question's first."""
@@ -41,13 +42,12 @@ def unify(
 
 
 def resolve(index: pl.DataFrame, splits: Sequence[str | None]) -> pl.DataFrame:
-    """The index with `reason` set for duplicates and conflicts, and `other`: the row that each of
-    them repeats or contradicts. `splits` are those that the sources name, by entry; of equal rows
-    the one on the side of evaluation is kept, and then the first."""
+    """Return the index with `reason` set for duplicates and conflicts, and with `other`: the row
+    that each of them repeats or contradicts. `splits` are those that the sources name, by entry. Of
+    equal rows one for the evaluation is kept, else the first."""
+    # only rows whose question repeats, which are few, in order of preference
     ranks = dict(enumerate(map(EVAL_FIRST.__getitem__, splits)))
-    repeated = index.filter(ALIVE).filter(
-        pl.col("folded").is_duplicated()
-    )  # few: what follows is done to them alone
+    repeated = index.filter(ALIVE).filter(pl.col("folded").is_duplicated())
     alive = repeated.with_columns(
         rank=pl.col("entry").cast(pl.Int64).replace_strict(ranks, return_dtype=pl.Int64)
     )
@@ -56,8 +56,10 @@ def resolve(index: pl.DataFrame, splits: Sequence[str | None]) -> pl.DataFrame:
         first_gold=pl.col("gold").first().over("text"),
         num_golds=pl.col("gold").n_unique().over("text"),
     )
+    # conflicts: the same question with several golds; rows with the first gold refer to the first
+    # row with another one, all others to the first row
     conflicts = alive.filter(pl.col("num_golds") > 1)
-    contrary = (  # for the rows that hold the first gold, the first that does not
+    contrary = (
         conflicts.filter(pl.col("gold") != pl.col("first_gold"))
         .group_by("text")
         .agg(pl.col("row").min().alias("contrary"))
@@ -67,6 +69,7 @@ def resolve(index: pl.DataFrame, splits: Sequence[str | None]) -> pl.DataFrame:
         reason=pl.lit("conflicting_answers"),
         other=pl.when(pl.col("gold") == pl.col("first_gold")).then("contrary").otherwise("first"),
     )
+    # duplicates: the same question up to case, with the same gold; all refer to the first row
     doubles = (
         alive.filter(pl.col("num_golds") == 1)
         .with_columns(other=pl.col("row").first().over("folded", "gold"))
@@ -79,7 +82,7 @@ def resolve(index: pl.DataFrame, splits: Sequence[str | None]) -> pl.DataFrame:
 
 
 def reject(index: pl.DataFrame, rejected: pl.DataFrame) -> pl.DataFrame:
-    """The index with `reason` and `other` of the rows in `rejected` (row, reason, other)."""
+    """Return the index with `reason` and `other` of the rows in `rejected` (row, reason, other)."""
     rejected = rejected.select(
         "row", new_reason=pl.col("reason").cast(pl.Categorical), new_other="other"
     )

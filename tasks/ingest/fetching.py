@@ -1,10 +1,10 @@
 """A source's file on this machine: a local path as it is; `s3://`, `https://`, `hf://datasets/...`
 are fetched first.
 
-What is parsed is always a complete local file, so that a connection that breaks can neither shorten
-a source nor leave half of it ingested. Hugging Face's files stay in its own cache, others are
-removed afterwards. Left out: `http://` (anyone on the way could change golds) but for this
-machine's own loopback; patterns that name many files."""
+What is parsed is always a complete local file, so a broken connection can neither shorten a source
+nor leave half of it ingested. Hugging Face's files stay in its own cache; others are removed
+afterwards. Left out: `http://` (anyone on the network could change golds), except on this machine's
+loopback; patterns that name many files."""
 
 import re
 import shutil
@@ -25,18 +25,17 @@ from tasks.common.progress import progress
 
 HUB = re.compile(r"hf://datasets/(?P<name>[\w.-]+/[\w.-]+?)(@(?P<revision>[\w.-]+))?/(?P<file>.+)")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-ATTEMPTS = 4
-SECONDS = 30.0  # that a web server may be silent
-CHUNK = 1 << 20
+ATTEMPTS = 4  # of a download
+SECONDS = 30.0  # without an answer from a web server
+CHUNK = 1 << 20  # bytes
 
 
 @contextmanager
 def local_file(location: str, folder: Path | None) -> Iterator[Path]:
-    """The path of a complete copy of `location`, fetched into `folder` (null: the system's
-    temporary one) if need be.
+    """Yield the path of a complete copy of `location`, fetched if necessary into `folder` (None:
+    the system's temporary folder).
 
-    ArtifactError names the location and says what to do.
-    """
+    Raises ArtifactError naming the location and what to do."""
     scheme = location.partition("://")[0] if "://" in location else ""
     if scheme == "hf":
         yield from_hub(location)
@@ -47,7 +46,7 @@ def local_file(location: str, folder: Path | None) -> Iterator[Path]:
                 (from_bucket if scheme == "s3" else from_web)(location, file)
             yield target
     else:
-        is_remote(location)  # an ArtifactError for any other scheme
+        is_remote(location)  # raises ArtifactError for any other scheme
         path = Path(location).expanduser().absolute()
         with reaching(location):
             path.open("rb").close()
@@ -61,12 +60,13 @@ def from_bucket(location: str, file: BinaryIO) -> None:
 
 
 def from_hub(location: str) -> Path:
-    """The file in the hub's cache. Credentials come from HF_TOKEN or `hf auth login`, never from
-    params.yaml."""
+    """Return the file's path in the hub's cache. Credentials come from HF_TOKEN or `hf auth login`,
+    never from params.yaml."""
     match = HUB.fullmatch(location)
     if match is None:
         raise ArtifactError(
-            f"{location} is not a file of the hub: hf://datasets/ORG/NAME@REVISION/PATH/OF/THE/FILE"
+            f"{location} is not a file of the hub: "
+            "hf://datasets/ORG/NAME@REVISION/PATH/OF/THE/FILE is one"
         )
     try:
         found = hf_hub_download(
@@ -75,8 +75,7 @@ def from_hub(location: str) -> Path:
     except LocalEntryNotFoundError as error:
         raise ArtifactError(
             f"{location} is not in the hub's cache, and the hub cannot be reached: connect, unset "
-            "HF_HUB_OFFLINE, or "
-            "fetch the file elsewhere and give its path"
+            "HF_HUB_OFFLINE, or download the file elsewhere and set its path"
         ) from error
     except (HfHubHTTPError, OSError, ValueError, httpx.HTTPError) as error:
         raise ArtifactError(f"{location}: {type(error).__name__}: {first_line(error)}") from error
@@ -84,8 +83,8 @@ def from_hub(location: str) -> Path:
 
 
 def from_web(location: str, file: BinaryIO) -> None:
-    """Download, again from the start when the connection breaks. Nothing of the address after `?`
-    is ever shown."""
+    """Download a file, again from the start when the connection breaks. What follows `?` in the
+    address is never shown."""
     for attempt in range(1, ATTEMPTS + 1):
         file.seek(0)
         file.truncate()
@@ -101,17 +100,17 @@ def from_web(location: str, file: BinaryIO) -> None:
             if attempt == ATTEMPTS:
                 raise ArtifactError(
                     f"{shown(location)} cannot be fetched ({type(error).__name__}, {ATTEMPTS} "
-                    "attempts): run again "
-                    "when it is back, or fetch the file elsewhere and give its path"
+                    "attempts): run again later, or download the file elsewhere and set its path"
                 ) from error
     raise AssertionError("the last attempt returns or raises")
 
 
 def download(location: str, file: BinaryIO) -> None:
-    """One attempt. httpx raises when fewer bytes come than were announced."""
+    """Make one attempt. httpx raises when fewer bytes arrive than were announced."""
+    # every redirection is checked like the first address
     hooks: dict[str, list[Any]] = {
         "request": [lambda request: check_address(str(request.url), location)]
-    }  # each hop
+    }
     with (
         httpx.Client(follow_redirects=True, timeout=SECONDS, event_hooks=hooks) as client,
         client.stream("GET", location) as response,
@@ -126,27 +125,28 @@ def download(location: str, file: BinaryIO) -> None:
 
 
 def check_address(address: str, location: str) -> None:
-    """ArtifactError for an address, also one redirected to, that is not encrypted or holds
-    credentials."""
+    """Raise ArtifactError for an address that is not encrypted or contains credentials."""
     url = urlsplit(address)
     if url.scheme != "https" and url.hostname not in LOOPBACK:
         raise ArtifactError(
-            f"{shown(location)} leads to {url.scheme}://{url.hostname}: only https:// is read"
+            f"{shown(location)} leads to {url.scheme}://{url.hostname}: only https:// is read; use "
+            "an address that stays encrypted"
         )
     if "@" in url.netloc:
-        raise ArtifactError(f"an address (https://{url.hostname}) must not hold credentials")
+        raise ArtifactError(
+            f"an address (https://{url.hostname}) must not hold credentials: remove them"
+        )
 
 
 def shown(location: str) -> str:
-    """A location as messages show it: without user, password, and what follows `?` (a signed
-    address's key)."""
+    """Return a location for messages: without user, password, and what follows `?` (the key of a
+    signed address)."""
     scheme, separator, rest = location.partition("://")
-    return (
-        f"{scheme}{separator}{rest.partition('@')[2] or rest}".partition("?")[0]
-        if separator
-        else location
-    )
+    if not separator:
+        return location
+    return f"{scheme}{separator}{rest.partition('@')[2] or rest}".partition("?")[0]
 
 
 def first_line(error: Exception) -> str:
+    """Return the first line of an error's message."""
     return (str(error).strip().splitlines() or [""])[0]

@@ -1,7 +1,7 @@
-"""Golds that their own verifier does not accept: given as a completion, a gold must be graded
-correct against itself.
+"""Reject golds that their own verifier does not accept: a completion that gives the gold must be
+graded as correct.
 
-A gold that fails would mask or mark wrong every rollout of its prompt, at the price of sampling
+Otherwise every rollout of the prompt would be masked or graded as wrong, after paying for sampling
 them all."""
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,13 +10,13 @@ from tasks.grading.grader import Grader
 from tasks.grading.verdict import Verdict
 from tasks.ingest.candidates import Rejection, Row
 
-CHUNK_ROWS = 4096
+CHUNK_ROWS = 4096  # checked in one call of the grader
 
 
 def check(
     found: Iterable[tuple[int, Row | Rejection]], grader: Grader
 ) -> Iterator[tuple[int, Row | Rejection]]:
-    """What was found, in order, with the rows whose gold fails as rejections."""
+    """Yield what was found, in order, with the rows whose gold fails as rejections."""
     chunk: list[tuple[int, Row | Rejection]] = []
     for item in found:
         chunk.append(item)
@@ -29,9 +29,9 @@ def check(
 def check_chunk(
     chunk: list[tuple[int, Row | Rejection]], grader: Grader
 ) -> Iterator[tuple[int, Row | Rejection]]:
-    verdicts = iter(
-        grader.check_golds([(row.verifier, row.answer) for _, row in chunk if isinstance(row, Row)])
-    )
+    """Check the golds of some rows in one call."""
+    golds = [(row.verifier, row.answer) for _, row in chunk if isinstance(row, Row)]
+    verdicts = iter(grader.check_golds(golds))
     for entry, row in chunk:
         verdict = next(verdicts) if isinstance(row, Row) else None
         if isinstance(row, Row) and verdict is not None and verdict.outcome != "correct":
@@ -41,6 +41,7 @@ def check_chunk(
 
 
 def failed(row: Row, verdict: Verdict) -> Rejection:
+    """Return the rejection of a row whose gold fails."""
     detail = (
         f"the verifier {row.verifier} grades the gold {row.answer[:200]!r} against itself as "
         f"{verdict.outcome}"
@@ -51,5 +52,6 @@ def failed(row: Row, verdict: Verdict) -> Rejection:
 
 
 def equal(pairs: Sequence[tuple[str, str, str]], grader: Grader) -> list[bool]:
-    """Whether two golds are one answer (1,200 and 1200), for each (verifier, gold, gold)."""
+    """Return, for each (verifier, gold, gold), whether the two golds are the same answer (1,200 and
+    1200)."""
     return [verdict.outcome == "correct" for verdict in grader.judge(pairs, None)]

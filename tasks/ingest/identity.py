@@ -1,10 +1,9 @@
-"""What makes two prompts the same, and the numbers by which a million of them are compared and put
-in order.
+"""What makes two prompts the same, and the hashes by which a million of them are compared and
+ordered.
 
-Two rows ask the same question when their texts are equal up to Unicode composition and white space.
-Punctuation counts: `z^4 - z^2 + 1` and `z^4 + z^2 + 1` are two questions. Upper and lower case
-count too (`the code of A`, `the code of a`) where the golds differ, and do not where they agree.
-"""
+Two rows have the same question when their texts are equal up to Unicode composition and white
+space. Punctuation counts: `z^4 - z^2 + 1` and `z^4 + z^2 + 1` are two questions. Upper and lower
+case count (`the code of A`, `the code of a`) if the golds differ, and do not if they agree."""
 
 import hashlib
 import json
@@ -15,31 +14,31 @@ from tasks.ingest.candidates import Row
 
 
 def prompt_id(row: Row) -> str:
-    """16 hex digits of what is asked and how it is judged."""
+    """Return 16 hex digits of the prompt, its answer and its verifier."""
     return digest([row.messages or row.prompt, row.answer, row.verifier])
 
 
 def normalised(asked: str) -> str:
-    """The text by which prompts are compared."""
+    """Return the text by which prompts are compared."""
     return " ".join(unicodedata.normalize("NFC", asked).split())
 
 
 def key(text: str) -> int:
-    """64 bits of a text. Among a million texts two unequal ones share it once in 37 million
-    trials."""
+    """Return a 64-bit hash of a text. For a million texts, a collision has a probability of one in
+    37 million."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def place(seed: int, identity: str) -> int:
-    """A prompt's place in the order of the splits: set by the seed and by its own content, so that
-    neither the order of the sources nor of their rows matters, and a prompt that is added later
-    shifts few others."""
+    """Return a prompt's place in the order of the splits. It depends on the seed and the prompt's
+    own content only, so the order of sources and rows does not matter, and a prompt that is added
+    later shifts few others."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{identity}".encode()).digest()[:8], "big")
 
 
 def keys(row: Row, seed: int) -> dict[str, int]:
-    """The columns of the index by which a row is compared: its question, the same without case, its
-    gold, its place."""
+    """Return the keys of a row in the index: its question, the question without case, its gold, its
+    place."""
     text = normalised(row.asked)
     return {
         "text": key(text),

@@ -1,4 +1,4 @@
-"""From the entries of `ingest.sources` to clean rows and rejections, one at a time."""
+"""Read the entries of `ingest.sources` as clean rows and rejections, one at a time."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,17 +13,18 @@ from tasks.ingest.candidates import Candidate, Limits, Rejection, Row, clean
 from tasks.ingest.fetching import local_file
 from tasks.ingest.formats import Unreadable, records
 
+# keys of an entry that may be left out
 OPTIONAL = ("prompt_template", "verifier", "weight", "max_rows", "split")
 
 
 @dataclass(frozen=True)
 class Source:
-    """One entry of `ingest.sources`; all but `preset` and `settings` may be left out.
+    """One entry of `ingest.sources`; all keys except `preset` and `settings` may be left out.
 
-    `prompt_template` holds `{prompt}` once (`Question: {prompt}\\nAnswer:`). `verifier` replaces
-    the preset's. `weight` is the source's share of every split, beside the other sources' weights.
-    `max_rows` caps it. `split` puts all of its rows into one split, which then takes rows from no
-    source that does not name it."""
+    `prompt_template` contains `{prompt}` once (`Question: {prompt}\\nAnswer:`). `verifier` replaces
+    the preset's. `weight` is the source's share of every split, relative to the other weights.
+    `max_rows` limits its rows. `split` puts all of its rows into one split, which then takes rows
+    only from sources that name it."""
 
     preset: str
     settings: dict[str, Any]
@@ -35,22 +36,19 @@ class Source:
 
 
 def load(preset: str) -> Any:
-    """The module of a preset; ParamsError lists those there are."""
+    """Return the module of a preset. Raises ParamsError listing the presets if there is none."""
     return registry.load(presets, preset, "ingest.sources: the preset")
 
 
 def sources(entries: list[dict[str, Any]]) -> list[Source]:
-    """The entries, checked."""
+    """Return the entries after checking them."""
     if not entries:
-        raise ParamsError("ingest.sources names no source")
-    parsed = [
-        parse(
-            {**dict.fromkeys(OPTIONAL), **entry} if isinstance(entry, dict) else entry,
-            Source,
-            f"ingest.sources[{n}]",
-        )
-        for n, entry in enumerate(entries)
-    ]
+        raise ParamsError("ingest.sources is empty: name at least one source")
+    parsed = []
+    for number, entry in enumerate(entries):
+        if isinstance(entry, dict):
+            entry = {**dict.fromkeys(OPTIONAL), **entry}
+        parsed.append(parse(entry, Source, f"ingest.sources[{number}]"))
     for source in parsed:
         check(source)
     if len({source.weight is None for source in parsed}) > 1:
@@ -59,7 +57,7 @@ def sources(entries: list[dict[str, Any]]) -> list[Source]:
 
 
 def check(source: Source) -> None:
-    """ParamsError for values out of range, or settings that the preset does not know."""
+    """Raise ParamsError for values out of range, or settings that the preset does not have."""
     if source.prompt_template is not None and source.prompt_template.count("{prompt}") != 1:
         raise ParamsError(
             f"ingest.sources: prompt_template {source.prompt_template!r} must hold {{prompt}} once"
@@ -72,6 +70,7 @@ def check(source: Source) -> None:
 
 
 def settings_of(source: Source) -> Any:
+    """Return the entry's `settings` as the preset's dataclass."""
     return parse(
         source.settings, load(source.preset).Settings, f"ingest.sources.{source.preset}.settings"
     )
@@ -80,7 +79,7 @@ def settings_of(source: Source) -> Any:
 def read(
     chosen: list[Source], max_characters: int | None, folder: Path | None
 ) -> Iterator[tuple[int, Row | Rejection]]:
-    """Every row of every source, clean or rejected, in order, each with its source's index. Files
+    """Yield every row of every source in order, clean or rejected, with the source's index. Files
     that are not on this machine are fetched into `folder` first."""
     with progress(None, "ingest", "row") as bar:
         for index, source in enumerate(chosen):
@@ -92,10 +91,12 @@ def read(
 def rows(
     index: int, source: Source, max_characters: int | None, folder: Path | None
 ) -> Iterator[Row | Rejection]:
-    """The rows of one source. ParamsError when it has none, or when a field is missing in all of
-    them."""
+    """Yield the rows of one source. Raises ParamsError if it has none, or if a field is missing in
+    all of them."""
     limits = Limits(source.prompt_template, max_characters)
-    row, num_rows, num_missing = None, 0, 0
+    row = None
+    num_rows = 0
+    num_missing = 0
     for found in candidates(source, folder):
         if isinstance(found, Candidate) and source.verifier is not None:
             found = replace(found, verifier=source.verifier)
@@ -104,18 +105,21 @@ def rows(
         num_missing += isinstance(row, Rejection) and row.reason == "missing_field"
         yield row
     if row is None:
-        raise ParamsError(f"ingest.sources[{index}] ({source.preset}) has no rows")
+        raise ParamsError(
+            f"ingest.sources[{index}] ({source.preset}) has no rows: check its settings"
+        )
     if isinstance(row, Rejection) and num_missing == num_rows:
         raise ParamsError(
             f"ingest.sources[{index}] ({source.preset}): in every one of {num_rows} rows "
-            f"{row.detail}. Check the names "
-            f"of the fields; the last row is {row.content[:300]}"
+            f"{row.detail}. Check the names of the fields; the last row is {row.content[:300]}"
         )
 
 
 def candidates(source: Source, folder: Path | None) -> Iterator[Candidate | Rejection]:
-    """What a source's module makes, or makes of the records of its file."""
-    module, settings = load(source.preset), settings_of(source)
+    """Yield the candidates of a source: those its module generates, or those it makes of a file's
+    records."""
+    module = load(source.preset)
+    settings = settings_of(source)
     if hasattr(module, "read"):
         yield from module.read(settings)
         return

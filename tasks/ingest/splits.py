@@ -1,9 +1,9 @@
-"""Train, validation and test: by content, so that neither the order of the sources nor of their
-rows matters.
+"""Split prompts into train, validation and test by their content, so that the order of sources and
+rows does not matter.
 
-Every prompt has a place in an order set by the seed and its own content; test takes the first
-places, then validation, then train. A split that a source names takes rows of such sources only.
-"""
+Every prompt has a place in an order that depends on the seed and its own content. Test takes the
+first places, then validation, then train. A split that a source names takes only rows of such
+sources."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ NAMES = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class Sizes:
-    """The section `ingest.splits`, in prompts. `train: null` takes all that are left."""
+    """The section `ingest.splits`, in prompts. `train: null` takes all that remain."""
 
     train: int | None
     validation: int
@@ -28,7 +28,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Share:
-    """What an entry of `ingest.sources` says about where its rows go."""
+    """The settings of an entry of `ingest.sources` that decide where its rows go."""
 
     split: str | None
     weight: float | None
@@ -36,7 +36,7 @@ class Share:
 
 
 def check(sizes: Sizes) -> None:
-    """ParamsError for a split without prompts."""
+    """Raise ParamsError for a split without prompts."""
     for name in NAMES:
         size = getattr(sizes, name)
         if size is not None and size < 1:
@@ -49,11 +49,11 @@ def split(
     shares: Sequence[Share],
     contaminated: Callable[[pl.DataFrame, pl.DataFrame], pl.DataFrame],
 ) -> pl.DataFrame:
-    """The index with `split`, null for rows that no split needed.
+    """Return the index with `split`, null for rows that no split needed.
 
-    `contaminated(train, evaluation)` names the rows of `train` (a part of the index) that must not
-    be trained on, as `reject` takes them. StageError with the numbers when there are too few rows.
-    """
+    `contaminated(train, evaluation)` returns the rows of `train` (a part of the index) that must
+    not be trained on, as `reject` takes them. Raises StageError with the numbers if there are too
+    few rows."""
     pool = index.filter(ALIVE).select("row", "entry", "folded", "place")
     pool = capped(pool, shares).sort("place", "row")
     chosen: list[pl.DataFrame] = []
@@ -75,7 +75,7 @@ def split(
 
 
 def capped(rows: pl.DataFrame, shares: Sequence[Share]) -> pl.DataFrame:
-    """At most `max_rows` of each entry, the first in the order of the splits."""
+    """Keep at most `max_rows` of each entry, the first in the order of the splits."""
     if all(share.max_rows is None for share in shares):
         return rows
     caps = pl.DataFrame({"cap": [share.max_rows for share in shares]}, schema={"cap": pl.Int64})
@@ -90,12 +90,12 @@ def capped(rows: pl.DataFrame, shares: Sequence[Share]) -> pl.DataFrame:
 def take(
     rows: pl.DataFrame, size: int | None, weights: dict[int, float], what: str
 ) -> pl.DataFrame:
-    """The first `size` of `rows` (null: all); where entries have weights, each one's share (null:
-    as many as its weight allows)."""
+    """Return the first `size` of `rows` (None: all). If entries have weights, return each one's
+    share (None: as many rows as the weights allow)."""
     if not weights:
         wanted = max(rows.height, 1) if size is None else size
         if rows.height < wanted:
-            raise StageError(lacking(what, wanted, rows.height))
+            raise StageError(too_few(what, wanted, rows.height))
         return rows.head(wanted)
     available = dict.fromkeys(weights, 0) | {
         int(entry): n for entry, n in rows.group_by("entry").len().iter_rows()
@@ -105,36 +105,31 @@ def take(
         size = max(
             int(min(available[entry] * total / weight for entry, weight in weights.items())), 1
         )
-    parts, sum_before, end = [], 0.0, 0
+    # rounding the cumulative shares, so that the parts sum to `size`
+    parts = []
+    cumulative = 0.0
+    end = 0
     for entry, weight in weights.items():
-        sum_before, start = sum_before + weight, end
-        end = round(size * sum_before / total)
+        cumulative += weight
+        start = end
+        end = round(size * cumulative / total)
         if available[entry] < end - start:
-            raise StageError(
-                lacking(
-                    f"{what}: ingest.sources[{entry}], by its weight,",
-                    end - start,
-                    available[entry],
-                )
-            )
+            owner = f"{what}: ingest.sources[{entry}], by its weight,"
+            raise StageError(too_few(owner, end - start, available[entry]))
         parts.append(rows.filter(pl.col("entry") == entry).head(end - start))
     return pl.concat(parts).sort("place", "row")
 
 
 def rejections(index: pl.DataFrame) -> str:
-    """How many rows were rejected and why, in words for an error."""
-    counts = (
-        index.filter(~ALIVE)
-        .group_by("reason")
-        .len()
-        .sort("len", "reason", descending=[True, False])
-    )
-    return (
-        f" (rejected: {', '.join(f'{n} {reason}' for reason, n in counts.iter_rows()) or 'none'})"
-    )
+    """Return the number of rejected rows by reason, as text for an error."""
+    counts = index.filter(~ALIVE).group_by("reason").len()
+    counts = counts.sort("len", "reason", descending=[True, False])
+    phrases = ", ".join(f"{number} {reason}" for reason, number in counts.iter_rows())
+    return f" (rejected: {phrases or 'none'})"
 
 
-def lacking(what: str, wanted: int, available: int) -> str:
+def too_few(what: str, wanted: int, available: int) -> str:
+    """Return the message for a split with too few prompts."""
     return (
         f"the split {what} needs {wanted} prompts and {available} are left: lower ingest.splits, "
         "or add sources"

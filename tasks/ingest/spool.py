@@ -1,7 +1,7 @@
-"""Everything that was read, in the order it was found.
+"""All rows read, in the order they were found.
 
-Texts lie in Parquet files of a temporary folder; in memory is an index of some fifty bytes a row,
-by which all decisions are made. So a million rows take little more memory than a thousand."""
+Texts are in Parquet files of a temporary folder. In memory is an index of about fifty bytes a row,
+on which all decisions are made. So a million rows take little more memory than a thousand."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +12,8 @@ import polars as pl
 from tasks.ingest.candidates import Rejection, Row
 from tasks.ingest.identity import keys, prompt_id
 
-CHUNK_ROWS = 20_000
-PASS_ROWS = 50_000  # brought together in another order at once
+CHUNK_ROWS = 20_000  # of a file
+PASS_ROWS = 50_000  # held in memory when rows are read in another order
 
 TEXTS = {
     "row": pl.UInt32,
@@ -46,10 +46,11 @@ keys are those of `identity.keys`, null for rows that were rejected when read.""
 
 
 class Spool:
-    """Add rows, then `close`; after that read them back, in any order."""
+    """Add rows, then `close`; after that, read them back in any order."""
 
     def __init__(self, folder: Path, seed: int) -> None:
-        self.folder, self.seed = folder, seed
+        self.folder = folder
+        self.seed = seed
         self.num_rows = 0
         self.texts: list[dict[str, Any]] = []
         self.keys: list[dict[str, Any]] = []
@@ -74,27 +75,28 @@ class Spool:
             self.flush()
 
     def flush(self) -> None:
-        """Move what is in memory to the next file."""
+        """Write the rows in memory to the next file."""
         if self.texts:
             self.files.append(self.folder / f"{len(self.files):06d}.parquet")
             pl.DataFrame(self.texts, schema=TEXTS).write_parquet(self.files[-1], compression="lz4")
             self.parts.append(pl.DataFrame(self.keys, schema=INDEX))
-        self.texts, self.keys = [], []
+        self.texts = []
+        self.keys = []
 
     def close(self) -> "Spool":
-        """Nothing more is added; `index` is complete."""
+        """Complete `index`; nothing is added any more."""
         self.flush()
         self.index = pl.concat([self.index, *self.parts], rechunk=True)
         self.parts = []
         return self
 
     def chunks(self, *columns: str) -> Iterator[pl.DataFrame]:
-        """All rows in the order they were found, a file at a time."""
+        """Yield all rows in the order they were found, a file at a time."""
         for file in self.files:
             yield pl.read_parquet(file, columns=["row", *columns])
 
     def take(self, rows: pl.Series, *columns: str) -> pl.DataFrame:
-        """The texts of `rows`, in that order."""
+        """Return the texts of `rows`, in that order."""
         wanted = pl.DataFrame({"row": rows})
         if wanted.is_empty():
             return pl.DataFrame(schema={name: TEXTS[name] for name in ("row", *columns)})
@@ -104,14 +106,14 @@ class Spool:
         return wanted.join(pl.concat(found), on="row", how="left", maintain_order="left")
 
     def ordered(self, rows: pl.Series, *columns: str) -> Iterator[pl.DataFrame]:
-        """The texts of `rows`, in that order, some at a time."""
+        """Yield the texts of `rows` in that order, some at a time."""
         for start in range(0, len(rows), PASS_ROWS):
             yield self.take(rows[start : start + PASS_ROWS], *columns)
 
 
 def compact(frame: pl.DataFrame) -> pl.DataFrame:
-    """The same rows without the texts of those that were left out, which a filtered table goes on
-    holding."""
+    """Return the same rows without the texts of rows that were filtered out, which a filtered table
+    keeps in memory."""
     copied = pl.from_arrow(frame.to_arrow(compat_level=pl.CompatLevel.oldest()))
     assert isinstance(copied, pl.DataFrame)
     return copied

@@ -1,5 +1,5 @@
-"""What became of every row, as a table: a line a source, with what was kept where and what was
-rejected why."""
+"""The outcome of every row as a table: a line per source, with the rows of each split and the rows
+rejected for each reason."""
 
 import polars as pl
 
@@ -7,7 +7,8 @@ COLUMNS = ("read", "train", "validation", "test", "unused")
 
 
 def table(index: pl.DataFrame) -> str:
-    """Lines of text; `index` has `reason` and `split`. `unused`: good rows that no split needed."""
+    """Return the table as text; `index` has `reason` and `split`. `unused` counts good rows that no
+    split needed."""
     fate = pl.coalesce(pl.col("reason").cast(pl.String), "split", pl.lit("unused"))
     counts = index.group_by(pl.col("source").cast(pl.String), fate=fate).len()
     reasons = (
@@ -27,7 +28,7 @@ def table(index: pl.DataFrame) -> str:
 
 
 def aligned(row: list[str], widths: list[int]) -> list[str]:
-    """The cells padded: the first to the right, the numbers to the left."""
+    """Return the cells padded: the first on the right, the numbers on the left."""
     return [
         row[0].ljust(widths[0]),
         *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),

@@ -20,14 +20,15 @@ DETAILS = {
 
 
 def write_prompts(path: Path, spool: Spool, index: pl.DataFrame, name: str) -> int:
-    """One split, in the order of the rows' places; the number of its prompts."""
+    """Write one split in the order of its rows' places. Return the number of its prompts."""
     rows = index.filter(pl.col("split") == name).sort("place", "row")["row"]
     PROMPTS.write_parts(path, (part.drop("row") for part in spool.ordered(rows, *PROMPTS.columns)))
     return len(rows)
 
 
 def write_rejected(path: Path, spool: Spool, index: pl.DataFrame) -> None:
-    """Every rejected row, in the order it was found, with why and its content."""
+    """Write every rejected row with its reason and its content, in the order it was found."""
+    # rows rejected after reading: their detail names another row
     later = index.filter(~ALIVE & pl.col("other").is_not_null())
     others = spool.take(later["other"].unique().sort(), "source", "line", "answer")
     known = others.join(index.select("row", "split"), on="row", maintain_order="left").select(
@@ -48,8 +49,8 @@ def write_rejected(path: Path, spool: Spool, index: pl.DataFrame) -> None:
 
 
 def detail(row: dict[str, str]) -> str:
-    """Why a row that could be read was rejected, with the row it repeats, contradicts or gives
-    away."""
+    """Return why a row was rejected after reading, with the row that it repeats or contradicts, or
+    that is in the evaluation."""
     values = {
         "conflicting_answers": (row["answer"][:200], row["place"]),
         "contaminated": (row["place"], row["split"]),
@@ -58,7 +59,7 @@ def detail(row: dict[str, str]) -> str:
 
 
 def joined(chunk: pl.DataFrame, details: pl.DataFrame) -> pl.DataFrame:
-    """The rejected rows of a part of the spool, as a REJECTED table."""
+    """Return the rejected rows of a part of the spool as a REJECTED table."""
     return (
         chunk.join(details, on="row", how="left", maintain_order="left")
         .with_columns(
@@ -70,11 +71,12 @@ def joined(chunk: pl.DataFrame, details: pl.DataFrame) -> pl.DataFrame:
 
 
 def write_contamination(path: Path, spool: Spool, index: pl.DataFrame, pairs: pl.DataFrame) -> None:
-    """The contaminated pairs, with the texts of both."""
+    """Write the contaminated pairs with the texts of both rows."""
     CONTAMINATION.write_parts(path, pair_parts(spool, index, pairs))
 
 
 def pair_parts(spool: Spool, index: pl.DataFrame, pairs: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    """Yield the CONTAMINATION table, some pairs at a time."""
     columns = ("source", "line", "asked")
     for part in pairs.iter_slices(50_000):
         train = spool.take(part["row"].unique().sort(), *columns)

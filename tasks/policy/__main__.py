@@ -11,7 +11,7 @@ logger = logging.getLogger("tasks.policy")
 
 def main(stage: Stage) -> None:
     settings = stage.section("policy", Policy)
-    card = provide(settings, stage.params["policy"], stage.layout)
+    card = provide(settings, stage.layout)
     stage.tracker.params({"policy": stage.params["policy"]})
     stage.tracker.model("policy", Path(card["location"] or stage.layout.policy), card["digest"])
     logger.info(

@@ -1,11 +1,11 @@
-"""The policy's folder and its card, `policy.json`: what the rest of the pipeline knows of the
-policy.
+"""The policy's folder and its card, `policy.json`, which describes the policy to the rest of the
+pipeline.
 
     {"source": "tiny", "location": null, "digest": "91c0...", "trust_remote_code": false,
      "architecture": "Qwen3ForCausalLM", "num_parameters": 438656, ..., "vocab_size": 100}
 
-A policy made here stands whole in `policy/`. Of an external one only configuration and tokenizer
-are copied there: the weights stay at `location`, and are not read into memory to be described."""
+A policy made here is complete in `policy/`. Of an external policy only configuration and tokenizer
+are copied there: the weights stay at `location`, and are not loaded to describe them."""
 
 import os
 import shutil
@@ -22,13 +22,14 @@ from tasks.common.files import sync_folder
 from tasks.common.stage import StageError
 from tasks.models.policy import check_folder, describe, load_tokenizer, policy_digest, save_policy
 
+# files of an external policy that are copied
 DESCRIPTIVE_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 
 
 def write_own(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path
 ) -> dict[str, Any]:
-    """Save a policy made here to `folder`; returns its card."""
+    """Save a policy made here to `folder`. Return its card."""
     with whole_folder(folder) as temporary:
         save_policy(model, tokenizer, temporary)
     return card("tiny", None, policy_digest(folder), False, model)
@@ -37,14 +38,14 @@ def write_own(
 def write_external(
     source: str, location: Path, trust_remote_code: bool, folder: Path
 ) -> dict[str, Any]:
-    """Check the policy at `location`, copy what describes it to `folder`; returns its card."""
+    """Check the policy at `location` and copy the files that describe it to `folder`. Return its
+    card."""
     check_folder(location)
     load_tokenizer(location, trust_remote_code=trust_remote_code)
     model = skeleton(location, trust_remote_code)
     with whole_folder(folder) as temporary:
-        for path in sorted(
-            {path for pattern in DESCRIPTIVE_FILES for path in location.glob(pattern)}
-        ):
+        found = {path for pattern in DESCRIPTIVE_FILES for path in location.glob(pattern)}
+        for path in sorted(found):
             shutil.copyfile(path, temporary / path.name)
     return card(source, str(location), policy_digest(location), trust_remote_code, model)
 
@@ -52,6 +53,7 @@ def write_external(
 def card(
     source: str, location: str | None, digest: str, trusted: bool, model: PreTrainedModel
 ) -> dict[str, Any]:
+    """Return the content of `policy.json`."""
     origin = {
         "source": source,
         "location": location,
@@ -62,8 +64,7 @@ def card(
 
 
 def skeleton(location: Path, trust_remote_code: bool) -> PreTrainedModel:
-    """The model without weights: shapes on torch's meta device, which take no memory however large
-    it is."""
+    """Return the model without weights: shapes on torch's meta device, which take no memory."""
     try:
         config = AutoConfig.from_pretrained(location, trust_remote_code=trust_remote_code)
         with torch.device("meta"):
@@ -72,19 +73,22 @@ def skeleton(location: Path, trust_remote_code: bool) -> PreTrainedModel:
             )
     except (ValueError, KeyError) as error:
         raise StageError(
-            f"{location} does not hold a causal language model that can be built: {error}"
+            f"{location} does not hold a causal language model that transformers can build: "
+            f"{error}. Check policy.source and policy.trust_remote_code"
         ) from error
 
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder that replaces `folder` when the block ends well. Until then, the old one
+    """Yield a temporary folder that replaces `folder` if the block succeeds. Until then the old one
     stays."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as scratch:
-        new, old = Path(scratch) / "new", Path(scratch) / "old"
+        new = Path(scratch) / "new"
+        old = Path(scratch) / "old"
         new.mkdir()
         yield new
+        # the files reach the disk before the folder gets its name
         for path in new.iterdir():
             path.chmod(0o644)
             with path.open("rb") as file:

@@ -1,8 +1,8 @@
-"""Training text of the tiny policy: pairs (prompt, completion) from one or several families, mixed
-by weight.
+"""Training text of the tiny policy: pairs (prompt, completion) from one or more families, mixed by
+weight.
 
-Seeds start at 2^40: prompts that `ingest` generates use the small seeds that people write in
-params.yaml, so no example here is drawn with the seed of an evaluation prompt."""
+Seeds start at 2^40. Prompts that `ingest` generates use the small seeds that people write in
+params.yaml, so no example here has the seed of an evaluation prompt."""
 
 import random
 from collections.abc import Iterator
@@ -27,17 +27,17 @@ class Family:
 
 
 def load(family: Family) -> Any:
-    """The module of a family; ParamsError lists those there are."""
+    """Return the module of a family. Raises ParamsError listing the families if there is none."""
     return registry.load(families, family.name, "policy.tiny.families: the name")
 
 
 def instructions(chosen: list[Family]) -> list[str]:
-    """The fixed phrases of the families, each of which becomes one token."""
+    """Return the fixed phrases of the families, each of which becomes one token."""
     return [load(family).INSTRUCTION for family in chosen]
 
 
 def draw(chosen: list[Family], seed: int, num_examples: int) -> Iterator[list[tuple[str, str]]]:
-    """Endless chunks of `num_examples` shuffled pairs (prompt, completion)."""
+    """Yield chunks of `num_examples` shuffled pairs (prompt, completion) without end."""
     if not chosen or min(family.weight for family in chosen) <= 0:
         raise ParamsError(
             "policy.tiny.families needs at least one family, each with a weight above 0"

@@ -1,18 +1,13 @@
-"""Make, fetch or keep the initial policy, and say what it was made from."""
+"""Make or fetch the initial policy."""
 
-import logging
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from tasks.common.artifacts import Layout
-from tasks.common.files import read_json, write_json
-from tasks.policy import provenance
+from tasks.common.files import write_json
+from tasks.common.layout import Layout
 from tasks.policy.card import write_external, write_own
 from tasks.policy.source import resolve
 from tasks.policy.tiny import Tiny, make
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -24,22 +19,16 @@ class Policy:
     tiny: Tiny
 
 
-def provide(settings: Policy, raw: dict[str, Any], layout: Layout) -> dict[str, Any]:
-    """Bring `policy/`, `policy.json` and `policy_source.json` up to date; returns the card. `raw`
-    is the section."""
-    now = provenance.made_from(raw, Path(__file__).parent)
-    if provenance.only_comments_changed(now, provenance.recorded(layout)):
-        logger.info("only comments changed: policy kept")
-        card: dict[str, Any] = read_json(layout.policy_card)
-    else:
-        card = build(settings, layout)
-        write_json(layout.policy_card, card)
-    write_json(provenance.path(layout), {"made_from": now})
+def provide(settings: Policy, layout: Layout) -> dict[str, Any]:
+    """Train the tiny policy, or find the external one, into `policy/`, and write its card,
+    `policy.json`; returns the card."""
+    card = build(settings, layout)
+    write_json(layout.policy_card, card)
     return card
 
 
 def build(settings: Policy, layout: Layout) -> dict[str, Any]:
-    """Train the tiny policy, or find the external one, into the policy's folder; returns its
+    """Write the tiny policy, or what describes the external one, to the policy's folder. Return its
     card."""
     if settings.source == "tiny":
         return write_own(*make(settings.tiny), layout.policy)

@@ -2,9 +2,9 @@
 `s3://bucket/folder`.
 
 Only weights in safetensors form, configuration and tokenizer are fetched (and the model's own
-Python files when `trust_remote_code` is set). A Hugging Face model stays in the hub's cache, an S3
-model in `policy_download/` under the data root, in a folder named by its content, so that an equal
-model is not fetched twice."""
+Python files when `trust_remote_code` is set). A Hugging Face model stays in the hub's cache; an S3
+model goes to `policy_download/` under the data root, into a folder named by its content, so that
+the same model is not fetched twice."""
 
 import logging
 import os
@@ -28,7 +28,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def resolve(source: str, downloads: Path, trust_remote_code: bool) -> Path:
-    """The absolute folder of the policy that `source` names, fetched where it is not local."""
+    """Return the absolute folder of the policy `source`, fetched if it is not local."""
     patterns = (*POLICY_FILES, *(("*.py",) if trust_remote_code else ()))
     scheme = source.partition("://")[0] if "://" in source else ""
     if scheme == "hf":
@@ -38,7 +38,7 @@ def resolve(source: str, downloads: Path, trust_remote_code: bool) -> Path:
             return from_store(*open_location(source), downloads, patterns)
     if scheme:
         raise StageError(
-            f"policy.source is {source!r}; known are: tiny, a folder, hf://org/name@revision, "
+            f"policy.source is {source!r}; choose from: tiny, a folder, hf://org/name@revision, "
             "s3://..."
         )
     folder = Path(source).expanduser()
@@ -50,8 +50,8 @@ def resolve(source: str, downloads: Path, trust_remote_code: bool) -> Path:
 
 
 def from_hub(source: str, patterns: tuple[str, ...]) -> Path:
-    """The hub's snapshot of one revision. Without a revision the same parameters would name another
-    model tomorrow."""
+    """Return the hub's snapshot of one revision. Without a revision, the same parameters could name
+    another model tomorrow."""
     match = HUB.fullmatch(source)
     if match is None:
         raise StageError(
@@ -59,7 +59,7 @@ def from_hub(source: str, patterns: tuple[str, ...]) -> Path:
         )
     if not COMMIT.fullmatch(match["revision"]):
         logger.warning(
-            "%s names a branch or tag, which can move; a commit hash (40 hex digits) cannot", source
+            "%s names a branch or tag, which can move: use a commit hash (40 hex digits)", source
         )
     from huggingface_hub import snapshot_download
 
@@ -68,19 +68,21 @@ def from_hub(source: str, patterns: tuple[str, ...]) -> Path:
             match["name"], revision=match["revision"], allow_patterns=list(patterns)
         )
     except Exception as error:
-        raise StageError(f"{source} cannot be fetched: {error}") from error
+        raise StageError(
+            f"{source} cannot be fetched: {error}. Check the name, the revision and the connection"
+        ) from error
     return Path(folder).absolute()
 
 
 def from_store(store: Any, prefix: str, downloads: Path, patterns: tuple[str, ...]) -> Path:
-    """A folder of `store` (an fsspec file system) copied to `downloads`, whole or not at all."""
+    """Copy a folder of `store` (an fsspec file system) to `downloads`, whole or not at all. Return
+    the copy."""
     found = sorted(store.ls(prefix, detail=False))
     files = [
         path for path in found if any(fnmatch(Path(path).name, pattern) for pattern in patterns)
     ]
-    target = downloads / digest(
-        [prefix, [[path, store.size(path), str(store.checksum(path))] for path in files]]
-    )
+    content = [[path, store.size(path), str(store.checksum(path))] for path in files]
+    target = downloads / digest([prefix, content])
     if not target.is_dir():
         fetch(store, files, target)
     return target.resolve()

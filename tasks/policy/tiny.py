@@ -1,10 +1,10 @@
-"""The tiny policy: a Qwen3 of under half a million parameters, trained here from nothing in minutes
+"""The tiny policy: a Qwen3 of under half a million parameters, trained here from scratch in minutes
 on one core.
 
-It exists so that the whole pipeline runs anywhere. It is not good, on purpose: sampled at
-temperature 1 it solves its problems with every probability between 0 and 1 (see
-`families/chain_sum.py`), which is what profiling, allocation and reinforcement learning need to
-have something to do. head_dim is 32, the smallest that vLLM accepts."""
+It exists so that the whole pipeline runs anywhere. It is imperfect on purpose: sampled at
+temperature 1, it solves its problems with probabilities all over the range from 0 to 1 (see
+`families/chain_sum.py`), so that profiling, allocation and reinforcement learning have something to
+do. head_dim is 32, the smallest that vLLM accepts."""
 
 from dataclasses import dataclass
 
@@ -41,8 +41,8 @@ class Tiny:
 
 
 def make(settings: Tiny) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Train the tiny policy. Equal settings give equal weights (on one machine; one thread, own
-    seeds)."""
+    """Train the tiny policy. Equal settings give equal weights on one machine: it uses one thread
+    and its own seeds."""
     torch.set_num_threads(1)
     tokenizer = character_tokenizer(instructions(settings.families), settings.model.max_length)
     with torch.random.fork_rng():
@@ -60,7 +60,7 @@ def make(settings: Tiny) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 
 def untrained(settings: Model, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """A Qwen3 with random weights for `tokenizer`."""
+    """Return a Qwen3 with random weights for `tokenizer`."""
     tokens = {
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,

@@ -1,8 +1,8 @@
-"""The tiny policy's tokenizer: one token a character, and one for each fixed instruction.
+"""The tiny policy's tokenizer: one token per character, and one for each fixed instruction.
 
-A real `tokenizers` file, so transformers and vLLM load it like any other. Every printable ASCII
-character and the newline have a token, so any English prompt can be encoded; whatever else there is
-becomes `<unk>`. No chat template: the policy continues plain text."""
+It is a real `tokenizers` file, so transformers and vLLM load it like any other. Every printable
+ASCII character and the newline have a token, so any English prompt can be encoded; other characters
+become `<unk>`. There is no chat template: the policy continues plain text."""
 
 import string
 
@@ -14,7 +14,7 @@ CHARACTERS = string.digits + string.ascii_letters + string.punctuation + " \n"
 
 
 def character_tokenizer(instructions: list[str], max_length: int) -> PreTrainedTokenizerFast:
-    """Characters as tokens, `instructions` as one token each."""
+    """Return a tokenizer with a token per character and one for each of `instructions`."""
     vocabulary = {token: index for index, token in enumerate([PAD, EOS, UNK, *CHARACTERS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")

@@ -1,11 +1,11 @@
-"""Supervised training of the tiny policy: next-token loss on completions, batches of like lengths.
+"""Supervised training of the tiny policy: next-token loss on completions, batches of similar
+lengths.
 
 Length buckets matter: without them most of a batch is padding. The loss of a batch is divided by
-the completion tokens of a batch *on average*, not by its own: short completions stand together, and
-would otherwise weigh more a token.
+the *average* number of completion tokens of a batch, not by its own: short completions are in the
+same batch, and each of their tokens would otherwise have more weight.
 
-Shapes: B rows, T tokens, V vocabulary.
-"""
+Shapes: B rows, T tokens, V vocabulary."""
 
 import logging
 import random
@@ -38,7 +38,7 @@ class Training:
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, pair: tuple[str, str]) -> tuple[list[int], int]:
-    """Token ids of prompt, completion and end, and how many of them are prompt."""
+    """Return the token ids of prompt, completion and end, and the number of prompt tokens."""
     prompt = tokenizer.encode(pair[0], add_special_tokens=False)
     completion = tokenizer.encode(pair[1], add_special_tokens=False)
     return [*prompt, *completion, tokenizer.eos_token_id], len(prompt)  # type: ignore[list-item]
@@ -47,7 +47,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, pair: tuple[str, str]) -> tuple[l
 def batches(
     rows: list[tuple[list[int], int]], batch_size: int, seed: int
 ) -> list[list[tuple[list[int], int]]]:
-    """Rows of like lengths together, the batches in random order."""
+    """Return batches of rows of similar length, in random order."""
     ordered = sorted(rows, key=lambda row: len(row[0]))
     cut = [ordered[start : start + batch_size] for start in range(0, len(ordered), batch_size)]
     random.Random(seed).shuffle(cut)
@@ -55,8 +55,8 @@ def batches(
 
 
 def collate(rows: list[tuple[list[int], int]], pad: int) -> tuple[Tensor, Tensor]:
-    """tokens_BT padded on the right, and targets_BT: the next token within completions, elsewhere
-    IGNORED."""
+    """Return tokens_BT, padded on the right, and targets_BT: the next token within completions,
+    IGNORED elsewhere."""
     width = max(len(ids) for ids, _ in rows)
     tokens_BT = torch.full((len(rows), width), pad)
     targets_BT = torch.full((len(rows), width), IGNORED)
@@ -67,7 +67,8 @@ def collate(rows: list[tuple[list[int], int]], pad: int) -> tuple[Tensor, Tensor
 
 
 def learning_rate(settings: Training, done_rate: float) -> float:
-    """Linear up over the first `warmup_rate` of the tokens, linear down to 0 over the rest."""
+    """Return the learning rate: linear up over the first `warmup_rate` of the tokens, then linear
+    down to 0."""
     if done_rate < settings.warmup_rate:
         return settings.learning_rate * max(done_rate, 0.01) / settings.warmup_rate
     return settings.learning_rate * (1 - done_rate) / (1 - settings.warmup_rate)
@@ -80,7 +81,7 @@ def train(
     settings: Training,
     seed: int,
 ) -> None:
-    """Train `model` in place on chunks of pairs (prompt, completion) until `tokens` are used up."""
+    """Train `model` in place on chunks of pairs (prompt, completion) for `tokens` tokens."""
     optimizer = torch.optim.AdamW(
         model.parameters(), betas=(0.9, 0.95), weight_decay=settings.weight_decay
     )
@@ -119,7 +120,7 @@ def step(
     settings: Training,
     done_rate: float,
 ) -> float:
-    """One optimizer step; returns the loss: its sum over completion tokens / `divisor`. Right
+    """Make one optimizer step. Return the loss: its sum over completion tokens / `divisor`. Right
     padding needs no mask."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(settings, done_rate)

@@ -16,10 +16,12 @@ logger = logging.getLogger(__name__)
 
 
 def main(run: stage.Stage) -> None:
+    """Sample and grade all training prompts, and write the profile and its costs."""
     settings = run.section("profile", ProfileSettings)
     params.at_least(1, profile__num_samples=settings.num_samples)
     sampler = run.sections(SamplerSettings)
-    layout, policy = run.layout, read_policy(run.layout)
+    layout = run.layout
+    policy = read_policy(layout)
     prompts = PROMPTS.read(layout.prompts("train"))
     run.tracker.params(
         {

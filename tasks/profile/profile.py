@@ -1,8 +1,8 @@
 """The profile: how hard every prompt is for this policy, from a few graded samples each.
 
-From here the filter, the group sizes and the order of every recipe are computed (sGPO, arXiv
-2606.08854, section on profiling: N = 8 samples under the initial policy, the same sampler and
-limits as in training)."""
+Recipes compute their filter, group sizes and order from it (sGPO, arXiv 2606.08854, section on
+profiling: N = 8 samples under the initial policy, with the same sampler and limits as in
+training)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from tasks.common.artifacts import OUTCOMES, PROFILE
 from tasks.common.files import ArtifactError
 from tasks.common.statistics import fit_beta, mixed_probability, wilson_interval
 
+# group sizes that the summary gives the share of mixed groups for
 GROUP_SIZES = (2, 4, 8, 16, 32)
 
 
@@ -25,10 +26,10 @@ class ProfileSettings:
 
 
 def profile_prompts(rollouts: pl.DataFrame) -> pl.DataFrame:
-    """A PROFILE table, one row a prompt in the order of the ROLLOUTS table.
+    """Return a PROFILE table, one row per prompt in the order of the ROLLOUTS table.
 
-    A sample whose outcome is `error` is our own failure: it is counted, and leaves the pass rate's
-    denominator."""
+    A sample whose outcome is `error` is our own failure: it has a column, and is left out of the
+    pass rate's denominator."""
     counts = [
         (pl.col("outcome") == outcome).sum().cast(pl.Int32).alias(outcome) for outcome in OUTCOMES
     ]
@@ -51,17 +52,15 @@ def profile_prompts(rollouts: pl.DataFrame) -> pl.DataFrame:
 
 
 def summarize(profile: pl.DataFrame, group_sizes: Sequence[int] = GROUP_SIZES) -> dict[str, Any]:
-    """What the profile says as a whole: how many prompts at each pass rate, and the share of groups
-    expected to be mixed (to carry a gradient) were every prompt given a group of each size."""
+    """Return a summary: the number of prompts at each pass rate, and for each group size the share
+    of groups expected to be mixed (to carry a gradient) if every prompt got such a group."""
     graded = profile.filter(pl.col("pass_rate").is_not_null())
     if graded.is_empty():
         raise ArtifactError(
-            "no sample of any prompt could be graded: mend the verifier or the gold answers"
+            "no sample of any prompt could be graded: fix the verifier or the gold answers"
         )
-    correct, trials = (
-        graded["correct"].to_numpy(),
-        (graded["num_samples"] - graded["error"]).to_numpy(),
-    )
+    correct = graded["correct"].to_numpy()
+    trials = (graded["num_samples"] - graded["error"]).to_numpy()
     prior = fit_beta(correct, trials)
     histogram = graded.group_by("pass_rate").len().sort("pass_rate")
     return {

@@ -16,7 +16,7 @@ from s3fs import S3FileSystem
 
 from tasks.common import locations
 from tasks.common.files import ArtifactError
-from tasks.common.locations import SIGNERS, hush, open_file, open_location, reaching
+from tasks.common.locations import SIGNERS, open_file, open_location, quiet_loggers, reaching
 from tests.s3_server import ACCESS_KEY, SECRET_KEY, S3Server, free_ports
 
 BODY = (
@@ -145,7 +145,7 @@ def test_what_signs_requests_never_logs_them(
     for name in SIGNERS:  # and without this care
         logging.getLogger(name).setLevel(logging.DEBUG)
     files.pipe_file(path, b"1")
-    hush()
+    quiet_loggers()
     assert "a-token-for-this-session" in caplog.text
     assert ACCESS_KEY in caplog.text
 

@@ -40,10 +40,14 @@ def content(path: Path) -> list[tuple[str, str]]:
     return [(str(file), hashlib.sha256(file.read_bytes()).hexdigest()) for file in files]
 
 
+def is_data(dep: str) -> bool:
+    return dep.startswith("data/") and not dep.startswith("data/code/")
+
+
 def digest(entry: dict[str, Any]) -> str:
     params = yaml.safe_load(Path("params.yaml").read_text())
     read = [value(params, name) for name in entry["params"]]
-    data = [content(Path(dep)) for dep in entry["deps"] if dep.startswith("data/")]
+    data = [content(Path(dep)) for dep in entry["deps"] if is_data(dep)]
     return hashlib.sha256(json.dumps([read, data]).encode()).hexdigest()
 
 
@@ -69,7 +73,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO)
     die_with_parent()
     interrupt_on_terminate()
-    stage = Path(sys.argv[0]).parent.name
+    stage = os.environ["DVC_STAGE"].partition("@")[0]
     print(f"this is {os.environ['DVC_STAGE']}, live", flush=True)
     try:
         behave(os.environ["DVC_STAGE"])

@@ -5,8 +5,8 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tasks.common.artifacts import Layout
 from tasks.common.files import replace_file
+from tasks.common.layout import Layout
 
 PIPELINE_VARIABLE = "WINNOW_PIPELINE"
 

@@ -130,7 +130,7 @@ def test_verdicts_do_not_depend_on_order_or_on_the_number_of_processes() -> None
     ):
         forwards, backwards = one.grade(answers), three.grade(answers[::-1])
         assert three.pool is not None
-        three.pool.pace = (
+        three.pool.seconds_per_request = (
             1.0  # so slow that each answer is sent alone, and all processes are wanted
         )
         alone = three.grade(answers)

@@ -17,13 +17,12 @@ def allocate(
     trivial_above: float,
     group_size: int,
 ) -> Allocation:
-    """Prompts with 0 < pass rate <= `trivial_above` in every pass."""
+    """Visit prompts with 0 < pass rate <= `trivial_above` in every pass."""
     rate = pl.col("pass_rate")
     chosen = profile.filter((rate > 0) & (rate <= trivial_above))["prompt_id"]
-    trivial, unsolved, ungraded = (
-        profile.filter(condition)["prompt_id"]
-        for condition in (rate > trivial_above, rate == 0, rate.is_null())
-    )
+    trivial = profile.filter(rate > trivial_above)["prompt_id"]
+    unsolved = profile.filter(rate == 0)["prompt_id"]
+    ungraded = profile.filter(rate.is_null())["prompt_id"]
     visits = [phase(number, shuffled(chosen, rng), group_size) for number in range(passes)]
     decisions = pl.concat(
         [

@@ -1,9 +1,9 @@
 """`grpo_matched`: every prompt with one group size, until as much is spent as sGPO's plan and its
 profile cost.
 
-The baseline at equal charged compute. `allocate.passes` is sGPO's; here there are as many as the
-budget allows. It is not charged for profiling: who trains uniformly with that budget needs none.
-"""
+The baseline at equal charged compute. `allocate.passes` applies to sGPO's plan; here there are as
+many passes as the budget allows. It is not charged for profiling, because uniform training needs
+none."""
 
 import numpy as np
 import polars as pl
@@ -24,7 +24,7 @@ def allocate(
     unsolved_rate: float,
     buckets: list[int],
 ) -> Allocation:
-    """Uniform visits of the cost of sGPO's plan under the last three settings."""
+    """Return uniform visits with the cost of sGPO's plan under the last three settings."""
     settings = {"trivial_above": trivial_above, "unsolved_rate": unsolved_rate, "buckets": buckets}
     _, budget = sgpo_plan(profile, passes, rng, settings)
     ids = profile["prompt_id"]

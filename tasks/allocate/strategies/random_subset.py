@@ -1,8 +1,8 @@
-"""`random_subset`: as many prompts as sGPO would train on, but any, with one group size and at
+"""`random_subset`: as many prompts as sGPO trains on, chosen at random, with one group size and at
 sGPO's cost.
 
-What is left of sGPO's advantage against this one comes from which prompts it takes and how it sizes
-and orders them, not from training on fewer. Not charged for profiling, like `grpo_matched`."""
+What sGPO gains over this comes from which prompts it takes and how it sizes and orders them, not
+from training on fewer prompts. Not charged for profiling, like `grpo_matched`."""
 
 import numpy as np
 import polars as pl
@@ -23,12 +23,12 @@ def allocate(
     unsolved_rate: float,
     buckets: list[int],
 ) -> Allocation:
-    """Uniform visits to a random subset, of the cost of sGPO's plan under the last three
+    """Return uniform visits to a random subset, with the cost of sGPO's plan under the last three
     settings."""
     settings = {"trivial_above": trivial_above, "unsolved_rate": unsolved_rate, "buckets": buckets}
     visits, budget = sgpo_plan(profile, passes, rng, settings)
-    places = np.sort(rng.permutation(len(profile))[: visits["prompt_id"].n_unique()])
-    chosen = profile["prompt_id"].gather(places)
+    rows = np.sort(rng.permutation(len(profile))[: visits["prompt_id"].n_unique()])
+    chosen = profile["prompt_id"].gather(rows)
     others = profile.filter(~pl.col("prompt_id").is_in(chosen.implode()))["prompt_id"]
     decisions = pl.concat(
         [

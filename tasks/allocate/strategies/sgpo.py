@@ -1,11 +1,11 @@
 """`sgpo`: sorted Group Policy Optimization (arXiv 2606.08854, sections on filtering, group size and
 curriculum).
 
-Trivial prompts (pass rate above `trivial_above`) are dropped. Of those never solved a random share
-`unsolved_rate` is kept. Every other prompt gets G = 1 / pass rate, rounded down onto `buckets` (at
-least the smallest). A pass goes through the buckets in order, easy to hard, and the same kept
-unsolved prompts are mixed into every bucket's phase with that phase's group size. With N = 8 and
-buckets 2, 4, 8: k/8 solved -> unsolved, 8, 4, 2, 2, 2, 2, trivial, trivial. Not done here:
+Trivial prompts (pass rate above `trivial_above`) are dropped. Of the prompts never solved, a random
+share `unsolved_rate` is kept. Every other prompt gets G = 1 / pass rate, rounded down to one of
+`buckets` (at least the smallest). A pass goes through the buckets in order, easy to hard, and the
+same kept unsolved prompts are mixed into every bucket's phase with that phase's group size. With N
+= 8 and buckets 2, 4, 8: k/8 solved -> unsolved, 8, 4, 2, 2, 2, 2, trivial, trivial. Not done here:
 re-profiling between passes (the paper found it worse)."""
 
 import numpy as np
@@ -26,8 +26,9 @@ def allocate(
     unsolved_rate: float,
     buckets: list[int],
 ) -> Allocation:
-    """The visits of every pass, phase by phase, and the decision about every prompt."""
+    """Return the visits of every pass, phase by phase, and the decision about every prompt."""
     sizes = check_settings(buckets, unsolved_rate)
+    # by pass rate: trivial, never solved, and the rest, which is learnable
     graded = profile.filter(pl.col("pass_rate").is_not_null())
     trivial = graded.filter(pl.col("pass_rate") > trivial_above)
     unsolved = graded.filter(pl.col("correct") == 0)
@@ -35,6 +36,7 @@ def allocate(
     learnable = learnable.with_columns(group_size=group_sizes(learnable, sizes))
     num_kept = round(unsolved_rate * len(unsolved))
     kept = unsolved["prompt_id"].gather(np.sort(rng.permutation(len(unsolved))[:num_kept]))
+    # one phase per bucket, easy to hard, with the same unsolved prompts in each
     clusters = [learnable.filter(pl.col("group_size") == size)["prompt_id"] for size in sizes]
     visits = [
         phase(number, shuffled(pl.concat([cluster, kept]), rng), size)
@@ -88,27 +90,26 @@ def allocate(
 
 
 def check_settings(buckets: list[int], unsolved_rate: float) -> list[int]:
-    """The buckets in order; ParamsError when they are not distinct group sizes, or the rate is no
-    share."""
+    """Return the buckets in order. Raises ParamsError unless they are distinct group sizes and the
+    rate is a share."""
     sizes = sorted(buckets)
     if not sizes or sizes[0] < 1 or len(set(sizes)) < len(sizes):
         raise ParamsError(
-            f"allocate (sgpo).buckets is {buckets}: it must be distinct group sizes of at least 1"
+            f"allocate (sgpo).buckets is {buckets}: it must hold distinct group sizes of at least 1"
         )
     if not 0.0 <= unsolved_rate <= 1.0:
         raise ParamsError(
-            f"allocate (sgpo).unsolved_rate is {unsolved_rate}: it is a share, from 0.0 to 1.0"
+            f"allocate (sgpo).unsolved_rate is {unsolved_rate}: it must be a share from 0.0 to 1.0"
         )
     return sizes
 
 
 def group_sizes(learnable: pl.DataFrame, sizes: list[int]) -> pl.Series:
-    """The largest bucket g with g x pass rate <= 1, else the smallest; whole numbers, so that 1/8
-    is exactly 8."""
+    """Return the largest bucket g with g x pass rate <= 1, else the smallest. In whole numbers, so
+    that 1/8 gives exactly 8."""
     graded = pl.col("num_samples") - pl.col("error")
-    chosen = (
-        pl.when(graded >= 0).then(sizes[0]).otherwise(None)
-    )  # a literal alone would have no rows
+    # the condition is always true: a literal alone would be a single row
+    chosen = pl.when(graded >= 0).then(sizes[0]).otherwise(None)
     for size in sizes[1:]:
         chosen = pl.when(size * pl.col("correct") <= graded).then(size).otherwise(chosen)
     return learnable.select(chosen.cast(pl.Int32).alias("group_size"))["group_size"]

@@ -1,8 +1,8 @@
-"""`sgpo_unsorted`: sGPO without its order: a pass visits the same prompts with the same group
-sizes, all mixed up.
+"""`sgpo_unsorted`: sGPO without its order: a pass visits the same prompts with the same group sizes
+in a random order.
 
-The ablation "no curriculum". The prompts never solved are visited once a bucket all the same, with
-that bucket's size."""
+The ablation "no curriculum". The prompts never solved are still visited once per bucket, with that
+bucket's size."""
 
 import numpy as np
 import polars as pl
@@ -22,7 +22,7 @@ def allocate(
     unsolved_rate: float,
     buckets: list[int],
 ) -> Allocation:
-    """sGPO's visits of each pass in one phase, in a random order."""
+    """Return sGPO's visits of each pass as one phase, in a random order."""
     sorted_ = sgpo.allocate(
         profile,
         passes,

@@ -12,7 +12,7 @@ reads_profile = False
 def allocate(
     profile: pl.DataFrame, passes: int, rng: np.random.Generator, *, group_size: int
 ) -> Allocation:
-    """Every prompt of `profile` in every pass; what the profile says of it is not looked at."""
+    """Visit every prompt of `profile` in every pass, whatever its pass rate."""
     ids = profile["prompt_id"]
     visits = [phase(number, shuffled(ids, rng), group_size) for number in range(passes)]
     return Allocation(

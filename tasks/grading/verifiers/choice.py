@@ -1,8 +1,8 @@
 r"""`choice`: the letter of a multiple-choice answer is the gold letter.
 
-The letter is looked for where it is said most plainly first: in the last box, after the last
-"answer" (or its word in another language), at the start, and at last the last capital that stands
-alone. Left out: answers given as the text of an option instead of its letter, several letters."""
+The letter is searched where it is clearest first: in the last box, after the last "answer" (or its
+word in another language), at the start, and finally the last capital that stands alone. Left out:
+answers given as the text of an option instead of its letter, several letters."""
 
 import re
 
@@ -31,7 +31,7 @@ def verify(completion: str, answer: str) -> Verdict:
 
 
 def find_letter(text: str) -> str | None:
-    """The letter that the text answers with, or None."""
+    """Return the letter that the text gives as its answer, or None."""
     boxed = last_boxed(text)
     for place in (boxed, text.strip()):
         if place is not None and len(place) < 100 and (only := ONLY.fullmatch(place)):

@@ -1,10 +1,10 @@
 """`composite`: several verifiers, `weights: {math: 0.9, tags: 0.1}`; the reward is the weighted sum
-of their marks.
+of their scores.
 
 Weights are above 0 and sum to 1, so that rewards stay in [0, 1]. The outcome and the answer are
-those of the first verifier named: what counts as solved, in pass rates and in accuracies, is its
-affair, and the others shape the reward. Every mark is kept. One that ends in `error` makes the
-whole an `error`: a reward with a part missing is none."""
+those of the first verifier: it alone decides what counts as solved in pass rates and accuracies,
+and the others only shape the reward. Every score is kept. If one verifier ends in `error`, so does
+the composite, because a part of the reward is missing."""
 
 import math
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from tasks.grading.verdict import Verdict
 
 
 def uses(settings: Mapping[str, Any]) -> list[str]:
-    """The verifiers that are weighed."""
+    """Return the names of the weighted verifiers."""
     weights = settings.get("weights")
     if (
         not isinstance(weights, dict)
@@ -23,11 +23,11 @@ def uses(settings: Mapping[str, Any]) -> list[str]:
         or not all(isinstance(w, int | float) for w in weights.values())
     ):
         raise ParamsError(
-            f"a composite needs `weights`, a number for each verifier; it has {weights!r}"
+            f"the `weights` of a composite are {weights!r}: set a number for each verifier"
         )
     if min(weights.values()) <= 0 or not math.isclose(sum(weights.values()), 1.0):
         raise ParamsError(
-            f"the weights of a composite must be above 0 and sum to 1; they are {weights}"
+            f"the `weights` of a composite are {weights}: set each above 0, so that they sum to 1"
         )
     return list(weights)
 
@@ -35,13 +35,12 @@ def uses(settings: Mapping[str, Any]) -> list[str]:
 def verify(
     completion: str, answer: str, *, weights: dict[str, float], verifiers: dict[str, Any]
 ) -> Verdict:
-    """The first verifier's outcome, every verifier's mark, and their weighted sum."""
+    """Return the first verifier's outcome, every verifier's score, and their weighted sum."""
     verdicts = {name: verifiers[name].verify(completion, answer) for name in weights}
     for name, verdict in verdicts.items():
         if verdict.outcome in ("error", "timeout"):
             return Verdict(verdict.outcome, f"{name}: {verdict.answer}")
     first = next(iter(verdicts.values()))
-    marks = tuple((name, verdict.score) for name, verdict in verdicts.items())
-    return Verdict(
-        first.outcome, first.answer, math.fsum(weights[name] * mark for name, mark in marks), marks
-    )
+    scores = tuple((name, verdict.score) for name, verdict in verdicts.items())
+    reward = math.fsum(weights[name] * score for name, score in scores)
+    return Verdict(first.outcome, first.answer, reward, scores)

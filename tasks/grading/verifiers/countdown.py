@@ -1,17 +1,17 @@
 """`countdown`: an arithmetic expression that uses every given number exactly once and reaches the
 target.
 
-The gold is the JSON text {"numbers": [6, 34, 1, 11], "target": 17}. The expression stands in tags,
-in a box, or on the last line with a digit; what follows an equals sign is left out. It is read as a
-syntax tree of numbers, brackets and the four operations, in exact fractions; nothing is executed.
-"""
+The gold is the JSON text {"numbers": [6, 34, 1, 11], "target": 17}. The expression is in tags, in a
+box, or on the last line with a digit; what follows an equals sign is ignored. It is parsed as a
+syntax tree of numbers, brackets and the four operations, and evaluated in exact fractions; nothing
+is executed."""
 
 import ast
 import json
 import re
 from fractions import Fraction
 
-from tasks.grading.answers import stated
+from tasks.grading.answers import marked_answer
 from tasks.grading.verdict import Verdict
 
 MAX_LENGTH = 1000  # characters of an expression
@@ -34,7 +34,8 @@ def verify(completion: str, answer: str) -> Verdict:
     """`correct`, `wrong`, or `unparsed` where there is no such expression. A gold of another form
     is an error."""
     gold = json.loads(answer)
-    numbers, target = sorted(map(Fraction, gold["numbers"])), Fraction(gold["target"])
+    numbers = sorted(map(Fraction, gold["numbers"]))
+    target = Fraction(gold["target"])
     expression = find_expression(completion)
     try:
         value, used = evaluate(ast.parse(expression, mode="eval").body)
@@ -42,20 +43,21 @@ def verify(completion: str, answer: str) -> Verdict:
         return Verdict("unparsed", expression)
     except ZeroDivisionError:
         return Verdict("wrong", expression)
-    return Verdict(
-        "correct" if value == target and sorted(used) == numbers else "wrong", expression
-    )
+    correct = value == target and sorted(used) == numbers
+    return Verdict("correct" if correct else "wrong", expression)
 
 
-def stating(answer: str) -> None:
-    """A target has many solutions and the gold holds none."""
+def canonical_completion(answer: str) -> None:
+    """Return None: a target has many solutions, and the gold contains none."""
 
 
 def find_expression(text: str) -> str:
-    """The expression that the completion answers with, in Python's signs; empty when it is too long
-    to be one."""
+    """Return the expression in the completion with Python's operators; empty when it is too long to
+    be one."""
     lines = [
-        line for line in stated(text)[-10 * MAX_LENGTH :].splitlines() if re.search(r"\d", line)
+        line
+        for line in marked_answer(text)[-10 * MAX_LENGTH :].splitlines()
+        if re.search(r"\d", line)
     ]
     line = lines[-1] if lines else ""
     for latex, sign in LATEX.items():
@@ -65,7 +67,8 @@ def find_expression(text: str) -> str:
 
 
 def evaluate(node: ast.expr) -> tuple[Fraction, list[Fraction]]:
-    """Value and numbers of a tree. ValueError for anything but numbers, + - * / and brackets."""
+    """Return the value and the numbers of a tree. Raises ValueError for anything but numbers,
+    + - * / and brackets."""
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         return Fraction(str(node.value)), [Fraction(str(node.value))]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
@@ -73,7 +76,8 @@ def evaluate(node: ast.expr) -> tuple[Fraction, list[Fraction]]:
         return -value if isinstance(node.op, ast.USub) else value, used
     if not isinstance(node, ast.BinOp):
         raise ValueError(f"{type(node).__name__} is not arithmetic")
-    (left, used), (right, more) = evaluate(node.left), evaluate(node.right)
+    left, used = evaluate(node.left)
+    right, more = evaluate(node.right)
     if isinstance(node.op, ast.Add):
         return left + right, used + more
     if isinstance(node.op, ast.Sub):

@@ -1,5 +1,5 @@
-"""`exact`: the completion is the gold answer, letter for letter, after white space at both ends is
-removed."""
+"""`exact`: the completion is the gold answer, letter for letter, without white space at both
+ends."""
 
 from tasks.grading.verdict import Verdict
 

@@ -1,8 +1,8 @@
 """`format`: the completion is these tags, each once, in this order:
 `<think>...</think><answer>...</answer>`.
 
-White space may stand between them; other text only after the last, where `text_after` allows it.
-The gold plays no part. The answer is what the last tag holds."""
+White space may come between them; other text only after the last, where `text_after` allows it. The
+gold plays no part. The answer is the content of the last tag."""
 
 import re
 
@@ -17,12 +17,10 @@ def verify(completion: str, answer: str, *, tags: list[str], text_after: bool) -
     blocks = r"\s*+".join(rf"<{re.escape(tag)}>(.*?)</{re.escape(tag)}>" for tag in tags)
     after = ".*" if text_after else r"\s*+"
     found = re.compile(rf"\s*+{blocks}{after}", re.DOTALL).fullmatch(completion)
-    return (
-        Verdict("wrong", "")
-        if found is None
-        else Verdict("correct", found.group(len(tags)).strip())
-    )
+    if found is None:
+        return Verdict("wrong", "")
+    return Verdict("correct", found.group(len(tags)).strip())
 
 
-def stating(answer: str) -> None:
-    """Any gold will do."""
+def canonical_completion(answer: str) -> None:
+    """Return None: the gold plays no part."""

@@ -1,7 +1,7 @@
 r"""`hendrycks`: the MATH benchmark's rule (arXiv 2103.03874) in the form of PRM800K's grader, which
 most trainers use.
 
-The answer must stand in a box. It is right if it is the gold once both are normalised (spacing,
+The answer must be in a box. It is right if it is the gold once both are normalised (spacing,
 \left, \dfrac, units, degrees, 0.5 for 1/2), or if math-verify calls the two equal; but a fraction
 must be reduced as the gold is, an integer must be an integer, and tuples must agree part by part in
 order. Stricter than `math`, which takes 2/4 for 1/2."""
@@ -36,7 +36,8 @@ INTEGER = re.compile(r"-?\d+")
 def verify(completion: str, answer: str) -> Verdict:
     """`correct` or `wrong`; `unparsed` without a closed box. An empty gold is an error."""
     boxed = last_boxed(answer)
-    gold, given = normalize(answer if boxed is None else boxed), last_boxed(completion)
+    gold = normalize(answer if boxed is None else boxed)
+    given = last_boxed(completion)
     if not gold:
         return Verdict("error", "the gold answer is empty")
     if given is None:
@@ -44,13 +45,13 @@ def verify(completion: str, answer: str) -> Verdict:
     return Verdict("correct" if same(normalize(given), gold) else "wrong", given)
 
 
-def stating(answer: str) -> str:
-    """The gold in a box."""
+def canonical_completion(answer: str) -> str:
+    """Return the gold in a box."""
     return answer if last_boxed(answer) is not None else rf"\boxed{{{answer}}}"
 
 
 def normalize(text: str) -> str:
-    """One way of writing an answer out of the many that mean the same to a reader."""
+    """Return one spelling of an answer out of the many that mean the same."""
     text = text.strip()
     for pattern, by in REPLACED:
         text = pattern.sub(by, text)
@@ -60,22 +61,24 @@ def normalize(text: str) -> str:
 
 
 def same(given: str, gold: str) -> bool:
-    """Whether two normalised answers are one."""
+    """Whether two normalised answers are the same."""
     if given == gold:
         return True
     if not given or (FRACTION.fullmatch(given) and FRACTION.fullmatch(gold)):
         return False
-    ours, theirs = split(given), split(gold)
-    if len(ours) > 1 or len(theirs) > 1:
-        outside = (given[0], given[-1]) == (gold[0], gold[-1])
-        return outside and len(ours) == len(theirs) and all(map(same, ours, theirs))
+    given_parts = split(given)
+    gold_parts = split(gold)
+    if len(given_parts) > 1 or len(gold_parts) > 1:
+        same_brackets = (given[0], given[-1]) == (gold[0], gold[-1])
+        same_length = len(given_parts) == len(gold_parts)
+        return same_brackets and same_length and all(map(same, given_parts, gold_parts))
     if INTEGER.fullmatch(gold):
         return re.fullmatch(rf"0*{gold}(?:\.0*)?", given) is not None
     return math.verify(rf"\boxed{{{given}}}", rf"\boxed{{{gold}}}").outcome == "correct"
 
 
 def split(text: str) -> list[str]:
-    """The parts of a tuple or an interval; anything else is its own one part."""
+    """Return the parts of a tuple or an interval; anything else is a single part."""
     if (
         len(text) > 2
         and text[0] in "(["

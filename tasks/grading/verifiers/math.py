@@ -2,8 +2,8 @@ r"""`math`: the completion's answer is mathematically equal to the gold, by the 
 (Apache-2.0).
 
 Answers are found in boxes, in LaTeX, and in plain text; of several boxes the last counts. Equal are
-1/2, 0.5 and \frac{2}{4}, sets in any order, equations up to a factor. The library's own limits of
-time are off: the process has one."""
+1/2, 0.5 and \frac{2}{4}, sets in any order, equations up to a factor. The library's own time limits
+are off, because the process has one."""
 
 import re
 from functools import lru_cache
@@ -22,8 +22,8 @@ TARGETS = ("latex", "expr")
 DECIMALS = 6
 CONFIGURED = {"latex": LatexExtractionConfig(), "expr": ExprExtractionConfig()}
 if not hasattr(PSParser.AtomContext, "FUNC_GAMMA"):
-    # The library's grammar for antlr 4.9 (which DVC's hydra pins) lacks this rule, its reader asks
-    # for it all the same, and so every percentage in LaTeX would fail.
+    # The library's grammar for antlr 4.9 (which DVC's hydra pins) does not have this rule, but its
+    # parser calls it, so every percentage in LaTeX would fail.
     PSParser.AtomContext.FUNC_GAMMA = lambda self: None
 
 DELIMITED = re.compile(r"(?<!\\)\$|\\\(|\\\[|\\boxed")
@@ -43,8 +43,8 @@ def verify(completion: str, answer: str) -> Verdict:
     return grade(completion, answer, TARGETS, DECIMALS, sets_as_relations=False)
 
 
-def stating(answer: str) -> str:
-    """A completion that says this gold and nothing else."""
+def canonical_completion(answer: str) -> str:
+    """Return a completion that gives exactly this gold."""
     return delimited(answer)
 
 
@@ -76,9 +76,9 @@ def grade(
 
 
 def readings(completion: str) -> list[str]:
-    """The completion as the library reads it; but first as LaTeX where it is nothing but a formula
-    without delimiters, or with some inside, of which the library would read a part. That is what
-    stands between tags."""
+    """Return the texts to parse: the completion as it is; but first as LaTeX where it is a formula
+    without delimiters, or with some inside, of which the library would parse only a part. Such it
+    usually is between tags."""
     text = last_boxes(completion)
     formula = INNER.sub("", text.strip()).replace("π", r"\pi ")
     if (
@@ -92,16 +92,16 @@ def readings(completion: str) -> list[str]:
 
 
 def read(text: str, targets: tuple[str, ...]) -> list[Any]:
-    """What the library finds in a text: the expression and, last, the text that it was read
-    from."""
+    """Return what the library finds in a text: the expression and, last, the text that it was
+    parsed from."""
     found: list[Any] = parse(text, [CONFIGURED[target] for target in targets], parsing_timeout=None)
     return found
 
 
 @lru_cache(maxsize=64)
 def read_gold(answer: str, targets: tuple[str, ...]) -> list[Any]:
-    """The gold as the library reads it. Without delimiters it is LaTeX as a whole: in plain text
-    `2x + 3` is 2."""
+    """Return the gold as the library parses it. Without delimiters the whole gold is LaTeX, because
+    in plain text `2x + 3` is 2."""
     if WORDS.fullmatch(answer.strip()) and " " in answer.strip():
         return []  # a sentence: as LaTeX it would be a product of letters
     return (
@@ -112,11 +112,11 @@ def read_gold(answer: str, targets: tuple[str, ...]) -> list[Any]:
 
 
 def delimited(answer: str) -> str:
-    """The gold between delimiters."""
+    """Return the gold between delimiters."""
     return answer if DELIMITED.search(answer) else rf"\boxed{{{bare(answer)}}}"
 
 
 def bare(answer: str) -> str:
-    """The formula without what only sets it: the sentence's stop, commas between thousands
+    """Return the formula without typesetting: the full stop, commas between thousands
     (20,\\!000)."""
     return re.sub(r"(?<=\d),\\!\s*(?=\d{3})", "", answer).strip().rstrip("\\.,; ")

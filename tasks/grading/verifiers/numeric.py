@@ -1,10 +1,10 @@
 r"""`numeric`: the number that the completion ends on equals the gold, exactly (1,000 = 1000.0, 0.5
 = 1/2).
 
-Where the completion marks its answer, by GSM8K's `####` or by a box, the number is taken from
-there. Commas, currency signs and units in brackets (`9 (apples)`) are dropped; fractions, mixed
-numbers and LaTeX's fractions are read; 28% is 28 and 0.28 alike. Left out: words for numbers,
-roots, powers, tolerance."""
+If the completion marks its answer, by GSM8K's `####` or by a box, the number is taken from there.
+Commas, currency signs and units in brackets (`9 (apples)`) are dropped; fractions, mixed numbers
+and LaTeX's fractions are parsed; 28% equals both 28 and 0.28. Left out: words for numbers, roots,
+powers, tolerance."""
 
 import re
 from decimal import Decimal
@@ -34,7 +34,8 @@ Number = Decimal | Fraction
 def verify(completion: str, answer: str) -> Verdict:
     """`correct`, `wrong`, or `unparsed` when the completion has no number. A gold without a number
     is an error."""
-    gold, given = read_gold(answer), find_number(completion)
+    gold = read_gold(answer)
+    given = find_number(completion)
     if gold is None:
         return Verdict("error", f"the gold answer {answer[:80]!r} has no number")
     if given is None:
@@ -44,14 +45,14 @@ def verify(completion: str, answer: str) -> Verdict:
 
 @lru_cache(maxsize=1024)
 def read_gold(answer: str) -> tuple[Number, bool] | None:
-    """The gold's number; the completions of a group share it."""
+    """Return the gold's number; it is cached, since the completions of a group share it."""
     found = find_number(answer)
     return None if found is None else read(found)
 
 
 def find_number(text: str) -> re.Match[str] | None:
-    """The number that a text ends on, or the one after its last `####`, or the last in its last
-    box."""
+    """Return the number after the text's last `####`, else the last in its last box, else the last
+    in the text."""
     if not text.isascii():
         text = text.replace("\N{MINUS SIGN}", "-")
     if "####" in text:
@@ -60,7 +61,7 @@ def find_number(text: str) -> re.Match[str] | None:
 
 
 def last_number(text: str) -> re.Match[str] | None:
-    """The last number of `text`, units in brackets left out."""
+    """Return the last number of `text`, ignoring units in brackets."""
     found = None
     for found in NUMBER.finditer(UNIT.sub("", text) if "(" in text else text):  # noqa: B007
         pass
@@ -68,13 +69,15 @@ def last_number(text: str) -> re.Match[str] | None:
 
 
 def plain(found: re.Match[str]) -> str:
-    """The number as it is written, without commas, currency and blanks at its ends."""
+    """Return the number as written, without commas, currency signs and outer blanks."""
     return DROPPED.sub("", found[0]).rstrip("\\").strip()
 
 
 def read(found: re.Match[str]) -> tuple[Number, bool]:
-    """Its value, and whether it is a percentage (of which the value is that before the sign)."""
-    decimal, percent = found["decimal"], found["percent"] is not None
+    """Return its value, and whether it is a percentage (the value is the number before the
+    sign)."""
+    decimal = found["decimal"]
+    percent = found["percent"] is not None
     value: Number
     if decimal is not None:
         value = Decimal(DROPPED.sub("", decimal))
@@ -92,7 +95,7 @@ def read(found: re.Match[str]) -> tuple[Number, bool]:
 
 
 def same(gold: tuple[Number, bool], given: tuple[Number, bool]) -> bool:
-    """Whether two numbers are equal; where one of them alone has a percent sign, 28% is 28 or
+    """Whether two numbers are equal. If only one of them has a percent sign, 28% equals both 28 and
     0.28."""
     if gold[1] == given[1]:
         return equal(gold[0], given[0])
@@ -101,13 +104,13 @@ def same(gold: tuple[Number, bool], given: tuple[Number, bool]) -> bool:
 
 
 def equal(a: Number, b: Number) -> bool:
-    """Exact equality; two decimals are compared as such, which is quick for any number of
-    digits."""
+    """Whether two numbers are exactly equal. Two decimals are compared directly, which is fast for
+    any number of digits."""
     if isinstance(a, Decimal) and isinstance(b, Decimal):
         return a == b
     return exactly(a) == exactly(b)
 
 
 def exactly(number: Number) -> Number:
-    """The number as a fraction, but what is none (x / 0) as it is: it equals nothing."""
+    """Return the number as a fraction; not-a-number (x / 0) stays as it is and equals nothing."""
     return Fraction(number) if number == number else number

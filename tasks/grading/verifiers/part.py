@@ -1,9 +1,9 @@
-r"""`part`: another verifier, on one part of the completion: what the first group of a regular
-expression holds.
+r"""`part`: another verifier, on one part of the completion: the first group of a regular
+expression.
 
 `pattern: '(?s).*</think>(.*)'` judges only what follows the reasoning, `'####\s*(.*)'` insists on
-GSM8K's mark, `'(?s)<answer>(.*?)</answer>'` on tags. `which` match counts is `first` or `last`;
-`otherwise` says what happens without one: `unparsed`, or `whole` to judge the whole completion."""
+GSM8K's marker, `'(?s)<answer>(.*?)</answer>'` on tags. `which` match counts is `first` or `last`;
+`otherwise` sets what happens without one: `unparsed`, or `whole` to judge the whole completion."""
 
 import re
 from collections.abc import Mapping
@@ -14,16 +14,17 @@ from tasks.grading.verdict import Verdict
 
 
 def uses(settings: Mapping[str, Any]) -> list[str]:
-    """The verifier that judges the part."""
+    """Return the name of the verifier that judges the part."""
     try:
         groups = re.compile(settings.get("pattern", "")).groups
     except re.error as error:
         raise ParamsError(
-            f"`pattern` {settings['pattern']!r} is no regular expression: {error}"
+            f"`pattern` {settings['pattern']!r} is not a regular expression: {error}"
         ) from error
     if groups != 1:
         raise ParamsError(
-            f"`pattern` {settings.get('pattern')!r} must have one group, the part to be judged"
+            f"`pattern` {settings.get('pattern')!r} must have one group, the part to be judged: it "
+            f"has {groups}"
         )
     return [str(settings.get("verifier"))]
 
@@ -38,7 +39,7 @@ def verify(
     otherwise: Literal["unparsed", "whole"],
     verifiers: dict[str, Any],
 ) -> Verdict:
-    """That verifier's verdict on the part."""
+    """Return that verifier's verdict on the part."""
     found = re.findall(pattern, completion)
     if found:
         completion = found[0 if which == "first" else -1]

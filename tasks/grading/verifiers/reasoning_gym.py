@@ -1,14 +1,14 @@
 """`reasoning_gym`: the library's own scorer of the task (arXiv 2505.24760), which knows all right
 answers of a problem.
 
-The gold is the JSON text {"task": "countdown", "entry": {"answer": ..., "metadata": {...}}}: the
-scorer wants the whole problem (see `gold`). It is given what the completion marks as its answer, by
-tags or a box, else all of it. Its score is kept; `correct` is a full score. To be rewarded for the
-partial credit, name this one in a composite.
+The gold is the JSON text {"task": "countdown", "entry": {"answer": ..., "metadata": {...}}},
+because the scorer needs the whole problem (see `gold`). It scores what the completion marks as its
+answer, by tags or a box, else the whole completion. The score is kept; `correct` is a full score.
+For a reward with partial credit, use this verifier in a composite.
 
-Some scorers (countdown, puzzle24, polynomials, integrals, boards, ...) hand the answer to Python's
-or sympy's `eval`. They are given only what can do nothing there: numbers, names, operators, lists,
-calls of mathematical functions."""
+Some scorers (countdown, puzzle24, polynomials, integrals, boards, ...) pass the answer to Python's
+or sympy's `eval`. They only get harmless text: numbers, names, operators, lists, calls of
+mathematical functions."""
 
 import inspect
 import json
@@ -19,11 +19,10 @@ from typing import Any
 
 from reasoning_gym import get_score_answer_fn
 
-from tasks.grading.answers import stated
+from tasks.grading.answers import marked_answer
 from tasks.grading.verdict import Verdict
 
 LIBRARIES = ("reasoning-gym",)
-
 
 EVALUATION = re.compile(r"\b(?:eval|exec|parse_expr|sympify)\(")
 FUNCTIONS = {
@@ -54,7 +53,7 @@ HARMFUL = re.compile(
 
 
 def gold(task: str, entry: Mapping[str, Any]) -> str:
-    """The gold of one of the library's problems: what the scorer needs of it."""
+    """Return the gold of one of the library's problems: what the scorer needs of it."""
     kept = {"answer": entry["answer"], "metadata": entry["metadata"]}
     return json.dumps(
         {"task": task, "entry": kept}, ensure_ascii=False, sort_keys=True, default=str
@@ -65,7 +64,7 @@ def verify(completion: str, answer: str) -> Verdict:
     """`correct` for a score of 1, else `wrong`; an empty completion is `unparsed`. The score is
     kept."""
     problem = json.loads(answer)
-    given = stated(completion)
+    given = marked_answer(completion)
     if not given:
         return Verdict("unparsed", "")
     if evaluates(problem["task"]) and not is_harmless(given):
@@ -74,8 +73,9 @@ def verify(completion: str, answer: str) -> Verdict:
     return Verdict("correct" if score >= 1.0 else "wrong", given, min(max(score, 0.0), 1.0))
 
 
-def stating(answer: str) -> str | None:
-    """The answer that the library gives with the problem; it has none for problems with many."""
+def canonical_completion(answer: str) -> str | None:
+    """Return the answer that the library gives with the problem; it gives none for problems with
+    many answers."""
     own = json.loads(answer)["entry"]["answer"]
     return None if own is None else f"<answer>{own}</answer>"
 
@@ -87,9 +87,9 @@ def evaluates(task: str) -> bool:
 
 
 def is_harmless(text: str) -> bool:
-    """Whether evaluating `text` can do no more than arithmetic and lists: no attribute, no call but
-    of FUNCTIONS, and none at all beside quoted text, which sympy's functions would evaluate in
-    turn."""
+    """Whether evaluating `text` can do nothing but arithmetic and lists: no attribute, no call
+    except of FUNCTIONS, and no call at all beside quoted text, which sympy's functions would
+    evaluate in turn."""
     called = {name for name in CALL.findall(text) if name}
     quoted = "'" in text or '"' in text
     return not HARMFUL.search(text) and called <= FUNCTIONS and not (quoted and "(" in text)
@@ -97,4 +97,5 @@ def is_harmless(text: str) -> bool:
 
 @cache
 def scorer(task: str) -> Callable[[str, Any], float]:
+    """Return the library's scorer of a task."""
     return get_score_answer_fn(task)  # type: ignore[no-any-return]

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from tasks.ingest.candidates import MISSING, Candidate, Rejection, field
 from tasks.ingest.formats import Record
 
-SOURCE, MARK = "gsm8k", "####"
+SOURCE = "gsm8k"
+MARK = "####"
 
 
 @dataclass(frozen=True)
@@ -19,8 +20,9 @@ class Settings:
 
 
 def candidate(record: Record, settings: Settings) -> Candidate | Rejection:
-    """One problem; a solution without the mark has no gold."""
-    prompt, solution = field(record.fields, "question"), field(record.fields, "answer")
+    """Return one problem; a solution without the mark has no gold."""
+    prompt = field(record.fields, "question")
+    solution = field(record.fields, "answer")
     if solution is None or solution is MISSING:
         return Candidate(SOURCE, record.line, record.content, prompt, solution, "numeric", None)
     steps, mark, gold = str(solution).rpartition(MARK)

@@ -21,8 +21,10 @@ class Settings:
 
 
 def candidate(record: Record, settings: Settings) -> Candidate:
+    """Return one row by the names of its fields."""
     level = field(record.fields, settings.level) if settings.level else None
-    prompt, answer = field(record.fields, settings.prompt), field(record.fields, settings.answer)
+    prompt = field(record.fields, settings.prompt)
+    answer = field(record.fields, settings.answer)
     return Candidate(
         settings.name, record.line, record.content, prompt, answer, settings.verifier, level
     )

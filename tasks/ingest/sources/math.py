@@ -1,9 +1,9 @@
 """MATH (Hendrycks et al., arXiv 2103.03874), in its own form or that of DPS (`difficulty`,
 `answer`).
 
-The gold is the field `answer`; only where a row has no such field it is what the last
-`\\boxed{...}` of the solution holds. An empty `answer` is not guessed from elsewhere. The level is
-the difficulty, 1 to 5."""
+The gold is the field `answer`; only if a row has no such field, it is the content of the last
+`\\boxed{...}` of the solution. An empty `answer` is not replaced. The level is the difficulty, 1 to
+5."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -22,8 +22,11 @@ class Settings:
 
 
 def candidate(record: Record, settings: Settings) -> Candidate | Rejection:
-    row, prompt = record.fields, field(record.fields, "problem")
-    answer, solution = field(row, "answer"), field(row, "solution")
+    """Return one problem; the gold of a row without `answer` is in the solution's box."""
+    row = record.fields
+    prompt = field(row, "problem")
+    answer = field(row, "answer")
+    solution = field(row, "solution")
     if answer is MISSING and isinstance(solution, str):
         answer = last_boxed(solution)
         if answer is None:
@@ -34,14 +37,14 @@ def candidate(record: Record, settings: Settings) -> Candidate | Rejection:
 
 
 def level_of(row: dict[str, Any]) -> Any:
-    """`Level 3` and 3.0 are both `3`."""
+    """Return the level; `Level 3` and 3.0 are both `3`."""
     level = row.get("difficulty", row.get("level"))
     return level.removeprefix("Level ") if isinstance(level, str) else level
 
 
 def last_boxed(solution: str) -> str | None:
-    """What the last `\\boxed{...}` or `\\fbox{...}` holds, braces balanced, or what follows
-    `\\boxed ` up to a `$`."""
+    """Return the content of the last `\\boxed{...}` or `\\fbox{...}`, braces balanced, or what
+    follows `\\boxed ` up to a `$`."""
     start = max(solution.rfind("\\boxed"), solution.rfind("\\fbox"))
     if start < 0:
         return None

@@ -1,7 +1,7 @@
-"""Chat rows as OpenAI's services take them: `messages` with role and content, and a gold.
+"""Chat rows in OpenAI's format: `messages` with role and content, and a gold.
 
-The gold is a field (`reference_answer`), or, as in files for fine-tuning, the last message, the
-assistant's: it is then taken from the prompt."""
+The gold is a field (`reference_answer`), or, as in files for fine-tuning, the assistant's last
+message, which is then removed from the prompt."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -24,10 +24,11 @@ class Settings:
 
 
 def candidate(record: Record, settings: Settings) -> Candidate:
+    """Return one row, its gold taken from a field or from the last message."""
     prompt = field(record.fields, "messages")
     level = field(record.fields, settings.level) if settings.level else None
     if settings.answer is None:
-        prompt, answer = apart(prompt)
+        prompt, answer = split_answer(prompt)
     else:
         answer = field(record.fields, settings.answer)
     return Candidate(
@@ -35,8 +36,8 @@ def candidate(record: Record, settings: Settings) -> Candidate:
     )
 
 
-def apart(messages: Any) -> tuple[Any, Any]:
-    """The messages before the assistant's last one, and its text."""
+def split_answer(messages: Any) -> tuple[Any, Any]:
+    """Return the messages before the assistant's last one, and its text."""
     last = messages[-1] if isinstance(messages, list) and messages else None
     if not isinstance(last, dict) or last.get("role") != "assistant":
         return messages, MISSING

@@ -1,9 +1,9 @@
 """Problems from the library reasoning-gym (arXiv 2505.24760), several of its tasks mixed by weight.
 
 A task's `config` is the library's own and sets the difficulty (`min_terms`, `max_terms`, ...). Its
-`level` names the entry of the problem's metadata that becomes the column `level`. With the verifier
-`reasoning_gym`, the library's own scorer, the gold is the whole problem. Tasks come one after the
-other; splitting mixes them."""
+`level` is the key of the problem's metadata that becomes the column `level`. With the verifier
+`reasoning_gym`, the library's own scorer, the gold is the whole problem. Tasks follow each other;
+splitting mixes them."""
 
 import json
 import random
@@ -35,7 +35,8 @@ class Task:
 
 @dataclass(frozen=True)
 class Settings:
-    """`num_prompts` problems are made; small problems repeat, so make more than the splits need."""
+    """`num_prompts` problems are generated. Small problems repeat, so generate more than the splits
+    need."""
 
     seed: int
     num_prompts: int
@@ -43,7 +44,7 @@ class Settings:
 
 
 def read(settings: Settings) -> Iterator[Candidate | Rejection]:
-    """`num_prompts` problems, each task's share by weight, task after task."""
+    """Yield `num_prompts` problems, each task's share by its weight, task after task."""
     for index, (task, share) in enumerate(zip(settings.tasks, shares(settings), strict=True)):
         if share > 0:
             seed = random.Random(f"{settings.seed}/{index}/{task.name}").randrange(MAX_SEED)
@@ -51,7 +52,7 @@ def read(settings: Settings) -> Iterator[Candidate | Rejection]:
 
 
 def shares(settings: Settings) -> list[int]:
-    """How many problems of each task; they sum to `num_prompts`."""
+    """Return the number of problems of each task; they sum to `num_prompts`."""
     weights = [task.weight for task in settings.tasks]
     if not weights or min(weights) < 0 or sum(weights) == 0:
         raise ParamsError("reasoning_gym needs tasks whose weights are not negative and not all 0")
@@ -63,6 +64,7 @@ def shares(settings: Settings) -> list[int]:
 
 
 def problems(task: Task, seed: int, size: int) -> Iterator[Candidate]:
+    """Yield `size` problems of a task."""
     for line, problem in enumerate(dataset(task, seed, size), 1):
         level = problem["metadata"].get(task.level) if task.level else None
         content = json.dumps(problem, ensure_ascii=False, default=str)
@@ -72,8 +74,8 @@ def problems(task: Task, seed: int, size: int) -> Iterator[Candidate]:
 
 
 def dataset(task: Task, seed: int, size: int) -> Any:
-    """The library's generator; a task or a key of its config that the library does not know is
-    named."""
+    """Return the library's generator. Raises ParamsError naming a task, or a key of its config,
+    that the library does not have."""
     if task.name not in DATASETS:
         raise ParamsError(
             f"reasoning_gym has no task '{task.name}'; it has: {', '.join(sorted(DATASETS))}"

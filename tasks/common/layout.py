@@ -1,0 +1,75 @@
+"""Where every file of the pipeline stands, once: stages meet only in these places."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where everything stands under one data root. Another root is another, independent world."""
+
+    root: Path
+
+    @property
+    def code_folder(self) -> Path:
+        return self.root / "code"
+
+    def code(self, stage: str, recipe: str | None = None) -> Path:
+        """The digests of the code that a stage, or a stage of one recipe, can run."""
+        return self.code_folder / (recipe or "") / f"{stage}.json"
+
+    def prompts(self, split: str) -> Path:
+        return self.root / "prompts" / f"{split}.parquet"
+
+    @property
+    def policy(self) -> Path:
+        return self.root / "policy"
+
+    @property
+    def policy_card(self) -> Path:
+        return self.root / "policy.json"
+
+    @property
+    def profile(self) -> Path:
+        return self.root / "profile"
+
+    @property
+    def baseline(self) -> Path:
+        return self.root / "baseline"
+
+    def recipe(self, recipe: str) -> Path:
+        return self.root / "runs" / recipe
+
+    def train(self, recipe: str, seed: int) -> Path:
+        return self.recipe(recipe) / str(seed) / "train"
+
+    def replayed(self, recipe: str, seed: int) -> Path:
+        return self.root / "replayed" / recipe / str(seed)
+
+    def evaluation(self, recipe: str, seed: int) -> Path:
+        return self.recipe(recipe) / str(seed) / "eval"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report"
+
+    @property
+    def store(self) -> Path:
+        return self.root / "store"
+
+    def sampling_note(self, cell: str) -> Path:
+        """The note of what a stage last asked of the store, what it sampled and why. It is for
+        people, and not an output of the stage."""
+        return self.root / "draws" / f"{cell}.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def locks(self) -> Path:
+        return self.root / "locks"
+
+    @property
+    def tracking(self) -> Path:
+        return self.root / "tracking"

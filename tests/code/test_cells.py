@@ -1,0 +1,238 @@
+"""What an edit anywhere makes stale: the digests of every cell before and after."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tasks.code import versions
+from tasks.code.cells import cells
+from tasks.code.left_out import FILES, LIBRARIES, is_left_out
+from tasks.code.verifiers import verifiers_in_use
+from tasks.common import code, params
+from tasks.common.code import ROOT
+
+VALUES = params.load(ROOT / "params.yaml")
+RECIPES = {"grpo", "sgpo", "pods", "filter_pods", "pods_random"}
+ALL = {**VALUES, "experiment": {"recipes": sorted(RECIPES), "seeds": [0]}}
+
+
+@pytest.fixture(scope="module")
+def before() -> dict[str, Any]:
+    return digests(ALL, ROOT)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A copy of the code, to change."""
+    shutil.copytree(
+        ROOT / "tasks", tmp_path / "tasks", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    for name in versions.PINS:
+        shutil.copy(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def digests(values: dict[str, Any], root: Path) -> dict[str, Any]:
+    code.forget()
+    return {name: cell.digests(root) for name, cell in cells(values, root).items()}
+
+
+def append(path: Path, text: str) -> None:
+    path.write_text(path.read_text() + text)
+
+
+def stale(before: dict[str, Any], root: Path, values: dict[str, Any] = ALL) -> set[str]:
+    after = digests(values, root)
+    assert after.keys() == before.keys()
+    return {name for name in after if after[name] != before[name]}
+
+
+def of(stage: str, recipes: set[str]) -> set[str]:
+    return {f"{recipe}/{stage}" for recipe in recipes}
+
+
+def selecting(method: str) -> set[str]:
+    """The recipes whose training selects by `method`."""
+    trains = {name: VALUES["recipes"][name]["train"] for name in RECIPES}
+    return {n for n, train in trains.items() if train.get("select", {}).get("method") == method}
+
+
+def test_a_comment_changes_no_digest(before: dict[str, Any], root: Path) -> None:
+    for path in (root / "tasks").rglob("*.py"):
+        append(path, "\n# a comment\n")
+    assert stale(before, root) == set()
+
+
+def test_a_new_method_that_nobody_names_changes_no_digest(
+    before: dict[str, Any], root: Path
+) -> None:
+    for registry in (
+        "train/methods/select",
+        "allocate/strategies",
+        "grading/verifiers",
+        "ingest/sources",
+        "policy/families",
+        "engines",
+        "store/admin",
+    ):
+        (root / "tasks" / registry / "new.py").write_text("def select(): pass\n")
+    assert stale(before, root) == set()
+
+
+def test_an_edit_of_what_nobody_uses_changes_no_digest(before: dict[str, Any], root: Path) -> None:
+    for name in (
+        "grading/verifiers/countdown.py",
+        "policy/source.py",  # not what makes the tiny policy
+        "ingest/sources/gsm8k.py",
+        "store/compaction.py",
+        "common/tracking.py",
+        "engines/server/engine.py",
+    ):
+        append(root / "tasks" / name, "\nMORE = 1\n")
+    assert stale(before, root) == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("train/methods/select/pods.py", of("train", selecting("pods"))),
+        ("train/methods/loss/clip.py", of("train", RECIPES)),
+        ("allocate/strategies/band.py", {"filter_pods/allocate"}),
+        ("report/page.py", {"report"}),
+        ("policy/training.py", {"policy"}),
+        ("policy/families/chain_sum.py", {"policy"}),
+        ("ingest/sources/reasoning_gym.py", {"ingest"}),
+    ],
+)
+def test_an_edit_changes_the_cells_that_can_run_it(
+    before: dict[str, Any], root: Path, name: str, expected: set[str]
+) -> None:
+    append(root / "tasks" / name, "\nMORE = 1\n")
+    assert stale(before, root) == expected
+
+
+def test_a_verifier_in_use_changes_what_grades(before: dict[str, Any], root: Path) -> None:
+    append(root / "tasks/grading/verifiers/numeric.py", "\nMORE = 1\n")
+    assert stale(before, root) == {"ingest", "profile", "baseline"} | of("train", RECIPES) | of(
+        "evaluate", RECIPES
+    )
+
+
+def test_a_file_that_is_no_python_counts_where_it_is_read(
+    before: dict[str, Any], root: Path
+) -> None:
+    append(root / "tasks/report/page.html", "<!-- more -->")
+    assert stale(before, root) == {"report"}
+
+
+def test_a_new_version_changes_what_uses_the_library_and_never_the_policy(
+    before: dict[str, Any], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def installed(name: str) -> str | None:
+        return "2.14.0" if name == "torch" else code.installed_version(name)
+
+    monkeypatch.setattr(versions, "installed_version", installed)
+    assert stale(before, root) == {"profile", "baseline"} | of("train", RECIPES) | of(
+        "evaluate", RECIPES
+    )
+
+
+def test_a_library_that_is_not_installed_counts_with_its_pin(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versions, "installed_version", lambda name: None)
+    versions.pins.cache_clear()
+    assert versions.versions(["vllm"], root) == {"vllm": "0.32.0"}
+
+
+def test_the_engine_that_is_named_counts_alone(root: Path) -> None:
+    named = {**ALL, "engine": {**VALUES["engine"], "name": "server"}}
+    files = digests(named, root)["profile"]["files"]
+    assert "tasks/engines/server/engine.py" in files
+    assert "tasks/engines/vllm.py" not in files
+    both = digests(ALL, root)["profile"]["files"]
+    assert {"tasks/engines/hf/engine.py", "tasks/engines/vllm.py"} <= set(both)
+
+
+def entry(preset: str, **more: Any) -> dict[str, Any]:
+    return {"ingest": {"sources": [{"preset": preset, "settings": {}, **more}]}}
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (entry("gsm8k"), ["numeric"]),
+        (entry("math"), ["math"]),
+        (entry("gsm8k", verifier="exact"), ["exact"]),
+        (entry("mapping", settings={"verifier": "choice"}), ["choice"]),
+        (
+            entry("gsm8k", verifier="mine")
+            | {
+                "verify": {
+                    "verifiers": {
+                        "mine": {"method": "composite", "weights": {"inner": 0.5, "exact": 0.5}},
+                        "inner": {"method": "part", "verifier": "numeric", "pattern": "a"},
+                        "unused": {"method": "format", "tags": ["a"]},
+                    }
+                }
+            },
+            ["composite", "exact", "numeric", "part"],
+        ),
+    ],
+)
+def test_the_verifiers_in_use_are_those_of_the_sources(
+    values: dict[str, Any], expected: list[str]
+) -> None:
+    assert verifiers_in_use(values, ROOT) == expected
+
+
+def test_without_a_word_about_the_verifier_all_count(root: Path) -> None:
+    (root / "tasks/ingest/sources/silent.py").write_text("def read(settings): yield from ()\n")
+    found = verifiers_in_use(entry("silent"), root)
+    assert {"composite", "countdown", "math", "numeric"} <= set(found)
+
+
+def test_every_library_of_a_stage_has_a_verdict() -> None:
+    """Another version of it changes values, or it is known that it does not."""
+    modules = {module for cell in cells(ALL, ROOT).values() for module in cell.modules}
+    known = {*versions.PACKAGES, *LIBRARIES, *sys.stdlib_module_names, "tasks"}
+    files = [
+        path
+        for path in code.reach(modules, ROOT)
+        if not is_left_out(path.relative_to(ROOT).as_posix())
+    ]
+    assert code.libraries(files, ROOT) - known == set()
+
+
+def test_what_is_left_out_exists() -> None:
+    names = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tasks").rglob("*.py")]
+    assert [start for start in FILES if not any(name.startswith(start) for name in names)] == []
+
+
+def test_the_command_writes_exactly_the_cells_and_imports_little(tmp_path: Path) -> None:
+    values = {**VALUES, "experiment": {"recipes": ["grpo", "pods"], "seeds": [0]}}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
+    gone = tmp_path / "data/code/sgpo/train.json"
+    gone.parent.mkdir(parents=True)
+    gone.write_text("{}")
+    program = (
+        "import sys; sys.argv[1:] = ['--params', sys.argv[1], '--data', sys.argv[2]]\n"
+        "from tasks.code.__main__ import main; main()\n"
+        "print(*{name.partition('.')[0] for name in sys.modules})"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "params.yaml"), str(tmp_path / "data")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    heavy = {"torch", "transformers", "polars", "pyarrow", "mlflow", "prefect", "numpy", "dvc"}
+    assert not heavy & set(done.stdout.split())
+    written = {
+        path.relative_to(tmp_path / "data/code").as_posix()
+        for path in (tmp_path / "data/code").rglob("*.json")
+    }
+    stages = {"ingest", "policy", "profile", "baseline", "report"}
+    recipes = {f"{r}/{s}" for r in ("grpo", "pods") for s in ("allocate", "train", "evaluate")}
+    assert written == {f"{name}.json" for name in stages | recipes}

@@ -1,0 +1,39 @@
+"""The stage `code` in the pipeline: what an edit re-runs, what is said about it, and that the flow
+and `dvc repro` agree. Which edit concerns which cell: `tests/code/test_cells.py`."""
+
+from tests.flows.project import Project, lines
+
+TRAINING = ["train@grpo-0", "train@sgpo-0"]
+CLIP = "tasks/train/methods/loss/clip.py"
+
+
+def test_a_comment_and_an_unused_method_run_code_alone(project: Project) -> None:
+    project.edit(CLIP, r"\Z", "# a comment\n")
+    (project.root / "tasks/train/methods/select/new.py").write_text("def select(): pass\n")
+    output = project.flow()
+    assert lines(output, "ran") == ["code"]
+    assert "[1/12] code: ran (tasks changed)" in output
+    assert "nothing to do: all 12 stages are up to date" in output
+    assert project.status() == {}
+    project.edit("tasks/store/compaction.py", r"\Z", "# a comment\n")
+    printed = project.dvc("repro")
+    assert "Running stage 'code'" in printed
+    assert printed.count("Running stage") == 1
+    assert "nothing to do" in project.flow()
+
+
+def test_an_edit_and_a_new_version_run_what_they_concern_and_are_named(project: Project) -> None:
+    project.edit(CLIP, r"\Z", "MORE = 1\n")
+    project.dvc("repro", "--single-item", "code")
+    assert sorted(project.status()) == TRAINING
+    metadata = project.root / "torch-2.99.0+cpu.dist-info" / "METADATA"  # found before the real one
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.99.0+cpu\n")
+    output = project.flow()
+    version = "torch 2.13.0 -> 2.99.0"
+    evaluations = ["evaluate@grpo-0", "evaluate@sgpo-0"]
+    assert f"code: ran ({version})" in output
+    assert f"profile: starts ({version})" in output
+    assert f"train@grpo-0: starts (code {CLIP} changed; {version})" in output
+    assert sorted(lines(output, "starts")) == ["baseline", *evaluations, "profile", *TRAINING]
+    assert project.status() == {}
