@@ -145,7 +145,7 @@ def step(trainer: Trainer, watch: Stopwatch, invent_rewards: bool) -> Rollouts:
         with watch.measure("update"):
             gradient, nonfinite = trainer.update(rollouts, keep_B, advantages_B, rate)
         trainer.observe(rollouts)
-        trainer.charge(rollouts, rollouts, keep_B, gradient.stats)
+        trainer.charge(rollouts, rollouts, keep_B, advantages_B, gradient.stats)
         numbers = {"learning_rate": rate, "nonfinite": nonfinite}
         trainer.record(batch, rollouts, keep_B, advantages_B, gradient, numbers)
     return rollouts
