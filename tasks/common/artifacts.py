@@ -287,6 +287,8 @@ STEPS = Table(
         "grad_norm": pl.Float64,
         "entropy": pl.Float64,
         "clip_rate": pl.Float64,
+        "weight_capped_rate": pl.Float64,
+        "weight_ess_rate": pl.Float64,
         "kl": pl.Float64,
         "log_ratio_mean": pl.Float64,
         "log_ratio_p01": pl.Float64,
@@ -300,6 +302,7 @@ STEPS = Table(
         "error_rate": pl.Float64,
         "tokens": pl.Int64,
         "flops_charged": pl.Float64,
+        "flops_charged_mixed": pl.Float64,
         "flops_charged_paper": pl.Float64,
         "flops_executed": pl.Float64,
     },
@@ -320,6 +323,8 @@ STEPS = Table(
         "grad_norm": 0.4,
         "entropy": 0.3,
         "clip_rate": 0.0,
+        "weight_capped_rate": 0.0,
+        "weight_ess_rate": 1.0,
         "kl": 0.0,
         "log_ratio_mean": 1e-7,
         "log_ratio_p01": -1e-6,
@@ -333,20 +338,24 @@ STEPS = Table(
         "error_rate": 0.0,
         "tokens": 900,
         "flops_charged": 3.1e9,
+        "flops_charged_mixed": 2.2e9,
         "flops_charged_paper": 3.1e9,
         "flops_executed": 2.2e9,
     },
 )
-"""The three `flops_` columns are running totals of training, this step included, without profiling
-and validation. `log_ratio_mean` and `log_ratio_max` are of absolute values; the quantiles are
-signed, trainer minus sampler, before any clip. `updated` is false where no group was mixed (without
-KL), and where the gradient was not finite."""
+"""The `flops_` columns are running totals of training, this step included, without profiling
+and validation. `num_mixed_groups` counts what was sampled, before `select`. `log_ratio_mean` and
+`log_ratio_max` are of absolute values; the quantiles are signed, trainer minus sampler, before any
+clip. `weight_ess_rate` is the effective sample size of the importance weights as a share of the
+tokens, `weight_capped_rate` the share that the cap cut. `updated` is false where no group was mixed
+(without KL), and where the gradient was not finite."""
 
 CURVE = Table(
     "curve",
     {
         "step": pl.Int64,
         "flops_charged": pl.Float64,
+        "flops_charged_mixed": pl.Float64,
         "flops_executed": pl.Float64,
         "rollouts": pl.Int64,
         "accuracy": pl.Float64,
@@ -356,6 +365,7 @@ CURVE = Table(
     {
         "step": 12,
         "flops_charged": 4.1e10,
+        "flops_charged_mixed": 2.6e10,
         "flops_executed": 3.0e10,
         "rollouts": 384,
         "accuracy": 0.52,

@@ -1,8 +1,10 @@
-"""What everything cost: tokens and FLOPs by phase, in three accounts side by side.
+"""What everything cost: tokens and FLOPs by phase, in accounts side by side, each by its own rule.
 
 *charged* is what a method asks for, whatever the implementation saves: 2 P T for every generated
 token, 6 P T for every token that enters the loss, 2 P T for every token scored by a reference,
-where T counts prompt and completion of every rollout. *charged_paper* is sGPO's flat rate (arXiv
+where T counts prompt and completion of every rollout. *charged_mixed* is the same, but charges an
+update only for rollouts whose advantage is not zero: nobody pays for a group without a gradient,
+whichever slot leaves it out. *charged_paper* is sGPO's flat rate (arXiv
 2606.08854): 2 P T for profiling, 12 P T for training with a reference model and 8 P T without.
 *executed* is what really ran: shared prompts once, dead groups skipped, padding of the update and
 attention included. Every account is in plain FLOPs and Float64: a 7B run overflows Int64.
@@ -18,7 +20,7 @@ import numpy as np
 
 from tasks.common.artifacts import PHASES
 
-ACCOUNTS = ("executed", "charged", "charged_paper")
+ACCOUNTS = ("executed", "charged", "charged_mixed", "charged_paper")
 
 
 @dataclass(frozen=True)
@@ -88,12 +90,13 @@ class Ledger:
 
     executed: dict[str, float] = field(default_factory=_zeros)
     charged: dict[str, float] = field(default_factory=_zeros)
+    charged_mixed: dict[str, float] = field(default_factory=_zeros)
     charged_paper: dict[str, float] = field(default_factory=_zeros)
     tokens: dict[str, float] = field(default_factory=_zeros)
     rollouts: dict[str, float] = field(default_factory=_zeros)
 
     def add(self, phase: str, **amounts: float) -> None:
-        """Add `executed=`, `charged=`, `charged_paper=` (FLOPs), `tokens=`, `rollouts=` to
+        """Add `executed=`, `charged=` and so on (FLOPs), `tokens=`, `rollouts=` to
         `phase`."""
         if phase not in PHASES:
             raise KeyError(f"unknown phase {phase!r}; phases: {', '.join(PHASES)}")

@@ -96,12 +96,14 @@ class Samples:
 class Engine(Protocol):
     """Samples completions. `prefix_block` is the number of tokens in a block of the prefix cache,
     in whole blocks of which the completions of a prompt share its prefill. `prefilled_tokens`
-    counts the prompt tokens that were really computed, not those found in a cache."""
+    counts the prompt tokens that were really computed, not those found in a cache.
+    `shares_weights` says that it samples from the trainer's own memory and cannot be stale."""
 
     name: str
     version: str
     prefix_block: int
     prefilled_tokens: int
+    shares_weights: bool
 
     def generate(
         self, request: Request, on_finished: Callable[[int], object] | None = None

@@ -32,6 +32,7 @@ class FakeEngine:
     name = "fake"
     version = "1"
     prefix_block = 1
+    shares_weights = False
 
     def __init__(self, policy: Policy) -> None:
         weights = {

@@ -33,6 +33,7 @@ class VllmEngine:
     """vLLM's offline engine around one policy."""
 
     name = "vllm"
+    shares_weights = False
 
     def __init__(self, settings: EngineSettings, policy: Policy, *, trains: bool) -> None:
         for key, value in ENVIRONMENT.items():

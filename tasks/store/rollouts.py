@@ -248,6 +248,7 @@ def sampling_cost(rows: pl.DataFrame, policy: Policy, phase: str, *, charged: bo
         phase,
         executed=executed,
         charged=charge,
+        charged_mixed=charge,
         charged_paper=charge,
         tokens=tokens,
         rollouts=len(rows),

@@ -179,9 +179,24 @@ def build(
     engine = load_engine(sections.engine, policy, model)
     collector = Collector(told, engine, slots.generate, tokenizer, grader)
     trainer = Trainer(
-        told, slots, learner, collector, prompts, validation, sections.guards, State()
+        told,
+        slots,
+        learner,
+        collector,
+        prompts,
+        validation,
+        sections.guards,
+        max_sampler_gap(sections, settings),
+        State(),
     )
+    trainer.probe_engine()
     return trainer, plan
+
+
+def max_sampler_gap(sections: Sections, settings: TrainSettings) -> float:
+    """The gap that the coarser dtype of engine and trainer may make."""
+    gaps = sections.guards.max_sampler_gap
+    return max(float(getattr(gaps, dtype)) for dtype in (sections.engine.dtype, settings.dtype))
 
 
 def read_prompts(table: pl.DataFrame, tokenizer: PreTrainedTokenizerBase, told: Run) -> Prompts:

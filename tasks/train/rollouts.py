@@ -16,6 +16,8 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
+ROUNDING = 1e-9  # of the larger reward: what differs by less is equal
+
 
 @dataclass(frozen=True)
 class Prompts:
@@ -81,6 +83,10 @@ class Rollouts:
             self.rewards_B[keep_B],
         )
 
+    def is_correct_B(self) -> Bools:
+        """Whether a rollout is correct; its reward may say otherwise."""
+        return np.array([outcome == "correct" for outcome in self.outcomes], dtype=np.bool_)
+
     def is_error_B(self) -> Bools:
         """Whether a rollout could not be graded, through our own fault."""
         return np.array([outcome == "error" for outcome in self.outcomes], dtype=np.bool_)
@@ -91,8 +97,8 @@ class StepTotals:
     """What a loss may divide by: sums over the whole step, so that micro-batches add up to it
     whatever their packing.
 
-    They count all rollouts that select let through, dead groups included. `max_tokens` is
-    sampling's limit."""
+    They count all graded rollouts, dead groups and those that select dropped among them, or with
+    `train.divisor: kept` those that it kept. `max_tokens` is sampling's limit."""
 
     num_tokens: int
     num_rollouts: int
@@ -128,12 +134,18 @@ def group_means(values_B: Floats, group_B: Ints) -> tuple[Floats, Ints]:
 
 
 def mixed_groups(rewards_B: Floats, group_B: Ints, num_groups: int) -> Bools:
-    """[Q] whether a group has two different rewards. Rewards are compared, never a spread with a
-    threshold."""
+    """[Q] whether a group has two different rewards.
+
+    Rewards that differ by rounding alone are equal: a composite of 0.1 and 0.2 is not quite 0.3.
+    The tolerance is relative, so that small rewards may differ.
+    """
     low, high = np.full(num_groups, np.inf), np.full(num_groups, -np.inf)
     np.minimum.at(low, group_B, rewards_B)
     np.maximum.at(high, group_B, rewards_B)
-    return np.asarray(high > low)
+    has_rows = high >= low
+    scale = np.maximum(np.abs(low), np.abs(high), out=np.zeros(num_groups), where=has_rows)
+    spread = np.subtract(high, low, out=np.zeros(num_groups), where=has_rows)
+    return np.asarray(spread > ROUNDING * scale)
 
 
 def centred_rewards(rewards_B: Floats, group_B: Ints) -> Floats:

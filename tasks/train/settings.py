@@ -16,6 +16,16 @@ class BatchSettings:
 
 
 @dataclass(frozen=True)
+class Correction:
+    """How the loss treats what sampler and trainer differ: see `learner/correction.py`."""
+
+    ratio_to: Literal["old", "sampler"]
+    level: Literal["token", "sequence"]
+    cap: float
+    mode: Literal["truncate", "mask"]
+
+
+@dataclass(frozen=True)
 class ValidationSettings:
     """The validation curve: samples a prompt, and the charged training FLOPs between two points."""
 
@@ -39,6 +49,8 @@ class TrainSettings:
     dtype: Literal["float32", "bfloat16"]
     kl_coefficient: float
     advantage_over: Literal["kept", "pool"]
+    divisor: Literal["generated", "kept"]
+    correction: Correction
     validation: ValidationSettings
     control: Spec
     generate: Spec
@@ -60,10 +72,20 @@ class LearnerSettings:
 
 
 @dataclass(frozen=True)
+class SamplerGaps:
+    """Mean |log-probability| by which sampler and trainer may differ, for the coarser of their
+    dtypes. What rounding makes is below; weights an update old are above."""
+
+    float32: float
+    bfloat16: float
+    float16: float
+
+
+@dataclass(frozen=True)
 class Guards:
     """The section `guards`: when training stops rather than go on with what cannot be right."""
 
-    max_sampler_gap: float
+    max_sampler_gap: SamplerGaps
     max_nonfinite_steps: int
 
 

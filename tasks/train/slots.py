@@ -10,7 +10,7 @@ A method is one file in its slot's folder under `methods/`. It holds
 What changes during a run is in `Method.state`, a dataclass of numbers and arrays, None where there
 is nothing to remember. It is all that a checkpoint keeps of a method. Randomness is handed in.
 
-Legend: B rollouts of a step, T completion positions.
+Legend: B rollouts of a step.
 """
 
 import dataclasses
@@ -30,6 +30,7 @@ from tasks.train.methods import advantage, control, generate, loss, replay, sele
 from tasks.train.plan import Plan
 from tasks.train.rollouts import Bools, Floats, GroupRequest, Ints, Rollouts, StepTotals
 from tasks.train.settings import Spec, TrainSettings
+from tasks.train.tokens import Normalize, Tokens
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -104,17 +105,14 @@ class Advantage(Protocol):
 
 
 class Loss(Protocol):
-    """What is minimised."""
+    """What is minimised. `normalize` says how its tokens are averaged; a KL term is averaged
+    likewise."""
 
     state: Any = None
+    normalize: Normalize
 
     def __call__(
-        self,
-        logprobs_BT: torch.Tensor,
-        sampler_logprobs_BT: torch.Tensor,
-        advantages_B: torch.Tensor,
-        mask_BT: torch.Tensor,
-        totals: StepTotals,
+        self, tokens: Tokens, totals: StepTotals
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """A micro-batch's share of the step's loss, and sums over its tokens (`clipped`)."""
         ...

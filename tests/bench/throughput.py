@@ -33,6 +33,7 @@ from tasks.common.artifacts import Layout
 from tasks.engines.engine import Request, Samples
 from tasks.engines.hf import engine as hf
 from tasks.models.policy import save_policy
+from tasks.train.learner.correction import corrected_tokens
 from tasks.train.learner.micro_batches import MicroBatch, micro_batches
 from tasks.train.learner.update import Objective, batch_flops, token_logprobs
 from tasks.train.loop.state import State
@@ -144,7 +145,7 @@ def step(trainer: Trainer, watch: Stopwatch, invent_rewards: bool) -> Rollouts:
         with watch.measure("update"):
             gradient, nonfinite = trainer.update(rollouts, keep_B, advantages_B, rate)
         trainer.observe(rollouts)
-        trainer.charge(rollouts, rollouts, keep_B, gradient.stats)
+        trainer.charge(rollouts, rollouts, keep_B, advantages_B, gradient.stats)
         numbers = {"learning_rate": rate, "nonfinite": nonfinite}
         trainer.record(batch, rollouts, keep_B, advantages_B, gradient, numbers)
     return rollouts
@@ -207,16 +208,22 @@ def update_passes(
         totals = StepTotals(tokens, len(rollouts.group_B), trainer.run.sampling.max_tokens)
         for batch in batches_of(trainer, rollouts, objective, limit):
             with watch.measure("forward"):
-                logprobs_BT, _ = token_logprobs(model, batch, objective)
-                advantages = torch.from_numpy(advantages_B[batch.rows]).to(logprobs_BT)
-                loss, _ = objective.loss(
-                    logprobs_BT, batch.sampler_logprobs_BT, advantages, batch.mask_BT, totals
+                logprobs_N, _ = token_logprobs(model, batch, objective)
+                gains_N = torch.from_numpy(advantages_B[batch.rows]).to(logprobs_N)[batch.row_N]
+                seen, _ = corrected_tokens(
+                    logprobs_N,
+                    batch.sampler_logprobs_N,
+                    gains_N,
+                    batch.row_N,
+                    len(batch.rows),
+                    objective.correction,
                 )
+                loss, _ = objective.loss(seen, totals)
             with watch.measure("backward"):
                 loss.backward()
             computed, real = sizes(batch, share)
             sums["computed"], sums["real"] = sums["computed"] + computed, sums["real"] + real
-            sums["tokens"] += int(batch.mask_BT.sum())
+            sums["tokens"] += len(batch.targets_N)
             sums["flops"] += 3.0 * sum(batch_flops(trainer.run.policy.architecture, batch, share))
         model.zero_grad(set_to_none=True)
     return {**sums, "padding": 1.0 - sums["real"] / sums["computed"]}

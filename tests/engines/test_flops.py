@@ -30,7 +30,10 @@ from tasks.train.learner.update import (
 )
 from tasks.train.methods.loss import clip
 from tasks.train.rollouts import Rollouts, StepTotals
+from tasks.train.settings import Correction
 from tests.policies import place_policy
+
+CORRECTION = Correction(ratio_to="old", level="token", cap=2.0, mode="truncate")
 
 
 def architecture_of(model: torch.nn.Module) -> Architecture:
@@ -75,7 +78,7 @@ def test_generation_and_update_agree_with_torchs_counter(
     loss = clip.Method(clip.EXAMPLE)
 
     for share_prompts in (False, True):
-        objective = Objective(loss, 1.0, None, 0.0, share_prompts, 10**6)
+        objective = Objective(loss, CORRECTION, 1.0, None, 0.0, share_prompts, 10**6)
         batches = micro_batches(
             rollouts, np.arange(128), 2048, torch.device("cpu"), by_group=share_prompts
         )
@@ -88,7 +91,7 @@ def test_generation_and_update_agree_with_torchs_counter(
 
     enable_activation_checkpointing(model)
     model.train()
-    thrifty = Objective(loss, 1.0, None, 0.0, False, 64)
+    thrifty = Objective(loss, CORRECTION, 1.0, None, 0.0, False, 64)
     batches = micro_batches(rollouts, np.arange(128), 2048, torch.device("cpu"), by_group=False)
     with FlopCounterMode(display=False) as updated:
         stats = accumulate_gradients(model, batches, np.ones(128), thrifty, totals, architecture)

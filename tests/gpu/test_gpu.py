@@ -22,6 +22,7 @@ from tasks.train.learner.micro_batches import micro_batches
 from tasks.train.learner.update import Objective, UpdateStats, accumulate_gradients
 from tasks.train.methods.loss import clip
 from tasks.train.rollouts import Rollouts, StepTotals
+from tasks.train.settings import Correction
 from tests.engines.test_flops import architecture_of
 
 pytestmark = pytest.mark.gpu
@@ -41,6 +42,8 @@ SHAPES = {
     },
 }
 SAMPLING = Sampling(1.0, 1.0, 0, 256, 0)
+
+CORRECTION = Correction(ratio_to="old", level="token", cap=2.0, mode="truncate")
 
 
 def make_model(name: str, dtype: torch.dtype) -> Any:
@@ -78,7 +81,7 @@ def update(
 
     rows, advantages = np.arange(len(rollouts.group_B)), np.where(rollouts.rewards_B > 0, 1.0, -1.0)
     totals = StepTotals(int(rollouts.completion_tokens_B().sum()), len(rows), SAMPLING.max_tokens)
-    objective = Objective(loss, 1.0, None, 0.0, share_prompts, 4096)
+    objective = Objective(loss, CORRECTION, 1.0, None, 0.0, share_prompts, 4096)
     batches = micro_batches(rollouts, rows, 16_384, torch.device("cuda"), by_group=share_prompts)
     with torch.autocast("cuda", torch.bfloat16, enabled=dtype == torch.bfloat16):
         return accumulate_gradients(

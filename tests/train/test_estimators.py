@@ -1,5 +1,6 @@
 """Advantages and losses: hand-computed values, and properties over ragged groups."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -8,9 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.train.learner.correction import corrected_tokens, importance_weights
 from tasks.train.methods.advantage import grpo, mc_grpo, rloo
-from tasks.train.methods.loss import clip, tis
+from tasks.train.methods.loss import clip
 from tasks.train.rollouts import StepTotals, centred_rewards, mixed_groups
+from tasks.train.settings import Correction
+from tasks.train.tokens import Tokens
 
 CLIP = {"clip_low": 0.2, "ratio": "token", "normalize": "token"}
 
@@ -88,42 +92,36 @@ def test_advantages_centre_scale_and_ignore_row_order(
     )
 
 
+def tokens_of(
+    logprobs: torch.Tensor, old: torch.Tensor, advantages: list[float], lengths: list[int]
+) -> Tokens:
+    """Tokens of rollouts of these lengths, an advantage a rollout, all weights 1."""
+    row_N = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    gains = torch.tensor(advantages, dtype=logprobs.dtype)[row_N]
+    return Tokens(logprobs, old, torch.ones_like(logprobs), gains, row_N, len(lengths))
+
+
 def test_clip_by_hand() -> None:
-    ratios = torch.tensor([[1.0, 1.5, 0.5, 9.9], [1.5, 0.5, 1.0, 9.9]], dtype=torch.float64)
-    mask = torch.tensor([[True, True, True, False]] * 2)
-    advantages = torch.tensor([2.0, -1.0], dtype=torch.float64)
-    loss, stats = loss_of(
-        clip,
-        ratios.log(),
-        torch.zeros(2, 4),
-        advantages,
-        mask,
-        StepTotals(6, 2, 4),
-        **CLIP,
-        clip_high=0.3,
-    )
-    # A = 2: 1, min(1.5, 1.3), min(.5, .8) -> 2 * (1 + 1.3 + .5);  A = -1: max(1.5, 1.3), max(.5,
-    # .8), 1 -> -(1.5+.8+1)
+    ratios = torch.tensor([1.0, 1.5, 0.5, 1.5, 0.5, 1.0], dtype=torch.float64)
+    tokens = tokens_of(ratios.log(), torch.zeros_like(ratios), [2.0, -1.0], [3, 3])
+    loss, stats = loss_of(clip, tokens, StepTotals(6, 2, 4), **CLIP, clip_high=0.3)
+    # A = 2: 1, min(1.5, 1.3), min(.5, .8) -> 2 * (1 + 1.3 + .5)
+    # A = -1: max(1.5, 1.3), max(.5, .8), 1 -> -(1.5 + .8 + 1)
     assert loss.item() == pytest.approx(-(2 * 2.8 - 3.3) / 6)
     assert stats["clipped"].item() == 2
+    halved = dataclasses.replace(tokens, weights_N=torch.full_like(ratios, 0.5))
+    again, _ = loss_of(clip, halved, StepTotals(6, 2, 4), **CLIP, clip_high=0.3)
+    assert again.item() == pytest.approx(loss.item() / 2)
 
 
 def test_on_policy_gradient_is_reinforce() -> None:
-    """At ratio 1 the gradient of the loss is -A / N for every token, whatever the clips."""
-    logprobs = torch.tensor([[-1.0, -2.0], [-0.5, -3.0]], requires_grad=True)
-    mask = torch.tensor([[True, True], [True, False]])
-    loss, _ = loss_of(
-        clip,
-        logprobs,
-        logprobs.detach(),
-        torch.tensor([1.5, -0.5]),
-        mask,
-        StepTotals(5, 2, 2),
-        **CLIP,
-        clip_high=0.28,
-    )
+    """At ratio 1 the gradient of the loss is -A w / N for every token, whatever the clips."""
+    logprobs = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True)
+    tokens = tokens_of(logprobs, logprobs.detach(), [1.5, -0.5], [2, 1])
+    tokens = dataclasses.replace(tokens, weights_N=torch.tensor([1.0, 2.0, 1.0]))
+    loss, _ = loss_of(clip, tokens, StepTotals(5, 2, 2), **CLIP, clip_high=0.28)
     loss.backward()
-    np.testing.assert_allclose(logprobs.grad, [[-0.3, -0.3], [0.1, 0.0]], atol=1e-7)
+    np.testing.assert_allclose(logprobs.grad, [-0.3, -0.6, 0.1], atol=1e-7)
 
 
 RAGGED = (
@@ -161,10 +159,9 @@ def test_mc_grpo_with_real_rewards() -> None:
     np.testing.assert_allclose(mc_grpo.advantage(rewards, groups, min_deviation=0.001), expected)
 
 
-MASK = torch.tensor([[True, True, True], [True, False, False]])
-LOGPROBS = torch.tensor([[-1.0, -2.0, -3.0], [-0.5, 0.0, 0.0]], dtype=torch.float64)
-OLD = LOGPROBS - torch.tensor([[0.3, 0.0, -0.6], [0.1, 0.0, 0.0]], dtype=torch.float64)
-GAINS = torch.tensor([2.0, -1.0], dtype=torch.float64)
+LOGPROBS = torch.tensor([-1.0, -2.0, -3.0, -0.5], dtype=torch.float64)
+GAPS = torch.tensor([0.3, 0.0, -0.6, 0.1], dtype=torch.float64)
+LENGTHS = [3, 1]
 
 
 @pytest.mark.parametrize(
@@ -176,18 +173,9 @@ GAINS = torch.tensor([2.0, -1.0], dtype=torch.float64)
     ],
 )
 def test_normalizations_by_hand(normalize: str, weights: list[float]) -> None:
-    loss, _ = loss_of(
-        clip,
-        LOGPROBS,
-        OLD,
-        GAINS,
-        MASK,
-        StepTotals(10, 4, 8),
-        clip_low=9.0,
-        clip_high=9.0,
-        ratio="token",
-        normalize=normalize,
-    )
+    settings = {"clip_low": 9.0, "clip_high": 9.0, "ratio": "token", "normalize": normalize}
+    tokens = tokens_of(LOGPROBS, LOGPROBS - GAPS, [2.0, -1.0], LENGTHS)
+    loss, _ = loss_of(clip, tokens, StepTotals(10, 4, 8), **settings)
     first, second = np.exp([0.3, 0.0, -0.6]).sum() * 2, -np.exp(0.1)
     assert loss.item() == pytest.approx(-(first * weights[0] + second * weights[1]))
 
@@ -197,26 +185,93 @@ def test_sequence_ratio_is_gspos() -> None:
     tokens."""
     logprobs = LOGPROBS.clone().requires_grad_()
     settings = {"clip_low": 0.2, "clip_high": 0.2, "ratio": "sequence", "normalize": "sequence"}
-    loss, stats = loss_of(clip, logprobs, OLD, GAINS, MASK, StepTotals(4, 2, 3), **settings)
+    tokens = tokens_of(logprobs, LOGPROBS - GAPS, [2.0, -1.0], LENGTHS)
+    loss, stats = loss_of(clip, tokens, StepTotals(4, 2, 3), **settings)
     assert loss.item() == pytest.approx(-(2 * np.exp(-0.1) - np.exp(0.1)) / 2)
     assert stats["clipped"].item() == 0
     loss.backward()
     token = -2 * np.exp(-0.1) / 3 / 2
-    np.testing.assert_allclose(logprobs.grad, [[token] * 3, [np.exp(0.1) / 2, 0, 0]])
+    np.testing.assert_allclose(logprobs.grad, [*[token] * 3, np.exp(0.1) / 2])
     tight = {**settings, "clip_high": 0.05}
-    _, stats = loss_of(clip, LOGPROBS, OLD, -GAINS, MASK, StepTotals(4, 2, 3), **tight)
-    assert (
-        stats["clipped"].item() == 1
-    )  # the second rollout's single token, its ratio 1.105 above 1.05
+    turned = tokens_of(LOGPROBS, LOGPROBS - GAPS, [-2.0, 1.0], LENGTHS)
+    _, stats = loss_of(clip, turned, StepTotals(4, 2, 3), **tight)
+    assert stats["clipped"].item() == 1  # the second rollout's token: its ratio is 1.105
 
 
-def test_tis_weights_are_capped_and_carry_no_gradient() -> None:
+# --- what sampler and trainer differ
+
+
+TRUNCATED = Correction(ratio_to="old", level="token", cap=1.2, mode="truncate")
+
+
+def weights_of(correction: Correction) -> list[float]:
+    """The importance weights of LOGPROBS sampled with log-probabilities lower by GAPS."""
+    row_N = torch.tensor([0, 0, 0, 1])
+    return importance_weights(LOGPROBS, LOGPROBS - GAPS, row_N, 2, correction)[0].tolist()
+
+
+def test_importance_weights_by_hand() -> None:
+    ratios = np.exp([0.3, 0.0, -0.6, 0.1])
+    assert weights_of(TRUNCATED) == pytest.approx([1.2, 1.0, ratios[2], ratios[3]])
+    masked = dataclasses.replace(TRUNCATED, mode="mask")
+    assert weights_of(masked) == pytest.approx([0.0, 1.0, ratios[2], ratios[3]])
+    whole = dataclasses.replace(TRUNCATED, level="sequence")
+    assert weights_of(whole) == pytest.approx([np.exp(-0.3)] * 3 + [np.exp(0.1)])
+
+
+def test_weights_are_capped_and_carry_no_gradient() -> None:
+    """On-policy the loss is REINFORCE with truncated importance weights (TIS)."""
     logprobs = LOGPROBS.clone().requires_grad_()
-    loss, stats = loss_of(
-        tis, logprobs, OLD, GAINS, MASK, StepTotals(4, 2, 3), cap=1.2, normalize="token"
-    )
-    weights = np.array([[1.2, 1.0, np.exp(-0.6)], [np.exp(0.1), 0, 0]])
-    assert loss.item() == pytest.approx(-(2 * weights[0].sum() - weights[1].sum()) / 4)
-    assert stats["clipped"].item() == 1
+    gains, row_N = torch.tensor([2.0, 2.0, 2.0, -1.0]), torch.tensor([0, 0, 0, 1])
+    tokens, cut_N = corrected_tokens(logprobs, LOGPROBS - GAPS, gains, row_N, 2, TRUNCATED)
+    assert cut_N.tolist() == [True, False, False, False]
+    loss, stats = loss_of(clip, tokens, StepTotals(4, 2, 3), **CLIP, clip_high=0.28)
+    weights = np.array([1.2, 1.0, np.exp(-0.6), np.exp(0.1)])
+    assert loss.item() == pytest.approx(-(weights * gains.numpy()).sum() / 4)
+    assert stats["clipped"].item() == 0  # there is no staleness to clip
     loss.backward()
-    np.testing.assert_allclose(logprobs.grad, [-2 * weights[0] / 4, weights[1] / 4])
+    np.testing.assert_allclose(logprobs.grad, -weights * gains.numpy() / 4)
+
+
+def exact_gradient(sampler: torch.Tensor, correction: Correction) -> np.ndarray:
+    """The expected gradient of the loss over a vocabulary of six, each token weighted with its
+    chance of being sampled: nothing is estimated."""
+    scores = SCORES.clone().requires_grad_()
+    logprobs = scores.log_softmax(-1)
+    rows = torch.arange(6)
+    tokens, _ = corrected_tokens(logprobs, sampler.log(), GAINS, rows, 6, correction)
+    tokens = dataclasses.replace(tokens, weights_N=tokens.weights_N * sampler)
+    settings = {"clip_low": 0.2, "clip_high": 0.28, "ratio": "token", "normalize": "token"}
+    loss, _ = loss_of(clip, tokens, StepTotals(1, 6, 1), **settings)
+    loss.backward()
+    assert scores.grad is not None
+    return np.asarray(scores.grad)
+
+
+SCORES = torch.tensor([0.5, -0.3, 1.2, -1.0, 0.1, -2.0], dtype=torch.float64)
+GAINS = torch.tensor([1.0, -1.0, -0.5, 2.0, -2.0, 0.5], dtype=torch.float64)
+
+
+def test_a_sampler_that_differs_does_not_bend_the_gradient() -> None:
+    """An engine of another precision, its probabilities off by up to a factor of 1.7: truncated
+    weights of old to sampler keep the on-policy gradient, a clipped ratio to the sampler does
+    not."""
+    policy = SCORES.softmax(-1)
+    off = torch.tensor([1.6, 0.6, 1.3, 0.7, 0.6, 1.5], dtype=torch.float64)
+    sampler = policy * off / (policy * off).sum()
+    right = dataclasses.replace(TRUNCATED, cap=10.0)
+    expected = exact_gradient(policy, right)
+    corrected = exact_gradient(sampler, right)
+    np.testing.assert_allclose(corrected, expected, atol=1e-12)
+    to_sampler = dataclasses.replace(right, ratio_to="sampler")
+    bent = exact_gradient(sampler, to_sampler)
+    assert np.linalg.norm(bent - expected) / np.linalg.norm(expected) > 0.1
+
+
+def test_rewards_that_differ_by_rounding_are_a_dead_group() -> None:
+    rewards = np.array([0.1 + 0.2, 0.3, 0.3, 0.0, 1e-12])
+    group_B = np.array([0, 0, 0, 1, 1])
+    assert rewards[0] != rewards[1]
+    assert mixed_groups(rewards, group_B, 2).tolist() == [False, True]
+    for estimate in (centred_rewards, grpo.advantage, rloo.advantage):
+        assert (estimate(rewards, group_B)[:3] == 0.0).all()

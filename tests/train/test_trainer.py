@@ -26,6 +26,7 @@ from tasks.engines.engine import Request, Sampling
 from tasks.engines.hf.engine import HfEngine
 from tasks.models.packing import check_forward
 from tasks.models.policy import load_model, load_tokenizer, policy_digest, read_policy
+from tasks.train.learner.correction import corrected_tokens
 from tasks.train.learner.micro_batches import micro_batches
 from tasks.train.learner.update import (
     Objective,
@@ -39,6 +40,7 @@ from tasks.train.learner.update import (
 from tasks.train.methods import control as control_methods
 from tasks.train.methods.loss import clip
 from tasks.train.rollouts import Rollouts, StepTotals
+from tasks.train.settings import Correction
 from tests.engines.test_flops import architecture_of
 from tests.stages import Result, run_stage
 from tests.train.test_slots import example
@@ -88,8 +90,15 @@ def step(qwen: Path) -> tuple[Any, Rollouts]:
 
 
 ADVANTAGES = np.array([1.0, -1, -1, 1, 0, 0, 0, 1, 1, -1, -1, 0])
+CORRECTION = Correction(ratio_to="old", level="token", cap=2.0, mode="truncate")
 OBJECTIVE = Objective(
-    clip.Method(clip.EXAMPLE), 1.0, None, 0.0, share_prompts=False, tokens_per_chunk=10**6
+    clip.Method(clip.EXAMPLE),
+    CORRECTION,
+    1.0,
+    None,
+    0.0,
+    share_prompts=False,
+    tokens_per_chunk=10**6,
 )
 
 
@@ -206,22 +215,48 @@ def test_kl_is_zero_at_the_reference_and_pulls_back_to_it(step: tuple[Any, Rollo
     sampler = torch.tensor([0.1, -0.8, 0.9, 0.0, -0.2], dtype=torch.float64).log_softmax(-1)
     mine = scores.log_softmax(-1)
     (true,) = torch.autograd.grad((mine.exp() * (mine - other)).sum(), scores, retain_graph=True)
-    every = torch.ones(5, dtype=torch.bool)
-    estimates = unbiased_kl(mine, other, sampler, every)  # for each token that the sampler may draw
+    # for each token that the sampler may draw
+    correction = dataclasses.replace(CORRECTION, cap=1e9)
+    tokens, _ = corrected_tokens(mine, sampler, mine.detach(), torch.arange(5), 5, correction)
+    estimates = unbiased_kl(tokens, other)
     (expected,) = torch.autograd.grad((sampler.exp() * estimates).sum(), scores)
     np.testing.assert_allclose(expected, true, atol=1e-12)
     assert (sampler.exp() * estimates).sum().item() == pytest.approx(
         (mine.exp() * (mine - other)).sum().item()
     )
-    logprobs = torch.tensor([[-1.0, -2.0]], requires_grad=True)
-    kl = k3(logprobs, torch.tensor([[-1.5, -1.0]]), torch.tensor([[True, False]]))
-    np.testing.assert_allclose(kl.detach(), [[np.exp(-0.5) + 0.5 - 1, 0.0]], atol=1e-6)
+    logprobs = torch.tensor([-1.0], requires_grad=True)
+    kl = k3(logprobs, torch.tensor([-1.5]))
+    np.testing.assert_allclose(kl.detach(), [np.exp(-0.5) + 0.5 - 1], atol=1e-6)
     kl.sum().backward()
-    np.testing.assert_allclose(logprobs.grad, [[1 - np.exp(-0.5), 0.0]], atol=1e-6)
+    np.testing.assert_allclose(logprobs.grad, [1 - np.exp(-0.5)], atol=1e-6)
+
+
+def test_kl_is_averaged_as_the_loss_is(step: tuple[Any, Rollouts]) -> None:
+    """With `normalize: constant` a token of the KL term weighs what a token of the loss does: the
+    gradients under two divisors differ by the ratio of the divisors."""
+    model, rollouts = step
+    reference = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+
+    def pull(normalize: str) -> torch.Tensor:
+        loss = clip.Method(dataclasses.replace(clip.EXAMPLE, normalize=normalize))
+        objective = dataclasses.replace(OBJECTIVE, loss=loss)
+        held = dataclasses.replace(objective, reference=reference, kl_coefficient=0.5)
+        rows = np.arange(12)
+        return gradient(model, rollouts, rows, 60, held) - gradient(
+            model, rollouts, rows, 60, objective
+        )
+
+    by_token, constant = pull("token"), pull("constant")
+    ratio = int(rollouts.completion_tokens_B().sum()) / (12 * 10)
+    assert by_token.norm() > 1e-4
+    np.testing.assert_allclose(constant, ratio * by_token, atol=1e-6)
 
 
 @pytest.mark.parametrize("share_prompts", [True, False])
-def test_logprobs_of_padded_micro_batches_are_the_samplers(
+def test_logprobs_of_micro_batches_are_the_samplers(
     step: tuple[Any, Rollouts], share_prompts: bool
 ) -> None:
     model, rollouts = step
@@ -231,12 +266,8 @@ def test_logprobs_of_padded_micro_batches_are_the_samplers(
     ):
         with torch.no_grad():
             logprobs, entropy = token_logprobs(model, batch, objective)
-        np.testing.assert_allclose(
-            logprobs[batch.mask_BT], batch.sampler_logprobs_BT[batch.mask_BT], atol=1e-4
-        )
-        assert (
-            batch.mask_BT.sum() == len(entropy) == rollouts.completion_tokens_B()[batch.rows].sum()
-        )
+        np.testing.assert_allclose(logprobs, batch.sampler_logprobs_N, atol=1e-4)
+        assert len(entropy) == rollouts.completion_tokens_B()[batch.rows].sum()
         assert (entropy >= 0).all()
 
 
@@ -386,11 +417,12 @@ def test_another_parameter_is_another_key_and_says_what_changed(
     guesser: Path, tmp_path: Path
 ) -> None:
     layout = make_world(tmp_path, guesser, SIZES)
-    values = {**PARAMS, "guards": {**PARAMS["guards"], "max_sampler_gap": 0.0}}
+    gaps = {"float32": 0.0, "bfloat16": 0.0, "float16": 0.0}
+    values = {**PARAMS, "guards": {**PARAMS["guards"], "max_sampler_gap": gaps}}
     (layout.root / "params.yaml").write_text(yaml.safe_dump(values))
     process = train(layout)  # a gap of 0 is more than any sampler keeps
     assert process.returncode == 1
-    assert "over guards.max_sampler_gap 0.0" in process.output
+    assert "over guards.max_sampler_gap 0: " in process.output
     assert not layout.train("r", 0).exists()
     changed = {**PARAMS, "train": {**PARAMS["train"], "learning_rate": 2.0e-3}}
     (layout.root / "params.yaml").write_text(yaml.safe_dump(changed))

@@ -61,6 +61,8 @@ PARAMS: dict[str, Any] = {
         "max_grad_norm": 1.0,
         "dtype": "float32",
         "advantage_over": "kept",
+        "divisor": "generated",
+        "correction": {"ratio_to": "old", "level": "token", "cap": 2.0, "mode": "truncate"},
         "kl_coefficient": 0.0,
         "validation": {"num_samples": 1, "every_flops": 1.0e8},
         "control": {"method": "plan"},
@@ -82,7 +84,10 @@ PARAMS: dict[str, Any] = {
         "share_prompts": True,
         "activation_checkpointing": False,
     },
-    "guards": {"max_sampler_gap": 0.05, "max_nonfinite_steps": 3},
+    "guards": {
+        "max_sampler_gap": {"float32": 1e-4, "bfloat16": 0.02, "float16": 0.005},
+        "max_nonfinite_steps": 3,
+    },
     "recipes": {"r": {"allocate": {"strategy": "uniform", "group_size": 4}, "train": {}}},
 }
 

@@ -50,6 +50,7 @@ class HfEngine:
         self.max_length = max_length
         self.prefilled_tokens = 0
         self.peak_cache_bytes = 0
+        self.shares_weights = False
 
     def set_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Copy `weights` into the model, except where they are the model's own memory already."""
@@ -199,7 +200,8 @@ def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None
     """Return the engine for `policy`. It samples from `model` when the trainer passes its own in
     the engine's dtype."""
     at_least(1, engine__max_rows=settings.max_rows)
-    if model is None or model.dtype != torch_dtype(settings.dtype):
+    is_shared = model is not None and model.dtype == torch_dtype(settings.dtype)
+    if model is None or not is_shared:
         model = load_model(
             policy.folder,
             dtype=torch_dtype(settings.dtype),
@@ -207,6 +209,7 @@ def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None
             trust_remote_code=policy.trust_remote_code,
         )
     tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
-    return HfEngine(
-        model, stop_token_ids(policy.folder, tokenizer), settings.max_rows, policy.max_length
-    )
+    stop_ids = stop_token_ids(policy.folder, tokenizer)
+    engine = HfEngine(model, stop_ids, settings.max_rows, policy.max_length)
+    engine.shares_weights = is_shared
+    return engine

@@ -39,6 +39,7 @@ class ServerEngine:
     under URLs."""
 
     name = "server"
+    shares_weights = False
 
     def __init__(self, settings: EngineSettings, policy: Policy, replicas: Replicas | None) -> None:
         self.settings = settings

@@ -19,6 +19,7 @@ from tasks.train.learner.update import (
     accumulate_gradients,
     enable_activation_checkpointing,
     merge_stats,
+    token_logprobs,
 )
 from tasks.train.rollouts import Bools, Floats, Rollouts, StepTotals
 from tasks.train.settings import LearnerSettings, TrainSettings
@@ -54,6 +55,7 @@ class Learner:
         check_forward(model, packed=memory.share_prompts)
         self.policy, self.model, self.ranks = policy, model, ranks
         self.settings, self.memory, self.sampling = settings, memory, sampling
+        self.version = 0  # updates made, those of a resumed checkpoint left out
         has_reference = settings.kl_coefficient > 0
         self.reference = copy.deepcopy(model).requires_grad_(False) if has_reference else None
         if memory.activation_checkpointing:
@@ -70,6 +72,7 @@ class Learner:
         """What a step's gradient is of."""
         return Objective(
             loss,
+            self.settings.correction,
             self.sampling.temperature,
             self.reference,
             self.settings.kl_coefficient,
@@ -99,8 +102,7 @@ class Learner:
             self.model.device,
             by_group=self.memory.share_prompts,
         )
-        num_tokens = int(rollouts.completion_tokens_B()[keep_B].sum())
-        totals = StepTotals(num_tokens, int(keep_B.sum()), self.sampling.max_tokens)
+        totals = self.totals(rollouts, keep_B)
         self.optimizer.zero_grad(set_to_none=True)
         # in evaluation mode transformers keeps all activations
         self.model.train(self.memory.activation_checkpointing)
@@ -120,6 +122,13 @@ class Learner:
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm)
         return Gradient(stats, float(norm))
 
+    def totals(self, rollouts: Rollouts, keep_B: Bools) -> StepTotals:
+        """What the loss may divide by, as `train.divisor` has it."""
+        is_kept = self.settings.divisor == "kept"
+        counted_B = keep_B if is_kept else ~rollouts.is_error_B()
+        num_tokens = int(rollouts.completion_tokens_B()[counted_B].sum())
+        return StepTotals(num_tokens, int(counted_B.sum()), self.sampling.max_tokens)
+
     def step(self, rate: float) -> None:
         """Move the parameters along their gradient, which is gone afterwards: the engine may need
         its memory."""
@@ -127,6 +136,20 @@ class Learner:
             group["lr"] = rate
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        self.version += 1
+
+    @torch.no_grad()
+    def log_ratios(self, rollouts: Rollouts, loss: Loss) -> torch.Tensor:
+        """[N] the trainer's log-probabilities less the sampler's, of all completion tokens."""
+        rows, by_group = np.arange(len(rollouts.group_B)), self.memory.share_prompts
+        limit, device = self.memory.max_tokens_per_micro_batch, self.model.device
+        batches = micro_batches(rollouts, rows, limit, device, by_group=by_group)
+        objective = self.objective(loss)
+        parts = [
+            token_logprobs(self.model, batch, objective)[0] - batch.sampler_logprobs_N
+            for batch in batches
+        ]
+        return torch.cat(parts).cpu()
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         """The policy's weights by name, as engines take them."""

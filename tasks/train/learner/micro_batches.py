@@ -1,8 +1,9 @@
 """The micro-batches of a training step: which rollouts share a forward pass, and their tensors.
 
-Legend: B rollouts, Q groups, T completion positions, N tokens.
+Legend: B rollouts, Q groups, N completion tokens.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,14 +14,13 @@ import numpy.typing as npt
 import torch
 
 from tasks.models.packing import Packing, pack
-from tasks.train.rollouts import Bools, Ints, Rollouts
+from tasks.train.rollouts import Ints, Rollouts
 
 
 @dataclass(frozen=True)
 class Whole:
-    """Rollouts read whole: `input_ids` [B, L] without the last token, padded at the end; `predicts`
-    [B, L] marks the positions whose next token is of the completion, row by row as many as
-    `mask_BT` has."""
+    """Rollouts computed one a row: `input_ids` [B, L] without the last token, padded at the end;
+    `predicts` [B, L] marks the positions whose next token is of the completion."""
 
     input_ids: torch.Tensor
     predicts: torch.Tensor
@@ -28,13 +28,13 @@ class Whole:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Some rollouts of a step. The [B, T] arrays cover completions only, from their first token on;
-    `mask_BT` marks what is not padding. The inputs are made in the form that is used."""
+    """Some rollouts of a step: their completion tokens one after another, and `row_N`, which of
+    `rows` a token is of. The inputs of a forward are made in the form that is used."""
 
     rows: Ints
-    targets_BT: torch.Tensor
-    mask_BT: torch.Tensor
-    sampler_logprobs_BT: torch.Tensor
+    targets_N: torch.Tensor
+    sampler_logprobs_N: torch.Tensor
+    row_N: torch.Tensor
     prompts: list[list[int]]
     completions: list[list[int]]
     owner_B: Ints
@@ -45,7 +45,7 @@ class MicroBatch:
         rows = [
             self.prompts[owner] + c for owner, c in zip(self.owner_B, self.completions, strict=True)
         ]
-        ids, _ = pad(rows)
+        ids = pad(rows)
         predicts = np.zeros(ids.shape, dtype=np.bool_)
         for i, (row, completion) in enumerate(zip(rows, self.completions, strict=True)):
             predicts[i, len(row) - len(completion) - 1 : len(row) - 1] = True
@@ -56,7 +56,7 @@ class MicroBatch:
         """The rollouts with each prompt once, and the places [N] whose next token is of a
         completion, row by row."""
         fed = [completion[:-1] for completion in self.completions]
-        packing, prompts, rest = pack(self.prompts, self.owner_B, fed, self.mask_BT.device)
+        packing, prompts, rest = pack(self.prompts, self.owner_B, fed, self.targets_N.device)
         ends = (prompts.starts + prompts.lengths - 1)[self.owner_B]
         predicts = [
             place
@@ -68,7 +68,7 @@ class MicroBatch:
         return packing, self._tensor(np.array(predicts))
 
     def _tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.mask_BT.device)
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.targets_N.device)
 
 
 def micro_batches(
@@ -115,27 +115,22 @@ def micro_batch(rollouts: Rollouts, rows: Ints, device: torch.device) -> MicroBa
     """One micro-batch of the rollouts `rows`."""
     groups, owner_B = np.unique(rollouts.group_B[rows], return_inverse=True)
     completions = [rollouts.samples.token_ids[row] for row in rows]
-    targets, mask = pad(completions)
-    logprobs = np.zeros(targets.shape, dtype=np.float32)
-    for i, row in enumerate(rows):
-        logprobs[i, : len(completions[i])] = rollouts.samples.logprobs[row]
+    logprobs = [rollouts.samples.logprobs[row] for row in rows]
+    row_N = np.repeat(np.arange(len(rows)), [len(completion) for completion in completions])
     return MicroBatch(
         rows,
-        torch.from_numpy(targets).to(device),
-        torch.from_numpy(mask).to(device),
-        torch.from_numpy(logprobs).to(device),
+        torch.tensor(list(itertools.chain(*completions)), device=device),
+        torch.tensor(list(itertools.chain(*logprobs)), dtype=torch.float32, device=device),
+        torch.from_numpy(row_N).to(device),
         [rollouts.prompts[group] for group in groups],
         completions,
         owner_B,
     )
 
 
-def pad(rows: Sequence[Sequence[int]]) -> tuple[Ints, Bools]:
-    """Rows of token ids as [rows, longest], zeros at the end, and the mask of what is not
-    padding."""
+def pad(rows: Sequence[Sequence[int]]) -> Ints:
+    """Rows of token ids as [rows, longest], zeros at the end."""
     ids = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
-    mask = np.zeros(ids.shape, dtype=np.bool_)
     for i, row in enumerate(rows):
         ids[i, : len(row)] = row
-        mask[i, : len(row)] = True
-    return ids, mask
+    return ids

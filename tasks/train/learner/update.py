@@ -18,9 +18,12 @@ from transformers import PreTrainedModel
 
 from tasks.common.ledger import Architecture, forward_flops
 from tasks.models.packing import forward, head_logits
+from tasks.train.learner.correction import corrected_tokens
 from tasks.train.learner.micro_batches import MicroBatch
 from tasks.train.rollouts import Floats, StepTotals
+from tasks.train.settings import Correction
 from tasks.train.slots import Loss
+from tasks.train.tokens import Tokens, average
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Objective:
     without one."""
 
     loss: Loss
+    correction: Correction
     temperature: float
     reference: PreTrainedModel | None
     kl_coefficient: float
@@ -38,18 +42,29 @@ class Objective:
 
 @dataclass
 class UpdateStats:
-    """Sums over the tokens of a step's micro-batches, the log-ratios themselves, and what forward
-    and backward (and the reference's forward) executed."""
+    """Sums over the tokens of a step's micro-batches, the log-ratios of trainer and sampler
+    themselves, and what forward and backward (and the reference's forward) executed."""
 
     loss: float = 0.0
     num_tokens: int = 0
     entropy: float = 0.0
     clipped: float = 0.0
+    capped: float = 0.0
+    weights: float = 0.0
+    squared_weights: float = 0.0
     kl: float = 0.0
     flops: float = 0.0
     reference_flops: float = 0.0
 
     log_ratios: list[torch.Tensor] = field(default_factory=list)
+
+    def count(self, tokens: Tokens, cut_N: torch.Tensor, sampler_logprobs_N: torch.Tensor) -> None:
+        """Add a micro-batch's tokens, their importance weights and their log-ratios."""
+        self.num_tokens += len(tokens.row_N)
+        self.capped += float(cut_N.sum())
+        self.weights += float(tokens.weights_N.sum())
+        self.squared_weights += float((tokens.weights_N**2).sum())
+        self.log_ratios.append((tokens.logprobs_N.detach() - sampler_logprobs_N).cpu())
 
 
 def merge_stats(parts: list[UpdateStats]) -> UpdateStats:
@@ -72,29 +87,34 @@ def accumulate_gradients(
     """Add the gradient of the whole step's objective to the parameters."""
     stats = UpdateStats()
     for batch in batches:
-        logprobs_BT, entropy_N = token_logprobs(model, batch, objective)
-        advantages = torch.from_numpy(advantages_B[batch.rows]).to(logprobs_BT)
-        part, sums = objective.loss(
-            logprobs_BT, batch.sampler_logprobs_BT, advantages, batch.mask_BT, totals
+        # the policy's log-probabilities, and the tokens as the loss takes them
+        logprobs_N, entropy_N = token_logprobs(model, batch, objective)
+        advantages_N = torch.from_numpy(advantages_B[batch.rows]).to(logprobs_N)[batch.row_N]
+        tokens, cut_N = corrected_tokens(
+            logprobs_N,
+            batch.sampler_logprobs_N,
+            advantages_N,
+            batch.row_N,
+            len(batch.rows),
+            objective.correction,
         )
+        part, sums = objective.loss(tokens, totals)
+
+        # the pull towards the reference, averaged as the loss is
         if objective.reference is not None:
             with torch.no_grad():
-                reference_BT, _ = token_logprobs(objective.reference, batch, objective)
-            kl = unbiased_kl(
-                logprobs_BT, reference_BT, batch.sampler_logprobs_BT, batch.mask_BT
-            ).sum()
-            part = part + objective.kl_coefficient * kl / totals.num_tokens
-            stats.kl += kl.item()
-            body, head = batch_flops(architecture, batch, objective.share_prompts)
-            stats.reference_flops += body + head
+                reference_N, _ = token_logprobs(objective.reference, batch, objective)
+            kl_N = unbiased_kl(tokens, reference_N)
+            kl = average(kl_N, tokens, totals, objective.loss.normalize)
+            part = part + objective.kl_coefficient * kl
+            stats.kl += kl_N.sum().item()
+            stats.reference_flops += sum(batch_flops(architecture, batch, objective.share_prompts))
+
         part.backward()
         stats.loss += part.item()
-        stats.num_tokens += int(batch.mask_BT.sum())
         stats.entropy += entropy_N.sum().item()
         stats.clipped += float(sums["clipped"])
-        stats.log_ratios.append(
-            (logprobs_BT.detach() - batch.sampler_logprobs_BT)[batch.mask_BT].cpu()
-        )
+        stats.count(tokens, cut_N, batch.sampler_logprobs_N)
         body, head = batch_flops(architecture, batch, objective.share_prompts)
         again = computed_again(model, batch, objective)
         stats.flops += (3.0 + again[0]) * body + (3.0 + again[1]) * head
@@ -103,40 +123,29 @@ def accumulate_gradients(
     return stats
 
 
-def unbiased_kl(
-    logprobs_BT: torch.Tensor,
-    reference_BT: torch.Tensor,
-    sampler_BT: torch.Tensor,
-    mask_BT: torch.Tensor,
-) -> torch.Tensor:
-    """[B, T] k3 times the ratio of policy and sampler, with gradient: value and *gradient* are
-    unbiased estimates of KL(policy | reference) and its gradient (DeepSeek-V3.2). k3 alone has the
-    gradient of the KL the other way round."""
-    ratio_BT = torch.where(mask_BT, logprobs_BT - sampler_BT, 0.0).exp()
-    return ratio_BT * k3(logprobs_BT, reference_BT, mask_BT)
+def unbiased_kl(tokens: Tokens, reference_N: torch.Tensor) -> torch.Tensor:
+    """[N] k3 times the corrected ratio of policy and sampler, with gradient: value and *gradient*
+    are unbiased estimates, but for the weights' cap, of KL(policy | reference) and its gradient
+    (DeepSeek-V3.2). k3 alone has the gradient of the KL the other way round."""
+    ratio_N = (tokens.logprobs_N - tokens.old_logprobs_N).exp() * tokens.weights_N
+    return ratio_N * k3(tokens.logprobs_N, reference_N)
 
 
-def k3(
-    logprobs_BT: torch.Tensor, reference_BT: torch.Tensor, mask_BT: torch.Tensor
-) -> torch.Tensor:
-    """[B, T] the unbiased, never negative estimate of KL(policy | reference) from a sampled token
+def k3(logprobs_N: torch.Tensor, reference_N: torch.Tensor) -> torch.Tensor:
+    """[N] the unbiased, never negative estimate of KL(policy | reference) from a sampled token
     (Schulman, 2020)."""
-    gap_BT = torch.where(mask_BT, reference_BT - logprobs_BT, 0.0)
-    return gap_BT.exp() - gap_BT - 1.0
+    gap_N = reference_N - logprobs_N
+    return gap_N.exp() - gap_N - 1.0
 
 
 def token_logprobs(
     model: PreTrainedModel, batch: MicroBatch, objective: Objective
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """[B, T] log-probabilities of completion tokens at the sampling temperature (0 elsewhere), and
-    [N] entropies."""
+    """[N] log-probabilities of completion tokens at the sampling temperature, and [N] entropies."""
     hidden_ND = (
         shared_hidden(model, batch) if objective.share_prompts else separate_hidden(model, batch)
     )
-    targets_N = batch.targets_BT[batch.mask_BT]
-    logprobs_N, entropy_N = chunked_logprobs(model, hidden_ND, targets_N, objective)
-    logprobs_BT = torch.zeros(batch.mask_BT.shape, dtype=logprobs_N.dtype, device=logprobs_N.device)
-    return logprobs_BT.masked_scatter(batch.mask_BT, logprobs_N), entropy_N
+    return chunked_logprobs(model, hidden_ND, batch.targets_N, objective)
 
 
 def separate_hidden(model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
@@ -175,7 +184,10 @@ def project(
     model: PreTrainedModel, hidden_ND: torch.Tensor, targets_N: torch.Tensor, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """[N] log-probabilities of the targets and [N] entropies of the distributions, in float32."""
-    logprobs_NV = (head_logits(model, hidden_ND).float() / temperature).log_softmax(-1)
+    # in float32 also under autocast: a bfloat16 head moves log-probabilities by a percent and more
+    with torch.autocast(hidden_ND.device.type, enabled=False):
+        logits_NV = head_logits(model, hidden_ND.float())
+    logprobs_NV = (logits_NV / temperature).log_softmax(-1)
     with torch.no_grad():
         entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(-1)
     return logprobs_NV.gather(-1, targets_N[:, None])[:, 0], entropy_N
@@ -198,7 +210,7 @@ def computed_again(
     """How often body and head are computed again in the backward pass: once each where they are
     checkpointed."""
     body = float(model.is_gradient_checkpointing and model.training)
-    return body, float(int(batch.mask_BT.sum()) > objective.tokens_per_chunk)
+    return body, float(len(batch.targets_N) > objective.tokens_per_chunk)
 
 
 def batch_flops(
@@ -206,7 +218,7 @@ def batch_flops(
 ) -> tuple[float, float]:
     """What one forward over the micro-batch executes, padding included: the body, and the output
     head, which runs on completion tokens only."""
-    head = forward_flops(architecture, 0.0, float(batch.mask_BT.sum()), 0.0)
+    head = forward_flops(architecture, 0.0, float(len(batch.targets_N)), 0.0)
     if not share_prompts:
         rows, length = batch.whole.input_ids.shape
         return forward_flops(architecture, rows * length, 0.0, float(rows) * length * length), head

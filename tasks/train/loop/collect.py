@@ -5,7 +5,7 @@ graded.
 import itertools
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
@@ -160,6 +160,15 @@ class Collector:
         graded = np.bincount(rows_B, [outcome != "error" for outcome in outcomes])
         rates = np.asarray(correct[graded > 0] / graded[graded > 0])
         return rates, self.cost(request, samples)
+
+    def probe(self, prompts: Prompts, num_tokens: int) -> Rollouts:
+        """One short rollout of the first prompt, from this rank's engine; it is not graded."""
+        sampling = replace(self.run.sampling, max_tokens=num_tokens)
+        token_ids = prompts.token_ids[:1]
+        request = Request(token_ids, [1], [sample_seed("probe")], sampling)
+        samples = self.engine.generate(request)
+        rows = np.zeros(1, dtype=np.int64)
+        return Rollouts(rows, token_ids, rows, samples, [""], ["wrong"], np.zeros(1))
 
     def cost(self, request: Request, samples: Samples) -> Cost:
         """What sampling executed."""

@@ -12,10 +12,9 @@ from tasks.train.rollouts import Bools, Floats, Rollouts, mixed_groups
 def describe_step(rollouts: Rollouts, keep_B: Bools, stats: UpdateStats) -> dict[str, Any]:
     """What a step's rollouts and its update looked like; the update's columns are None where there
     was none."""
-    lengths = rollouts.completion_tokens_B()
-    mixed = mixed_groups(
-        rollouts.rewards_B[keep_B], rollouts.group_B[keep_B], len(rollouts.prompt_rows_Q)
-    )
+    lengths, graded = rollouts.completion_tokens_B(), rollouts.where(~rollouts.is_error_B())
+    # what was sampled, whatever select made of it
+    mixed = mixed_groups(graded.rewards_B, graded.group_B, len(rollouts.prompt_rows_Q))
     outcomes = np.array(rollouts.outcomes)
     return {
         "num_prompts": len(rollouts.prompt_rows_Q),
@@ -37,14 +36,27 @@ def describe_step(rollouts: Rollouts, keep_B: Bools, stats: UpdateStats) -> dict
 
 def describe_update(stats: UpdateStats) -> dict[str, float | None]:
     """Means over the tokens that were computed; None where there were none."""
-    names = ("loss", "entropy", "clip_rate", "kl", "log_ratio_mean", "log_ratio_max")
+    names = (
+        "loss",
+        "entropy",
+        "clip_rate",
+        "weight_capped_rate",
+        "kl",
+        "log_ratio_mean",
+        "log_ratio_max",
+        "weight_ess_rate",
+    )
     quantiles = {"log_ratio_p01": 0.01, "log_ratio_p50": 0.5, "log_ratio_p99": 0.99}
     if not stats.num_tokens:
         return dict.fromkeys((*names, *quantiles))
     ratios = torch.cat(stats.log_ratios).float().cpu().numpy()
-    sums = (stats.entropy, stats.clipped, stats.kl, float(np.abs(ratios).sum()))
+    gaps = np.abs(ratios)
+    sums = (stats.entropy, stats.clipped, stats.capped, stats.kl, float(gaps.sum()))
     means = [total / stats.num_tokens for total in sums]
-    values = dict(zip(names, [stats.loss, *means, float(np.abs(ratios).max())], strict=True))
+    # the share of tokens that as many equally weighted ones would be worth (Kish)
+    squares = max(stats.squared_weights * stats.num_tokens, 1e-300)
+    found = [stats.loss, *means, float(gaps.max()), stats.weights**2 / squares]
+    values = dict(zip(names, found, strict=True))
     return {
         **values,
         **{name: float(np.quantile(ratios, share)) for name, share in quantiles.items()},

@@ -78,7 +78,7 @@ def train(
 
             # observe, charge, record
             trainer.observe(batch.fresh)
-            trainer.charge(batch.fresh, rollouts, keep_B, gradient.stats)
+            trainer.charge(batch.fresh, rollouts, keep_B, advantages_B, gradient.stats)
             numbers = {"learning_rate": rate, "nonfinite": nonfinite}
             row = trainer.record(batch, rollouts, keep_B, advantages_B, gradient, numbers)
 

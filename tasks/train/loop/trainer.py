@@ -25,6 +25,7 @@ from tasks.train.slots import Slots
 logger = logging.getLogger(__name__)
 
 SAMPLING_STREAM, LEARNING_STREAM, CONTROL_STREAM = 0, 1, 2
+PROBE_TOKENS = 8
 VALIDATION_DRAWS = 200  # of the bootstrap behind a point's interval
 
 
@@ -47,6 +48,7 @@ class Trainer:
     prompts: Prompts
     validation: Prompts
     guards: Guards
+    max_sampler_gap: float
     state: State
 
     def rng(self, stream: int) -> np.random.Generator:
@@ -105,14 +107,16 @@ class Trainer:
         if not gradient.is_finite:
             self.skip_nonfinite(rollouts)
             return Gradient(gradient.stats, None), True
-        self.check_sampler(gradient.stats)
+        log_ratios = torch.cat(gradient.stats.log_ratios)
+        self.check_sampler(log_ratios, f"step {self.state.num_steps}")
         self.learner.step(rate)
         self.sync_engine()
         return gradient, False
 
     def sync_engine(self) -> None:
-        """Put the policy's weights into the engine."""
+        """Put the policy's weights into the engine, and see that they are there."""
         self.collector.engine.set_weights(self.learner.weights())
+        self.probe_engine()
 
     def learning_rate(self) -> float:
         """The schedule at this step."""
@@ -145,37 +149,58 @@ class Trainer:
             raise TrainingError(f"{message}; that is guards.max_nonfinite_steps {limit} in a row")
         logger.warning("%s; the step is skipped", message)
 
-    def check_sampler(self, stats: UpdateStats) -> None:
-        """Sampler and trainer must hold the same policy. A sampler with stale weights is otherwise
-        silent."""
-        gap, limit = float(torch.cat(stats.log_ratios).abs().mean()), self.guards.max_sampler_gap
-        if gap > limit:
+    def check_sampler(self, log_ratios: torch.Tensor, where: str) -> None:
+        """Raise TrainingError unless sampler and trainer hold the same policy. A sampler with stale
+        weights is otherwise silent."""
+        gap, engine = float(log_ratios.abs().mean()), self.collector.engine
+        if gap > self.max_sampler_gap:
             raise TrainingError(
-                f"step {self.state.num_steps}: sampler and trainer differ by {gap:.4f} in mean "
-                f"|log-probability|, over guards.max_sampler_gap {limit}: the engine samples from "
-                "other weights, or its dtype is too coarse"
+                f"{where}: the engine {engine.name} {engine.version} and the trainer differ by "
+                f"{gap:.2g} in mean |log-probability| at policy version {self.learner.version}, "
+                f"over guards.max_sampler_gap {self.max_sampler_gap:g}: it samples from other "
+                "weights, or its dtype is coarser than engine.dtype says"
             )
 
+    def probe_engine(self) -> None:
+        """Compare a few fresh tokens of the engine with the trainer's log-probabilities. An engine
+        that samples from the trainer's own memory cannot be stale."""
+        if self.collector.engine.shares_weights:
+            return
+        rollouts = self.collector.probe(self.prompts, PROBE_TOKENS)
+        log_ratios = self.learner.log_ratios(rollouts, self.slots.loss)
+        self.check_sampler(log_ratios, f"before step {self.state.num_steps}")
+
     def charge(
-        self, fresh: Rollouts, rollouts: Rollouts, keep_B: Bools, stats: UpdateStats
+        self,
+        fresh: Rollouts,
+        rollouts: Rollouts,
+        keep_B: Bools,
+        advantages_B: Floats,
+        stats: UpdateStats,
     ) -> None:
-        """Enter the step into the three accounts (see the ledger). What was replayed was generated
+        """Enter the step into the accounts (see the ledger). What was replayed was generated
         before."""
         architecture, ledger = self.run.policy.architecture, self.state.ledger
         generated = float(fresh.tokens_B().sum())
         updated = float(rollouts.tokens_B()[keep_B].sum())
+        mixed = float(rollouts.tokens_B()[advantages_B != 0.0].sum())
         has_reference = self.learner.reference is not None
         rollout = charged_flops(architecture, generated=generated)
         reference = charged_flops(architecture, reference=updated) if has_reference else 0.0
         flat = paper_training_flops(architecture, generated, has_reference=has_reference)
         ledger.add(
-            "score", executed=stats.reference_flops, charged=reference, charged_paper=reference
+            "score",
+            executed=stats.reference_flops,
+            charged=reference,
+            charged_mixed=reference,
+            charged_paper=reference,
         )
-        ledger.add("generate", charged=rollout, charged_paper=rollout)
+        ledger.add("generate", charged=rollout, charged_mixed=rollout, charged_paper=rollout)
         ledger.add(
             "update",
             executed=stats.flops,
             charged=charged_flops(architecture, updated=updated),
+            charged_mixed=charged_flops(architecture, updated=mixed),
             charged_paper=flat - rollout - reference,
             tokens=updated,
             rollouts=int(keep_B.sum()),
@@ -228,6 +253,7 @@ class Trainer:
         point = {
             "step": state.num_steps,
             "flops_charged": done,
+            "flops_charged_mixed": state.trained("charged_mixed"),
             "flops_executed": state.trained("executed"),
             "rollouts": int(state.ledger.rollouts["generate"]),
             "accuracy": float(rates.mean()),

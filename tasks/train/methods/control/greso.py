@@ -16,7 +16,7 @@ import numpy as np
 
 from tasks.common.params import share
 from tasks.train.plan import Plan
-from tasks.train.rollouts import Floats, GroupRequest, Ints, Rollouts, mixed_groups
+from tasks.train.rollouts import Floats, GroupRequest, Ints, Rollouts
 from tasks.train.slots import Control
 
 EASY_SHARE = 1 / 3  # of the target rate of dead groups
@@ -89,9 +89,9 @@ class Method(Control):
         """Lengthen or reset the streaks of the step's prompts, and move the two p."""
         graded, num_groups = rollouts.where(~rollouts.is_error_B()), len(rollouts.prompt_rows_Q)
         size_Q = np.bincount(graded.group_B, minlength=num_groups)
-        mixed_Q = mixed_groups(graded.rewards_B, graded.group_B, num_groups)
-        dead_Q = ~mixed_Q & (size_Q > 0)
-        easy_Q = dead_Q & (np.bincount(graded.group_B, graded.rewards_B, num_groups) > 0)
+        correct_Q = np.bincount(graded.group_B, graded.is_correct_B(), num_groups)
+        easy_Q = (correct_Q == size_Q) & (size_Q > 0)
+        dead_Q = easy_Q | ((correct_Q == 0) & (size_Q > 0))
         streaks = self.state.streaks
         for row, is_dead, is_easy, size in zip(
             rollouts.prompt_rows_Q, dead_Q, easy_Q, size_Q, strict=True

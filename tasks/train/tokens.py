@@ -1,0 +1,54 @@
+"""The completion tokens of a micro-batch, one after another, and sums and averages over them.
+
+Legend: N tokens, B rollouts of the micro-batch.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from tasks.train.rollouts import StepTotals
+
+Normalize = Literal["token", "sequence", "constant"]
+Level = Literal["token", "sequence"]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What a loss sees. `row_N` says which of the B rollouts a token is of.
+
+    `logprobs_N` are the policy's and carry the gradient. `old_logprobs_N` are those of the policy
+    that the batch's first update started from: the ratio of the two is what PPO clips.
+    `weights_N` correct for the sampler, which is not quite the old policy; they are constants.
+    """
+
+    logprobs_N: torch.Tensor
+    old_logprobs_N: torch.Tensor
+    weights_N: torch.Tensor
+    advantages_N: torch.Tensor
+    row_N: torch.Tensor
+    num_rows: int
+
+    def by_row(self, values_N: torch.Tensor) -> torch.Tensor:
+        """[B] the sum of each rollout's values."""
+        return values_N.new_zeros(self.num_rows).index_add(0, self.row_N, values_N)
+
+    def length_B(self) -> torch.Tensor:
+        """[B] the number of tokens of each rollout."""
+        return torch.bincount(self.row_N, minlength=self.num_rows)
+
+
+def average(
+    values_N: torch.Tensor, tokens: Tokens, totals: StepTotals, normalize: Normalize
+) -> torch.Tensor:
+    """The micro-batch's share of the step's average of `values_N`.
+
+    - `token`: over all tokens of the step (DAPO, arXiv 2503.14476)
+    - `sequence`: over each completion, then over rollouts (GRPO, arXiv 2402.03300, and GSPO)
+    - `constant`: by rollouts times the token limit (Dr. GRPO, arXiv 2503.20783: no length bias)
+    """
+    if normalize == "sequence":
+        return (tokens.by_row(values_N) / tokens.length_B()).sum() / totals.num_rollouts
+    in_tokens = totals.num_tokens, totals.num_rollouts * totals.max_tokens
+    return values_N.sum() / in_tokens[normalize == "constant"]

@@ -1,0 +1,53 @@
+"""An engine that samples from other weights than the trainer's is found, one update old or more."""
+
+import copy
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+
+from tasks.engines.hf.engine import HfEngine
+from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.loop.state import TrainingError
+from tasks.train.loop.sync import train
+from tasks.train.loop.trainer import Trainer
+from tasks.train.settings import CheckpointSettings
+from tests.train.worlds import make_trainer, make_world
+
+
+class OwnWeights(HfEngine):
+    """The engine over a copy of the trainer's model; it loses the updates `lost` (from 1)."""
+
+    def __init__(self, trainer: Trainer, lost: set[int]) -> None:
+        model = copy.deepcopy(trainer.learner.model)
+        super().__init__(model, [1], 64, trainer.run.policy.max_length)
+        self.lost, self.updates = lost, 0
+
+    def set_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        self.updates += 1
+        if self.updates not in self.lost:
+            super().set_weights(weights)
+
+
+def run(guesser: Path, root: Path, lost: set[int]) -> Trainer:
+    layout = make_world(root, guesser, [4, 3, 4, 2, 2, 6] * 2)
+    trainer = make_trainer(layout)
+    trainer.collector.engine = OwnWeights(trainer, lost)
+    checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=1)
+    with closing(trainer.collector.grader):
+        train(trainer, checkpoints, CheckpointSettings(1e9, 1), lambda *_: None)
+    return trainer
+
+
+def test_weights_one_update_old_stop_the_run_at_once(guesser: Path, tmp_path: Path) -> None:
+    message = r"before step 1: the engine hf .* at policy version 2, over guards.max_sampler_gap"
+    with pytest.raises(TrainingError, match=message):
+        run(guesser, tmp_path, lost={2})
+
+
+def test_weights_that_arrive_are_let_through(guesser: Path, tmp_path: Path) -> None:
+    trainer = run(guesser, tmp_path, lost=set())
+    assert trainer.learner.version == sum(row["updated"] for row in trainer.state.steps) > 3
+    assert max(row["log_ratio_mean"] or 0.0 for row in trainer.state.steps) < 1e-5
