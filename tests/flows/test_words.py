@@ -1,12 +1,15 @@
 """Reasons, selection and the graph, without running anything."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from flows import commands, reasons, selection
+from flows import commands, reasons, selection, server
 from tasks.common import changes
+from tasks.common.files import write_json
 from tests.flows.project import ROOT
 
 LOCK = {
@@ -14,11 +17,19 @@ LOCK = {
     "profile": {
         "deps": [
             {"path": "data/prompts/train.parquet", "md5": "3f2abcde"},
-            {"path": "tasks/profile", "md5": "0000.dir"},
+            {"path": "data/code/profile.json", "md5": "0123abcd"},
         ],
         "params": {"params.yaml": {"profile": {"num_samples": 8, "old": [1]}}},
         "outs": [],
     },
+}
+BEFORE = {
+    "files": {"tasks/a.py": "1", "tasks/b.py": "1", "tasks/same.py": "1"},
+    "versions": {"torch": "2.13.0"},
+}
+NOW = {
+    "files": {"tasks/a.py": "2", "tasks/c.py": "1", "tasks/same.py": "1"},
+    "versions": {"torch": "2.14.0", "vllm": "0.32.0"},
 }
 NEEDS: dict[str, set[str]] = {
     "ingest": set(),
@@ -36,7 +47,17 @@ NEEDS: dict[str, set[str]] = {
 @pytest.mark.parametrize(
     ("change", "phrases"),
     [
-        ({"changed deps": {"tasks/profile": "modified"}}, ["code tasks/profile changed"]),
+        ({"changed deps": {"tasks": "modified"}}, ["tasks changed"]),
+        (
+            {"changed deps": {"data/code/profile.json": "modified"}},
+            [
+                "code tasks/a.py changed",
+                "code tasks/b.py is no longer used",
+                "code tasks/c.py is new here",
+                "torch 2.13.0 -> 2.14.0",
+                "vllm (none) -> 0.32.0",
+            ],
+        ),
         (
             {"changed deps": {"params.yaml": {"profile": "modified"}}},
             ["profile.num_samples 8 -> 9", "profile.old [1] -> (none)"],
@@ -60,7 +81,34 @@ NEEDS: dict[str, set[str]] = {
 )
 def test_reasons_name_what_differs(change: object, phrases: list[str], tmp_path: Path) -> None:
     (tmp_path / "params.yaml").write_text("profile: {num_samples: 9}")
+    write_json(tmp_path / "data/code/profile.json", NOW)
+    write_json(tmp_path / ".dvc/cache/files/md5/01/23abcd", BEFORE)
     assert reasons.explain("profile", [change], LOCK, tmp_path) == phrases
+
+
+def test_code_that_dvc_no_longer_has_is_said_to_be_unknown(tmp_path: Path) -> None:
+    write_json(tmp_path / "data/code/profile.json", NOW)
+    change = {"changed deps": {"data/code/profile.json": "modified"}}
+    assert reasons.explain("profile", [change], LOCK, tmp_path) == [
+        "code changed (data/code/profile.json; the former one is not in DVC's cache)"
+    ]
+
+
+def test_the_cache_is_where_dvcs_configuration_says(tmp_path: Path) -> None:
+    (tmp_path / ".dvc").mkdir()
+    (tmp_path / ".dvc/config").write_text("[cache]\n    dir = ../elsewhere\n")
+    write_json(tmp_path / "elsewhere/files/md5/01/23abcd", BEFORE)
+    assert reasons.cached_json("0123abcd", tmp_path) == BEFORE
+
+
+def test_many_files_are_counted(tmp_path: Path) -> None:
+    write_json(tmp_path / "new.json", {**NOW, "files": {f"{n}.py": "2" for n in range(9)}})
+    write_json(
+        tmp_path / ".dvc/cache/files/md5/01/23abcd",
+        {**NOW, "files": {f"{n}.py": "1" for n in range(9)}},
+    )
+    phrases = reasons.explain_code("new.json", "0123abcd", tmp_path)
+    assert phrases == [*(f"code {n}.py changed" for n in range(5)), "and 4 more files"]
 
 
 def test_a_stage_without_a_lock_entry_has_never_run(tmp_path: Path) -> None:
@@ -119,16 +167,55 @@ def test_the_graph_is_read_from_dot() -> None:
 
 def test_every_command_takes_the_shells_place() -> None:
     stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
-    assert all(
-        stage["cmd"].startswith(f"exec python -m tasks.{name} ") for name, stage in stages.items()
+    modules = {**{name: name for name in stages}, "baseline": "evaluate"}
+    for name, stage in stages.items():
+        assert stage["cmd"].startswith(f"exec python -m tasks.{modules[name]} ")
+
+
+@pytest.mark.parametrize(
+    ("environment", "profiles", "url"),
+    [
+        ({"PREFECT_API_URL": "http://there/api"}, "", "http://there/api"),
+        ({}, 'active = "a"\n[profiles.a]\nPREFECT_API_URL = "http://a/api"\n', "http://a/api"),
+        ({}, 'active = "b"\n[profiles.b]\n', None),
+        ({}, None, None),
+        ({}, "not toml", None),
+    ],
+)
+def test_a_named_server_is_found_without_prefect(
+    environment: dict[str, str],
+    profiles: str | None,
+    url: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("PREFECT_API_URL", "PREFECT_PROFILE", "PREFECT_PROFILES_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {**environment, "PREFECT_HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    if profiles is not None:
+        (tmp_path / "profiles.toml").write_text(profiles)
+    assert server.named_url() == url
+
+
+def test_looking_takes_no_slow_library() -> None:
+    """A run with nothing to do is over in the time that one of them takes to import."""
+    program = "import flows.pipeline, sys; print(*{n.partition('.')[0] for n in sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
+    slow = {"prefect", "polars", "pyarrow", "mlflow", "torch", "dvc", "botocore", "psutil"}
+    assert not slow & set(done.stdout.split())
 
 
 def test_the_pipeline_has_the_edges_of_its_picture() -> None:
-    needs = commands.graph()
-    assert needs["profile"] == {"ingest", "policy"}
-    assert needs["train@sgpo-0"] == {"ingest", "policy", "allocate@sgpo"}
-    assert needs["evaluate@sgpo-0"] == {"ingest", "policy", "train@sgpo-0"}
+    with commands.Dvc() as dvc:
+        needs = dvc.graph()
+    assert needs["code"] == set()
+    assert needs["policy"] == {"code"}
+    assert needs["profile"] == {"code", "ingest", "policy"}
+    assert needs["train@sgpo-0"] == {"code", "ingest", "policy", "allocate@sgpo"}
+    assert needs["evaluate@sgpo-0"] == {"code", "ingest", "policy", "train@sgpo-0"}
     assert {"baseline", "profile", "allocate@grpo", "train@grpo-0", "evaluate@sgpo-0"} <= needs[
         "report"
     ]
