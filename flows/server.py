@@ -18,7 +18,7 @@ from pathlib import Path
 
 from flows import commands
 
-START_SECONDS = 60.0
+START_SECONDS = 180.0
 APP = (
     "uvicorn",
     "--factory",
