@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 from s3fs import S3FileSystem
@@ -20,6 +21,10 @@ from tasks.common.locations import open_location
 from tests import s3_server
 from tests.policies import make_guesser, make_policy
 
+# a deadline per example would fail on a busy machine
+hypothesis.settings.register_profile("winnow", deadline=None)
+hypothesis.settings.load_profile("winnow")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
@@ -27,23 +32,23 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip, saying why, what needs a component this machine lacks; in CI a component it installs
-    may not be lacking."""
-    lacking = {
+    may not be missing."""
+    missing = {
         "vllm": None
         if importlib.util.find_spec("vllm")
         else "vLLM is not installed (make test VLLM=cpu)",
         "gpu": None if torch.cuda.is_available() else "no NVIDIA GPU",
-        "s3": s3_server.lacking(),
+        "s3": s3_server.missing(),
         "real_data": None if os.environ.get("WINNOW_REAL_DATA") else "WINNOW_REAL_DATA is not set",
     }
     for name in ("vllm", "s3"):
-        if os.environ.get("CI") and lacking[name]:
+        if os.environ.get("CI") and missing[name]:
             raise pytest.UsageError(
                 f"CI installs what the tests marked {name} need, and may not skip them: "
-                f"{lacking[name]}"
+                f"{missing[name]}"
             )
     for item in items:
-        for name, reason in lacking.items():
+        for name, reason in missing.items():
             if reason and item.get_closest_marker(name):
                 item.add_marker(pytest.mark.skip(reason=reason))
 

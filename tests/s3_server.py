@@ -75,7 +75,7 @@ rgw cache enabled = false
 """
 
 
-def lacking() -> str | None:
+def missing() -> str | None:
     """Why no server can be started here, or None."""
     absent = [name for name in PROGRAMS if shutil.which(name) is None]
     packages = "apt-get install ceph-mon ceph-osd radosgw ceph-common"

@@ -56,7 +56,8 @@ class FakeEngine:
     def generate(
         self, request: Request, on_finished: Callable[[int], object] | None = None
     ) -> Samples:
-        prompts, sampling = request.prompts, request.sampling
+        prompts = request.prompts
+        sampling = request.sampling
         check_lengths(prompts, sampling.max_tokens, self.max_length)
         self.prefilled_tokens += sum(
             len(prompt) for prompt, count in zip(prompts, request.counts, strict=True) if count

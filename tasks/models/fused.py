@@ -97,7 +97,8 @@ class FusedForward:
 
     def layer(self, module: Any) -> Layer:
         """Return copies of one layer's weights."""
-        attention, mlp = module.self_attn, module.mlp
+        attention = module.self_attn
+        mlp = module.mlp
         norms = None
         if hasattr(attention, "q_norm"):
             copies = [attention.q_norm.weight] * self.heads + [

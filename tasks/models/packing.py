@@ -170,7 +170,8 @@ class Block:
     def bias(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
         """[R, 1, T, S] what is added to the scores: 0 where a query sees a key, next to minus
         infinity elsewhere."""
-        query, key = self.query_positions[:, :, None], self.key_positions[:, None, :]
+        query = self.query_positions[:, :, None]
+        key = self.key_positions[:, None, :]
         hidden = (key > query) if window is None else (key > query) | (key <= query - window)
         zeros = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
         return zeros.masked_fill_(hidden, torch.finfo(dtype).min)[:, None]

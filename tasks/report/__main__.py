@@ -1,4 +1,4 @@
-"""Put what all recipes and seeds reached and cost side by side: `report/`.
+"""Compare what all recipes and seeds reached and cost: `report/`.
 
 python -m tasks.report --params params.yaml --data data
 """
@@ -22,9 +22,11 @@ logger = logging.getLogger(__name__)
 
 
 def main(stage: Stage) -> None:
-    """Read everything, write the report, print the leaderboard, tell the record who is champion."""
+    """Read everything, write the report, print the leaderboard, and record the champion."""
     evidence = read_evidence(stage.layout, stage.section("experiment", Experiment))
-    rows, curves, out = leaderboard(evidence), curve_table(evidence), stage.layout.report
+    out = stage.layout.report
+    rows = leaderboard(evidence)
+    curves = curve_table(evidence)
     drifts = measure(evidence, stage.section("report", ReportSettings))
     summary = {**summarise(evidence, rows), "drift": drifts}
     table = text_table(rows)
@@ -38,12 +40,13 @@ def main(stage: Stage) -> None:
 
 
 def measure(evidence: Evidence, settings: ReportSettings) -> dict[str, Drift]:
-    """The drift of every run, by its name. A stale profile is a warning where groups were sized by
-    it."""
-    drifts = {}
+    """Return the drift of every run by its name. A stale profile is a warning if groups were sized
+    by it."""
+    drifts: dict[str, Drift] = {}
     for trained in evidence.trained:
         groups = groups_of(trained.steps, trained.rollouts, evidence.profile)
-        drift = drifts[trained.name] = drift_of(groups, settings.stale_above)
+        drift = drift_of(groups, settings.stale_above)
+        drifts[trained.name] = drift
         if drift["stale"]:
             reads = evidence.plan(trained.recipe).reads_profile
             words = stale_words(trained.name, drift, reads_profile=reads)
@@ -52,22 +55,21 @@ def measure(evidence: Evidence, settings: ReportSettings) -> dict[str, Drift]:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write a text file, whole or not at all."""
     replace_file(path, lambda file: file.write(text.encode()))
 
 
 def record(stage: Stage, rows: Sequence[Row], summary: Mapping[str, Any]) -> None:
-    """The leaderboard as metrics, the report as artifacts, the champion as an alias."""
+    """Record the leaderboard as metrics, the report as artifacts, and the champion as an alias."""
     keys = ("pass_at_1", "greedy", "validation")
     for row in rows:
         values = {f"{key}.{row['recipe']}.{row['seed']}": row[key] for key in keys}
         stage.tracker.metrics(values)
     stage.tracker.artifact(stage.layout.report)
     champion = summary["champion"]
-    evidence = (
-        stage.layout.train(champion["recipe"], champion["seed"]) / "curve.parquet"
-        if champion
-        else None
-    )
+    evidence = None
+    if champion:
+        evidence = stage.layout.train(champion["recipe"], champion["seed"]) / "curve.parquet"
     stage.tracker.champion(evidence, summary["why"])
 
 

@@ -1,14 +1,14 @@
-"""How the profile aged: the success of each group in training against what its prompt's profile
-said to expect.
+"""How stale the profile is: the success of each group in training, compared with the success that
+its prompt's profile predicts.
 
-A profile describes the policy that was profiled. Training moves the policy away from it, and groups
-that were sized by it come out too large or too small; this measures by how much, pass by pass.
-Training never reads the profile, so all of it is worked out afterwards, from its rollouts.
+A profile describes the policy that was profiled. Training changes the policy, and groups that were
+sized by the profile become too large or too small. This measures by how much, pass by pass.
+Training never reads the profile, so everything is computed afterwards from its rollouts.
 
-A rollout is a success when its outcome is `correct`; an `error` was our fault, so it is neither a
-success nor a failure, and the group is that much smaller. Prompts whose profile holds nothing but
-errors are left out: there is nothing to compare with. A group that a recipe replays counts again
-where it is replayed."""
+A rollout is a success when its outcome is `correct`. An `error` is our own failure, neither a
+success nor a failure of the policy, so the group counts as smaller. Prompts whose profile has only
+errors are left out, because there is nothing to compare with. A group that a recipe replays counts
+again where it is replayed."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,8 @@ import polars as pl
 from tasks.common.statistics import Floats, fit_beta, mixed_probability, wilson_interval
 
 Drift = dict[str, Any]
-MAX_VALUES, NUM_BINS = 12, 9
+MAX_VALUES = 12  # different pass rates up to which each has a bin of its own
+NUM_BINS = 9  # otherwise
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,10 @@ class ReportSettings:
 
 
 def drift_of(groups: pl.DataFrame, stale_above: float) -> Drift:
-    """What became of the profile in one run: every pass, and whether the last one says that the
-    profile is stale.
+    """Return the drift of one run: every pass, and whether the profile is stale in the last one.
 
-    Stale: the gap of the last pass is more than `stale_above` larger than chance alone would make
-    it. Without the allowance for chance a short run of small groups would look stale with a
+    Stale means that the gap of the last pass exceeds the gap by chance by more than `stale_above`.
+    Without the allowance for chance, a short run of small groups would look stale even with a
     perfectly fresh profile."""
     passes = passes_of(groups)
     if not passes:
@@ -45,16 +45,19 @@ def drift_of(groups: pl.DataFrame, stale_above: float) -> Drift:
 
 
 def groups_of(steps: pl.DataFrame, rollouts: pl.DataFrame, profile: pl.DataFrame) -> pl.DataFrame:
-    """A row a group: pass, what it came to (`size`, `success`, `mixed`), and what was to be
-    expected of it.
+    """Return a row per group: its pass, its result (`size`, `success`, `mixed`), and what the
+    profile predicts.
 
     `expected` is the posterior mean (a + k) / (a + b + n) of the prompt's pass rate, under the
-    Beta(a, b) fitted on the whole profile, and not the estimate k / n itself. Prompts are
-    *selected* by that estimate: one that came out at 1 of 8 is more often an easier prompt with bad
-    luck than a harder one with good luck, whenever most prompts are easier. Drawn again by the very
-    same policy, the selected regress to the mean of all, and a comparison with k / n would call
-    that learning. `variance` is that of the success of a group this large about `expected`."""
-    keys, solved = ["step", "group", "prompt_id"], (pl.col("outcome") == "correct").sum()
+    Beta(a, b) fitted to the whole profile, and not the estimate k / n itself. Prompts are
+    *selected* by that estimate: if most prompts are easier, one that was solved 1 time in 8 is more
+    often an easier prompt with bad luck than a harder one with good luck. Sampled again by the very
+    same policy, the selected prompts regress to the mean, and a comparison with k / n would take
+    that for learning. `variance` is that of the success of a group of this size about
+    `expected`."""
+    # size and successes of every group, with its pass
+    keys = ["step", "group", "prompt_id"]
+    solved = (pl.col("outcome") == "correct").sum()
     graded = rollouts.filter(pl.col("outcome") != "error")
     groups = graded.group_by(keys, maintain_order=True).agg(
         pl.len().alias("size"), solved.alias("solved")
@@ -62,6 +65,7 @@ def groups_of(steps: pl.DataFrame, rollouts: pl.DataFrame, profile: pl.DataFrame
     groups = groups.join(
         steps.select("step", "pass"), on="step", how="inner", maintain_order="left"
     )
+    # the profile of its prompt
     counted = profile.filter(pl.col("pass_rate").is_not_null()).select(
         "prompt_id",
         "correct",
@@ -74,24 +78,26 @@ def groups_of(steps: pl.DataFrame, rollouts: pl.DataFrame, profile: pl.DataFrame
     return groups.with_columns(
         (pl.col("solved") / pl.col("size")).alias("success"),
         ((pl.col("solved") > 0) & (pl.col("solved") < pl.col("size"))).alias("mixed"),
-        *foreseen(groups, prior),
+        *predicted(groups, prior),
     )
 
 
 def bins(profile: pl.DataFrame) -> pl.Expr:
-    """The bin of each pass rate: a bin for every value where there are few, else the nearest
-    eighth."""
+    """Return the bin of each pass rate: a bin for every value if there are few values, else the
+    nearest eighth."""
     rate = pl.col("pass_rate")
     if profile["pass_rate"].drop_nulls().n_unique() <= MAX_VALUES:
         return rate.rank("dense").cast(pl.Int32)
     return (rate * (NUM_BINS - 1) + 0.5).floor().cast(pl.Int32)
 
 
-def foreseen(groups: pl.DataFrame, prior: tuple[float, float]) -> list[pl.Series]:
-    """What the profile foresees of each group: `expected`, `variance` (beta-binomial) and
+def predicted(groups: pl.DataFrame, prior: tuple[float, float]) -> list[pl.Series]:
+    """Return what the profile predicts for each group: `expected`, `variance` (beta-binomial) and
     `mixed_expected`."""
-    correct, trials = groups["correct"].to_numpy(), groups["trials"].to_numpy()
-    size, weight = groups["size"].to_numpy(), sum(prior) + trials
+    correct = groups["correct"].to_numpy()
+    trials = groups["trials"].to_numpy()
+    size = groups["size"].to_numpy()
+    weight = sum(prior) + trials
     expected = (prior[0] + correct) / weight
     variance = expected * (1 - expected) / size * (weight + size) / (weight + 1)
     mixed = mixed_probability(correct, trials, size, prior)
@@ -103,22 +109,20 @@ def foreseen(groups: pl.DataFrame, prior: tuple[float, float]) -> list[pl.Series
 
 
 def passes_of(groups: pl.DataFrame) -> list[Drift]:
-    """A summary of each pass, in order."""
+    """Return a summary of each pass, in order."""
     parts = groups.sort("pass", maintain_order=True).group_by("pass", maintain_order=True)
     return [{"pass": int(str(number)), **pass_of(part)} for (number,), part in parts]
 
 
 def pass_of(groups: pl.DataFrame) -> Drift:
-    """One pass: its bins, and what they come to, every group counting the same.
+    """Return the summary of one pass and its bins; every group counts the same.
 
-    `drift` is the mean of success minus expected success, with its sign; `gap` the mean over the
-    bins of the absolute difference, weighted by groups, so that easy prompts getting easier do not
-    hide hard ones getting harder; `chance` the gap that the same groups would show on average if
-    the policy were still the profiled one."""
-    table = [
-        bin_of(part)
-        for _, part in groups.sort("bin", maintain_order=True).group_by("bin", maintain_order=True)
-    ]
+    `drift` is the signed mean of success minus expected success. `gap` is the mean absolute
+    difference over the bins, weighted by groups, so that easy prompts that get easier do not hide
+    hard ones that get harder. `chance` is the gap that the same groups would show on average if the
+    policy were still the profiled one."""
+    parts = groups.sort("bin", maintain_order=True).group_by("bin", maintain_order=True)
+    table = [bin_of(part) for _, part in parts]
     weights = [row["num_groups"] / len(groups) for row in table]
     gaps = [abs(row["success"] - row["expected"]) for row in table]
     return {
@@ -136,11 +140,11 @@ def pass_of(groups: pl.DataFrame) -> Drift:
 
 
 def bin_of(groups: pl.DataFrame) -> Drift:
-    """The groups of one pass whose prompts were profiled alike: profiled, expected and found
-    success.
+    """Return the profiled, the expected and the observed success of the groups in one bin of a
+    pass.
 
-    `chance` is the mean absolute value of a normal variable as wide as the bin's mean success is
-    when nothing moved."""
+    `chance` is the mean absolute value of a normal variable with the standard deviation that the
+    bin's mean success has when the policy has not changed."""
     low, high = interval(groups["success"].to_numpy(), groups["size"].to_numpy())
     return {
         "num_groups": len(groups),
@@ -154,13 +158,14 @@ def bin_of(groups: pl.DataFrame) -> Drift:
 
 
 def interval(success: Floats, size: npt.NDArray[Any]) -> tuple[float, float]:
-    """Wilson's 95 % interval of the mean success of groups, which are of prompts that differ.
+    """Return Wilson's 95 % interval of the mean success of groups of different prompts.
 
-    The rollouts of a group share a prompt, so they are worth fewer independent ones: as many as
-    give the variance seen between the groups. At least one a group, at most as many as there are
-    (`size` may differ from group to group); so the interval stays honest where all groups happen to
-    agree."""
-    share, num_groups = float(success.mean()), len(success)
+    The rollouts of a group share a prompt, so they count as fewer independent rollouts: as many as
+    give the observed variance between the groups. That is at least one per group and at most as
+    many as there are (`size` may differ between groups), so the interval is not too narrow where
+    all groups happen to agree."""
+    share = float(success.mean())
+    num_groups = len(success)
     most = num_groups**2 / float((1 / size).sum())
     seen = float(success.var(ddof=1)) / num_groups if num_groups > 1 else 0.0
     trials = float(np.clip(share * (1 - share) / seen, num_groups, most)) if seen > 0 else most
@@ -169,4 +174,5 @@ def interval(success: Floats, size: npt.NDArray[Any]) -> tuple[float, float]:
 
 
 def mean(values: pl.Series) -> float:
+    """Return the mean of a column."""
     return float(values.to_numpy().mean())

@@ -1,8 +1,7 @@
-"""What the report is made of: the files of the profile, the baseline, and of every recipe and seed
-asked for.
+"""What the report reads: the files of the profile, the baseline, and of every recipe and seed of
+the experiment.
 
-Nothing is computed here. A missing or damaged file fails, naming recipe, seed and file.
-"""
+Nothing is computed here. A missing or damaged file is an error that names recipe, seed and file."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Plan:
-    """What a recipe was going to do: `tasks.allocate` wrote it."""
+    """The plan of a recipe, written by `tasks.allocate`."""
 
     recipe: str
     visits: pl.DataFrame
@@ -35,7 +34,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a recipe did with one seed, and what its policy then scored on the test prompts."""
+    """The training of a recipe with one seed, and the metrics of its policy on the test prompts."""
 
     recipe: str
     seed: int
@@ -71,10 +70,10 @@ class Evidence:
 
 
 def read_evidence(layout: Layout, experiment: Experiment) -> Evidence:
-    """Read all files. ArtifactError names the recipe, the seed and the file that is not there."""
+    """Read all files. Raises ArtifactError naming recipe, seed and file if one is missing."""
     if not experiment.recipes or not experiment.seeds:
         raise ArtifactError(
-            "experiment.recipes or experiment.seeds is empty: there is nothing to report"
+            "experiment.recipes or experiment.seeds is empty: name at least one of each to report"
         )
     return Evidence(
         read_json(layout.policy_card),
@@ -92,17 +91,21 @@ def read_evidence(layout: Layout, experiment: Experiment) -> Evidence:
 
 
 def read_plan(folder: Path, recipe: str) -> Plan:
-    with of_whom(f"recipe '{recipe}'"):
-        visits, decisions = (
+    """Read the plan of a recipe."""
+    with naming(f"recipe '{recipe}'"):
+        return Plan(
+            recipe,
             PLAN.read(folder / "plan.parquet"),
             DECISIONS.read(folder / "decisions.parquet"),
+            read_json(folder / "forecast.json"),
         )
-        return Plan(recipe, visits, decisions, read_json(folder / "forecast.json"))
 
 
 def read_trained(layout: Layout, recipe: str, seed: int) -> Trained:
-    train, evaluation = layout.train(recipe, seed), layout.evaluation(recipe, seed)
-    with of_whom(f"recipe '{recipe}', seed {seed}"):
+    """Read the training and the evaluation of a recipe with one seed."""
+    train = layout.train(recipe, seed)
+    evaluation = layout.evaluation(recipe, seed)
+    with naming(f"recipe '{recipe}', seed {seed}"):
         return Trained(
             recipe,
             seed,
@@ -116,22 +119,24 @@ def read_trained(layout: Layout, recipe: str, seed: int) -> Trained:
 
 
 def read_outcomes(path: Path) -> pl.DataFrame:
-    """What became of each rollout of a training. All columns are checked and a few are read: the
-    tokens and log-probabilities of a long run are gigabytes that no figure shows."""
+    """Read the outcome of each rollout of a training. All columns are checked but only a few are
+    read: the tokens and log-probabilities of a long run are gigabytes that no figure needs."""
     if not path.exists():
         raise ArtifactError(
-            f"{path} does not exist: run the stage that makes the {TRAIN_ROLLOUTS.name} table first"
+            f"{path} does not exist: run the stage that writes the {TRAIN_ROLLOUTS.name} table"
         )
     try:
         TRAIN_ROLLOUTS.check(pl.read_parquet(path, n_rows=0), str(path))
         return pl.read_parquet(path, columns=["step", "group", "prompt_id", "outcome"])
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise ArtifactError(f"{path} cannot be read as Parquet: {error}") from error
+        raise ArtifactError(
+            f"{path} cannot be read as Parquet: {error}. Run the stage that writes it again"
+        ) from error
 
 
 @contextmanager
-def of_whom(coordinates: str) -> Iterator[None]:
-    """Name the recipe and the seed in front of what is wrong with a file."""
+def naming(coordinates: str) -> Iterator[None]:
+    """Put the recipe and the seed in front of an error about a file."""
     try:
         yield
     except ArtifactError as error:

@@ -1,5 +1,4 @@
-"""The figures of the report, from the evidence: what goes on which axis. How it is drawn is in
-`charts`."""
+"""The figures of the report: which data go on which axis. `charts` draws them."""
 
 from collections.abc import Sequence
 from html import escape
@@ -24,6 +23,7 @@ from tasks.report.drift import Drift
 from tasks.report.evidence import Evidence, Plan
 from tasks.report.leaderboard import Row
 
+# the parts of the bill by name, and the strength of their colour
 PART_WORDS = {
     "profile": "profiling",
     "generate": "generating",
@@ -32,17 +32,17 @@ PART_WORDS = {
     "lost": "lost to kills",
 }
 PART_SHARE = {"profile": 1.0, "generate": 0.72, "score": 0.55, "update": 0.38, "lost": 0.15}
-NUM_BINS = 12
-MAX_PASSES = 5
+NUM_BINS = 12  # of steps
+MAX_PASSES = 5  # in a calibration figure
 
 
 def colours(evidence: Evidence) -> dict[str, int]:
-    """A colour a recipe, the same in every figure."""
+    """Return a colour per recipe, the same in every figure."""
     return {plan.recipe: index for index, plan in enumerate(evidence.plans)}
 
 
 def legend(evidence: Evidence, *more: tuple[str, str]) -> str:
-    """The recipes' colours, and `more` entries of (name, CSS style)."""
+    """Return the legend of the recipes' colours, and `more` entries of (name, CSS style)."""
     entries = [
         (recipe, f"background:{colour(index)}") for recipe, index in colours(evidence).items()
     ]
@@ -50,7 +50,7 @@ def legend(evidence: Evidence, *more: tuple[str, str]) -> str:
 
 
 def keys(entries: Sequence[tuple[str, str]]) -> str:
-    """A line of colours, as CSS, and what they stand for."""
+    """Return a line of colours (CSS) and their names."""
     shown = [
         f'<span class="key"><i style="{style}"></i>{escape(name)}</span>' for name, style in entries
     ]
@@ -58,25 +58,25 @@ def keys(entries: Sequence[tuple[str, str]]) -> str:
 
 
 def accuracy_over(evidence: Evidence, curves: pl.DataFrame, account: str) -> str:
-    """Validation accuracy over charged or executed FLOPs, a line per recipe and seed."""
+    """Return validation accuracy over charged or executed FLOPs, a line per recipe and seed."""
     column = f"flops_{account}"
     size, name = unit(float(curves[column].max() or 0.0))  # type: ignore[arg-type]
     few = curves["run"].n_unique() <= 4
     lines = []
     for (run,), part in curves.group_by("run", maintain_order=True):
-        bands = (
-            (part["accuracy_low"].to_list(), part["accuracy_high"].to_list()) if few else ([], [])
-        )
-        xs, ys = (part[column] / size).to_list(), part["accuracy"].to_list()
         index = colours(evidence)[part["recipe"][0]]
-        lines.append(Line(str(run), index, xs, ys, *bands, lead=True))
+        xs = (part[column] / size).to_list()
+        ys = part["accuracy"].to_list()
+        low = part["accuracy_low"].to_list() if few else []
+        high = part["accuracy_high"].to_list() if few else []
+        lines.append(Line(str(run), index, xs, ys, low, high, lead=True))
     words = f"validation accuracy over {account} compute, a line per recipe and seed"
     return line_chart(lines, f"{account} compute, {name}", "validation accuracy", words)
 
 
 def signal_over_steps(evidence: Evidence) -> str:
-    """The share of groups with both a success and a failure, in bins of steps: only these carry a
-    gradient."""
+    """Return the share of groups with both a success and a failure, in bins of steps: only these
+    carry a gradient."""
     lines = []
     for run in evidence.trained:
         width = max(1, -(-len(run.steps) // NUM_BINS))
@@ -95,8 +95,8 @@ def signal_over_steps(evidence: Evidence) -> str:
 
 
 def profile_histogram(evidence: Evidence, plan: Plan) -> str:
-    """How many prompts have each pass rate, and what this recipe does with them: the darker, the
-    larger the group."""
+    """Return the number of prompts at each pass rate, and what this recipe does with them: the
+    darker the colour, the larger the group."""
     joined = evidence.profile.select("prompt_id", "pass_rate").join(
         plan.decisions.select("prompt_id", "decision", "group_size"), on="prompt_id", how="left"
     )
@@ -128,8 +128,8 @@ def profile_histogram(evidence: Evidence, plan: Plan) -> str:
 
 
 def pass_rate_bars(counts: pl.DataFrame) -> list[tuple[str, pl.DataFrame]]:
-    """A bar for each pass rate that occurs; tenths where there are more than twelve; `none` for the
-    ungraded."""
+    """Return a bar for each pass rate, or for each tenth if there are more than twelve; `none` is
+    for ungraded prompts."""
     rates = counts["pass_rate"].drop_nulls().unique().sort()
     graded = counts.drop_nulls("pass_rate")
     if len(rates) <= 12:
@@ -142,19 +142,19 @@ def pass_rate_bars(counts: pl.DataFrame) -> list[tuple[str, pl.DataFrame]]:
 
 
 def shade(evidence: Evidence, plan: Plan, group_size: int, largest: int) -> str:
-    """Grey for what is left out; the recipe's colour, stronger with the group size, for what is
-    trained on."""
+    """Return grey for prompts that are left out, and for the others the recipe's colour, stronger
+    for larger groups."""
     if not group_size:
         return "fill:var(--left-out)"
     return tint(colours(evidence)[plan.recipe], 0.35 + 0.65 * group_size / largest)
 
 
 def calibration(passes: Sequence[Drift], index: int, name: str) -> str:
-    """Success in training over the profiled pass rate, a line per pass, the later the stronger, and
-    their legend.
+    """Return success in training over the profiled pass rate, a line per pass, later ones stronger,
+    with a legend.
 
-    Of many passes, a few; the interval is drawn on the last one only, where the question is whether
-    it moved."""
+    Of many passes only a few are shown, and the interval only for the last one, where the question
+    is whether it moved."""
     shown = spaced(passes)
     strengths = [1.0 - 0.7 * after / len(shown) for after in reversed(range(len(shown)))]
     lines = [
@@ -169,24 +169,32 @@ def calibration(passes: Sequence[Drift], index: int, name: str) -> str:
 
 
 def spaced(passes: Sequence[Drift]) -> list[Drift]:
-    """At most MAX_PASSES of them, the first and the last among them."""
+    """Return at most MAX_PASSES of the passes, the first and the last among them."""
     count = min(len(passes), MAX_PASSES)
-    return [passes[place * (len(passes) - 1) // max(count - 1, 1)] for place in range(count)]
+    return [passes[index * (len(passes) - 1) // max(count - 1, 1)] for index in range(count)]
 
 
 def pass_line(one: Drift, index: int, strength: float) -> Line:
-    """The bins of a pass as a curve."""
-    last, xs, ys = strength == 1.0, column(one, "profiled"), column(one, "success")
-    low, high = (column(one, key) if last else [] for key in ("success_low", "success_high"))
-    return Line(f"pass {one['pass']}", index, xs, ys, low, high, strength=strength)
+    """Return the bins of a pass as a curve; only the last pass, at full strength, has a band."""
+    is_last = strength == 1.0
+    return Line(
+        f"pass {one['pass']}",
+        index,
+        column(one, "profiled"),
+        column(one, "success"),
+        column(one, "success_low") if is_last else [],
+        column(one, "success_high") if is_last else [],
+        strength=strength,
+    )
 
 
 def column(one: Drift, key: str) -> list[float]:
+    """Return one value of every bin of a pass."""
     return [row[key] for row in one["bins"]]
 
 
 def compute_parts(evidence: Evidence, rows: Sequence[Row], account: str) -> str:
-    """Where the FLOPs of each run went, in one account."""
+    """Return the FLOPs of each run by part, in one account."""
     size, name = unit(max(row[f"flops_{account}"]["total"] for row in rows))
     stacks = []
     for row in rows:
@@ -204,27 +212,26 @@ def compute_parts(evidence: Evidence, rows: Sequence[Row], account: str) -> str:
 
 
 def by_level(evidence: Evidence) -> str:
-    """Test pass@1 on each level before (grey) and after training, mean over the seeds."""
+    """Return test pass@1 on each level before (grey) and after training, the mean over the
+    seeds."""
     rows = []
-    for level, before in sorted(
-        evidence.baseline["levels"].items(), key=lambda item: level_order(item[0])
-    ):
+    initial = evidence.baseline["levels"]
+    for level in sorted(initial, key=level_order):
+        before = initial[level]
         dots = [("initial", before["pass_at_1"], "var(--initial)")]
         for plan in evidence.plans:
             levels = [run.metrics["levels"] for run in evidence.seeds(plan.recipe)]
-            after = [
-                found[level]["pass_at_1"] for found in levels if level in found
-            ]  # all errors: no such level
+            # a level with nothing but errors is not in the metrics
+            after = [found[level]["pass_at_1"] for found in levels if level in found]
             if after:
-                dots.append(
-                    (plan.recipe, sum(after) / len(after), colour(colours(evidence)[plan.recipe]))
-                )
+                hue = colour(colours(evidence)[plan.recipe])
+                dots.append((plan.recipe, sum(after) / len(after), hue))
         rows.append((f"{level} (n={before['num_prompts']})", dots))
     return dot_chart(rows, "test pass@1", "pass@1 by level, before and after training")
 
 
 def level_order(level: str) -> tuple[int, float, str]:
-    """Numbers in their order, words after them."""
+    """Return a sort key: numbers in their order, then words."""
     try:
         return 0, float(level), level
     except ValueError:

@@ -1,9 +1,9 @@
 """The numbers of the report: a row per recipe and seed, a summary per recipe, and which policy is
 the champion.
 
-Profiling is added to a recipe's bill exactly when its strategy reads the profile. Validation during
-training and the evaluation on test are instruments, the same for all: their FLOPs are shown,
-outside every total. Work lost to kills ran, so it is executed; nobody asked for it, so it is not
+Profiling is added to a recipe's bill exactly if its strategy reads the profile. Validation during
+training and the evaluation on test are measurements, the same for all: their FLOPs are shown
+outside every total. Work lost to kills was executed, but the method does not need it, so it is not
 charged."""
 
 from collections.abc import Callable, Sequence
@@ -16,8 +16,10 @@ from tasks.common.ledger import ACCOUNTS
 from tasks.report.evidence import Evidence, Trained
 
 Row = dict[str, Any]
+# the parts of the bill in every account
 PARTS = ("profile", "generate", "score", "update")
-SUMMED = {
+# the values of a row that are summarised over the seeds
+SUMMARISED = {
     "pass_at_1": lambda row: row["pass_at_1"],
     "greedy": lambda row: row["greedy"],
     "validation": lambda row: row["validation"],
@@ -31,7 +33,7 @@ SUMMED = {
 
 
 def leaderboard(evidence: Evidence) -> list[Row]:
-    """One row per recipe and seed, best test pass@1 first; equal ones: the cheaper first."""
+    """Return one row per recipe and seed, the best test pass@1 first, of equal ones the cheaper."""
     rows = [row_of(evidence, run) for run in evidence.trained]
     return sorted(
         rows, key=lambda r: (-r["pass_at_1"], r["flops_charged"]["total"], r["recipe"], r["seed"])
@@ -39,7 +41,7 @@ def leaderboard(evidence: Evidence) -> list[Row]:
 
 
 def row_of(evidence: Evidence, run: Trained) -> Row:
-    """What one training reached, and everything it cost."""
+    """Return what one training reached and everything it cost."""
     reads = evidence.plan(run.recipe).reads_profile
     bills = {f"flops_{account}": bill(evidence, run, account) for account in ACCOUNTS}
     return {
@@ -66,7 +68,7 @@ def row_of(evidence: Evidence, run: Trained) -> Row:
 
 
 def bill(evidence: Evidence, run: Trained, account: str) -> dict[str, float]:
-    """FLOPs by part in one account, and their total, which leaves out validation."""
+    """Return FLOPs by part in one account, and their total, which leaves out validation."""
     reads = evidence.plan(run.recipe).reads_profile
     parts = {part: float(run.flops[account][part]) for part in PARTS}
     parts["profile"] = float(evidence.profile_flops[account]["profile"]) if reads else 0.0
@@ -76,8 +78,8 @@ def bill(evidence: Evidence, run: Trained, account: str) -> dict[str, float]:
 
 
 def seconds(evidence: Evidence, run: Trained) -> dict[str, float]:
-    """Measured seconds: profiling (where it is read), training, work lost to kills, and their
-    sum."""
+    """Return measured seconds: profiling (if the profile is read), training, work lost to kills,
+    and their sum."""
     reads = evidence.plan(run.recipe).reads_profile
     parts = {
         "profile": float(evidence.profile_cost["seconds"]["profile"]) if reads else 0.0,
@@ -88,8 +90,8 @@ def seconds(evidence: Evidence, run: Trained) -> dict[str, float]:
 
 
 def curve_table(evidence: Evidence) -> pl.DataFrame:
-    """All validation curves in one table; their FLOPs start where profiling ended, for those who
-    read the profile."""
+    """Return all validation curves in one table. For recipes that read the profile, FLOPs start
+    where profiling ended."""
     curves = []
     for run in evidence.trained:
         offset = {
@@ -107,8 +109,8 @@ def curve_table(evidence: Evidence) -> pl.DataFrame:
 
 
 def summarise(evidence: Evidence, rows: Sequence[Row]) -> dict[str, Any]:
-    """`recipes`: mean, min and max over the seeds; `champion` and `why`; what the initial policy
-    scores."""
+    """Return the summary: `recipes` with mean, min and max over the seeds, `champion` and `why`,
+    and the metrics of the initial policy."""
     recipes = {plan.recipe: summary_of(evidence, plan.recipe, rows) for plan in evidence.plans}
     champion, why = choose_champion(evidence, rows, recipes)
     keys = ("pass_at_1", "pass_at_1_low", "pass_at_1_high", "greedy", "num_prompts", "num_samples")
@@ -124,11 +126,12 @@ def summarise(evidence: Evidence, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def summary_of(evidence: Evidence, recipe: str, rows: Sequence[Row]) -> Row:
+    """Return the summary of one recipe over its seeds."""
     mine = [row for row in rows if row["recipe"] == recipe]
     return {
         "num_seeds": len(mine),
         "reads_profile": evidence.plan(recipe).reads_profile,
-        **{name: spread(mine, value) for name, value in SUMMED.items()},
+        **{name: spread(mine, value) for name, value in SUMMARISED.items()},
         "pass_at_1_low": min(row["pass_at_1_low"] for row in mine),
         "pass_at_1_high": max(row["pass_at_1_high"] for row in mine),
         "flops_to_reference": flops_to_reference(evidence, recipe),
@@ -136,17 +139,16 @@ def summary_of(evidence: Evidence, recipe: str, rows: Sequence[Row]) -> Row:
 
 
 def spread(rows: Sequence[Row], value: Callable[[Row], float]) -> dict[str, float]:
-    """Mean, smallest and largest over the seeds."""
+    """Return mean, smallest and largest value over the seeds."""
     values = [float(value(row)) for row in rows]
     return {"mean": float(np.mean(values)), "min": min(values), "max": max(values)}
 
 
 def flops_to_reference(evidence: Evidence, recipe: str) -> float | None:
-    """Charged FLOPs until the validation curve first reaches the first recipe's last accuracy, mean
-    over the seeds.
+    """Return the charged FLOPs, profiling included, until the validation curve first reaches the
+    first recipe's last accuracy, the mean over the seeds; None if a seed never reaches it.
 
-    Profiling included; None when a seed never gets there. First touch of a noisy curve flatters
-    every recipe alike."""
+    The first point of a noisy curve above a target is optimistic, for every recipe alike."""
     target = np.mean(
         [run.curve["accuracy"][-1] for run in evidence.seeds(evidence.plans[0].recipe)]
     )
@@ -162,11 +164,11 @@ def flops_to_reference(evidence: Evidence, recipe: str) -> float | None:
 def choose_champion(
     evidence: Evidence, rows: Sequence[Row], recipes: dict[str, Row]
 ) -> tuple[dict[str, Any] | None, str]:
-    """The policy to keep, or None, and why in words.
+    """Return the policy to keep, or None, and the reason in words.
 
-    Validation chooses the recipe (best mean) and its seed (best); only that one policy is then held
-    against the initial policy on test. Choosing by test accuracy would make that accuracy too good.
-    """
+    Validation chooses the recipe (best mean) and its seed (best). Only that one policy is then
+    compared with the initial policy on test: choosing by test accuracy would bias that accuracy
+    upwards."""
     recipe = min(
         recipes,
         key=lambda r: (-recipes[r]["validation"]["mean"], recipes[r]["flops_charged"]["mean"]),
@@ -175,7 +177,8 @@ def choose_champion(
         (row for row in rows if row["recipe"] == recipe),
         key=lambda r: (r["validation"], -r["seed"]),
     )
-    initial, low = evidence.baseline["pass_at_1"], row["pass_at_1_low"]
+    initial = evidence.baseline["pass_at_1"]
+    low = row["pass_at_1_low"]
     chosen = (
         f"{recipe}/{row['seed']} has the best validation accuracy ({row['validation']:.1%}); on "
         "test it reaches "

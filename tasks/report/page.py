@@ -1,5 +1,5 @@
-"""The page: figures, tables and words put into `page.html`. One file, no request to anywhere, no
-time stamp."""
+"""The page: figures, tables and text in the template `page.html`. It is one file, makes no request
+to a network, and has no time stamp."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -19,7 +19,7 @@ from tasks.report.words import stale_words, verdict
 def page(
     evidence: Evidence, rows: Sequence[Row], summary: Mapping[str, Any], curves: pl.DataFrame
 ) -> str:
-    """The whole page as HTML."""
+    """Return the whole page as HTML."""
     template = Template((Path(__file__).parent / "page.html").read_text())
     return template.substitute(
         verdict=escape(verdict(summary)),
@@ -49,15 +49,17 @@ def page(
 
 
 def champion_words(summary: Mapping[str, Any]) -> str:
-    """Which policy to keep, and why."""
+    """Return which policy to keep, and why."""
     champion = summary["champion"]
     name = f"{champion['recipe']}/{champion['seed']}" if champion else "none"
     return f"<b>Champion: {escape(name)}.</b> {escape(summary['why'])}."
 
 
 def facts(evidence: Evidence) -> str:
-    """What was trained, on what, and tested on what, in a line each."""
-    policy, base, profile = evidence.policy, evidence.baseline, evidence.profile
+    """Return what was trained, profiled and tested, a line each."""
+    policy = evidence.policy
+    base = evidence.baseline
+    profile = evidence.profile
     tokens = evidence.profile_flops["tokens"]["profile"]
     seeds = sorted({run.seed for run in evidence.trained})
     entries = {
@@ -74,7 +76,7 @@ def facts(evidence: Evidence) -> str:
 
 
 def histograms(evidence: Evidence) -> str:
-    """One histogram a recipe."""
+    """Return one histogram per recipe."""
     shown = [(plan.recipe, figures.profile_histogram(evidence, plan)) for plan in evidence.plans]
     return "".join(
         f"<figure><h3>{tables.mark(evidence, name)}</h3>{picture}</figure>"
@@ -83,7 +85,7 @@ def histograms(evidence: Evidence) -> str:
 
 
 def stale_boxes(evidence: Evidence, drifts: Mapping[str, Drift]) -> str:
-    """A warning for each run whose profile is stale, or that there is none."""
+    """Return a warning for each run whose profile is stale, or a sentence that there is none."""
     warnings = [
         stale_words(
             run.name, drifts[run.name], reads_profile=evidence.plan(run.recipe).reads_profile
@@ -100,7 +102,7 @@ def stale_boxes(evidence: Evidence, drifts: Mapping[str, Drift]) -> str:
 
 
 def calibrations(evidence: Evidence) -> str:
-    """A calibration figure for each recipe, over the groups of all its seeds."""
+    """Return a calibration figure for each recipe, over the groups of all its seeds."""
     shown = []
     for plan in evidence.plans:
         runs = evidence.seeds(plan.recipe)

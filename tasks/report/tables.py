@@ -1,5 +1,5 @@
-"""The tables of the report, as text for a terminal and as HTML. Numbers come from `leaderboard`;
-words are added."""
+"""The tables of the report, as text for a terminal and as HTML. The numbers come from
+`leaderboard`."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -13,6 +13,7 @@ from tasks.report.evidence import Evidence, Plan
 from tasks.report.figures import PART_WORDS, colours
 from tasks.report.leaderboard import Row
 
+# columns of the leaderboard
 HEADERS = (
     "recipe",
     "seed",
@@ -27,7 +28,7 @@ HEADERS = (
 
 
 def text_table(rows: Sequence[Row]) -> str:
-    """The leaderboard for a terminal, with what its columns leave out said below."""
+    """Return the leaderboard for a terminal, with notes on its columns below."""
     cells = [HEADERS, *(leader_cells(row) for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(HEADERS))]
     lines = [
@@ -42,20 +43,19 @@ def text_table(rows: Sequence[Row]) -> str:
         "",
         f"initial policy: pass@1 {rows[0]['pass_at_1_initial']:.1%}, greedy "
         f"{rows[0]['greedy_initial']:.1%}",
-    ]
-    lines += [
         "* profiling included (charged to recipes that read the profile); validation and "
-        "evaluation are not"
+        "evaluation are not",
     ]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
 def pad(cell: str, width: int, column: int) -> str:
-    """The name to the left, numbers to the right."""
+    """Return the cell padded: names align left, numbers right."""
     return cell.ljust(width) if column == 0 else cell.rjust(width)
 
 
 def leader_cells(row: Row) -> tuple[str, ...]:
+    """Return the cells of a leaderboard row, in the order of HEADERS."""
     star = "*" if row["reads_profile"] else ""
     return (
         row["recipe"],
@@ -71,14 +71,12 @@ def leader_cells(row: Row) -> tuple[str, ...]:
 
 
 def html_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, raw: int = 0) -> str:
-    """A table; the first `raw` columns hold HTML, everything else is escaped."""
+    """Return a table. The first `raw` columns hold HTML; everything else is escaped."""
     head = "".join(f'<th scope="col">{escape(header)}</th>' for header in headers)
-    body = "".join(
-        "<tr>"
-        + "".join(f"<td>{cell if i < raw else escape(cell)}</td>" for i, cell in enumerate(row))
-        + "</tr>"
-        for row in rows
-    )
+    body = ""
+    for row in rows:
+        cells = [cell if i < raw else escape(cell) for i, cell in enumerate(row)]
+        body += "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
     return (
         f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
@@ -86,13 +84,13 @@ def html_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, raw: in
 
 
 def mark(evidence: Evidence, recipe: str, more: str = "") -> str:
-    """A recipe's name with its colour in front."""
+    """Return a recipe's name with its colour in front."""
     hue = colour(colours(evidence)[recipe])
     return f'<i class="mark" style="background:{hue}"></i>{escape(recipe + more)}'
 
 
 def leaderboard_table(evidence: Evidence, rows: Sequence[Row]) -> str:
-    """The leaderboard, the initial policy as its last row."""
+    """Return the leaderboard with the initial policy as its last row."""
     most = sorted(rows[0]["pass_at"], key=int)[-1]
     body = []
     for row in rows:
@@ -117,7 +115,7 @@ def leaderboard_table(evidence: Evidence, rows: Sequence[Row]) -> str:
 
 
 def seeds_table(evidence: Evidence, recipes: dict[str, Row]) -> str:
-    """Mean and range over the seeds; nothing when there is one seed."""
+    """Return mean and range over the seeds; nothing if there is one seed."""
     if all(summary["num_seeds"] == 1 for summary in recipes.values()):
         return ""
     body = [
@@ -146,17 +144,18 @@ def seeds_table(evidence: Evidence, recipes: dict[str, Row]) -> str:
 
 
 def share(value: float | None) -> str:
-    """A share in per cent; a dash where there is none, as for a pass@k with fewer than k
+    """Return a share in per cent; a dash if there is none, as for pass@k with fewer than k
     samples."""
     return "–" if value is None else f"{value:.1%}"
 
 
 def share_range(value: dict[str, float]) -> str:
+    """Return the mean of a share with its range."""
     return f"{value['mean']:.1%} ({value['min']:.1%} to {value['max']:.1%})"
 
 
 def bills_table(evidence: Evidence, rows: Sequence[Row]) -> str:
-    """FLOPs by part in the three accounts, and validation beside them."""
+    """Return FLOPs by part in the three accounts, with validation beside them."""
     body = []
     for row in rows:
         for account in ("charged", "charged_paper", "executed"):
@@ -176,8 +175,8 @@ def bills_table(evidence: Evidence, rows: Sequence[Row]) -> str:
 
 
 def decisions_table(evidence: Evidence) -> str:
-    """What each recipe decided about the prompts, how often, and why (the words after what was
-    observed)."""
+    """Return each recipe's decisions about the prompts, how often, and why (the reason without what
+    was observed)."""
     body = []
     for plan in evidence.plans:
         why = plan.decisions.with_columns(pl.col("reason").str.replace(r"^solved \d+ of \d+; ", ""))
@@ -193,7 +192,7 @@ def decisions_table(evidence: Evidence) -> str:
 
 
 def plans_table(evidence: Evidence) -> str:
-    """Each plan in numbers."""
+    """Return each plan in numbers."""
     body = []
     for plan in evidence.plans:
         visits = plan.visits
@@ -221,12 +220,13 @@ def plans_table(evidence: Evidence) -> str:
 
 
 def group_sizes(plan: Plan) -> list[tuple[int, int]]:
+    """Return the number of visits of each group size."""
     return list(plan.visits.group_by("group_size").len().sort("group_size").iter_rows())
 
 
 def forecast_table(evidence: Evidence, rows: Sequence[Row]) -> str:
-    """What the plan was expected to give and to cost, and what each seed's training then gave and
-    cost."""
+    """Return what each plan was expected to yield and cost, and what the training of each seed
+    yielded and cost."""
     body = []
     for run in evidence.trained:
         row = next(row for row in rows if (row["recipe"], row["seed"]) == (run.recipe, run.seed))
@@ -252,17 +252,18 @@ def forecast_table(evidence: Evidence, rows: Sequence[Row]) -> str:
 
 
 def off(value: float, expected: float) -> str:
-    """By how much the forecast was off."""
+    """Return by how much the forecast was off."""
     return f" ({value / expected - 1:+.0%})" if expected else ""
 
 
 def drift_table(evidence: Evidence, drifts: Mapping[str, Drift]) -> str:
-    """How far each pass was from the profile, and its mixed groups against the forecast."""
+    """Return how far each pass was from the profile, and its mixed groups against the forecast."""
     body = []
     for run in evidence.trained:
         for one in drifts[run.name]["passes"]:
             mixed = f"{one['mixed_rate_forecast']:.1%} → {one['mixed_rate']:.1%}"
-            size, number = f"{one['group_size_mean']:.2f}", f"{one['num_groups']:,}"
+            size = f"{one['group_size_mean']:.2f}"
+            number = f"{one['num_groups']:,}"
             moved = [points(one["drift"], "+"), points(one["gap"]), points(one["chance"])]
             solved = [f"{one['expected']:.1%}", f"{one['success']:.1%}"]
             name = mark(evidence, run.recipe, f"/{run.seed}")
@@ -282,12 +283,12 @@ def drift_table(evidence: Evidence, drifts: Mapping[str, Drift]) -> str:
 
 
 def points(value: float, sign: str = "") -> str:
-    """A difference of two shares in percentage points; `+` shows which way."""
+    """Return a difference of two shares in percentage points; `+` adds the sign."""
     return f"{100 * value:{sign}.1f}"
 
 
 def seconds_table(evidence: Evidence, rows: Sequence[Row]) -> str:
-    """Measured seconds, and what training's were spent on."""
+    """Return measured seconds, and what training spent them on."""
     body = []
     for row in rows:
         run = next(run for run in evidence.seeds(row["recipe"]) if run.seed == row["seed"])

@@ -1,18 +1,20 @@
-"""The verdict in words. It says what was measured, also when the favourite loses, and when nothing
-can be told."""
+"""The verdict in words. It states what was measured, also if the first recipe loses or no
+difference can be shown."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from tasks.report.charts import flops_words
 
-MAX_NAMED = 5
+MAX_NAMED = 5  # recipes in the verdict
 
 
 def verdict(summary: Mapping[str, Any]) -> str:
-    """One paragraph: what each recipe reached at what compute, compared with the first recipe, and
-    the champion."""
-    initial, recipes, reference = summary["initial"], summary["recipes"], summary["reference"]
+    """Return one paragraph: what each recipe reached with which compute, compared with the first
+    recipe."""
+    initial = summary["initial"]
+    recipes = summary["recipes"]
+    reference = summary["reference"]
     ranked = sorted(recipes, key=lambda name: -recipes[name]["pass_at_1"]["mean"])
     start = (
         f"The initial policy solves {initial['pass_at_1']:.1%} of {initial['num_prompts']} test "
@@ -28,7 +30,7 @@ def verdict(summary: Mapping[str, Any]) -> str:
 
 
 def reached(name: str, summary: Mapping[str, Any]) -> str:
-    """Accuracy with its interval, and the whole bill."""
+    """Return the accuracy with its interval, and the whole bill."""
     profiled = ", profiling included" if summary["reads_profile"] else ""
     seeds = "" if summary["num_seeds"] == 1 else f", mean of {summary['num_seeds']} seeds"
     return (
@@ -38,39 +40,42 @@ def reached(name: str, summary: Mapping[str, Any]) -> str:
 
 
 def interval(summary: Mapping[str, Any]) -> str:
+    """Return the interval of pass@1 in words."""
     return f"95 % interval {summary['pass_at_1_low']:.1%} to {summary['pass_at_1_high']:.1%}"
 
 
 def compared(name: str, mine: Mapping[str, Any], reference: str, other: Mapping[str, Any]) -> str:
-    """`name` against the first recipe: accuracy, whether that can be told apart, compute."""
+    """Return `name` against the first recipe: accuracy, whether the difference is shown,
+    compute."""
     points = 100 * (mine["pass_at_1"]["mean"] - other["pass_at_1"]["mean"])
     if overlap(mine, other):
         direction = (
             "level with" if abs(points) < 0.05 else f"{abs(points):.1f} points {side(points)}"
         )
-        told = (
+        result = (
             f"{name} is {direction} {reference}, but their intervals overlap: this run does not "
             "tell them apart"
         )
     elif points > 0:
-        told = (
+        result = (
             f"{name} beats {reference} by {points:.1f} points, and their intervals do not overlap"
         )
     else:
-        told = (
+        result = (
             f"{name} loses to {reference} by {-points:.1f} points, and their intervals do not "
             "overlap"
         )
-    return f"{told}; {cost_words(name, mine, other)}.{matched(name, mine, reference, other)}"
+    return f"{result}; {cost_words(name, mine, other)}.{matched(name, mine, reference, other)}"
 
 
 def side(points: float) -> str:
+    """Return whether a difference is above or below."""
     return "above" if points > 0 else "below"
 
 
 def overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether the intervals of pass@1 share a value (over several seeds: from the lowest to the
-    highest end)."""
+    """Whether the intervals of pass@1 overlap (over several seeds: from the lowest to the highest
+    end)."""
     return bool(
         one["pass_at_1_low"] <= other["pass_at_1_high"]
         and other["pass_at_1_low"] <= one["pass_at_1_high"]
@@ -78,14 +83,15 @@ def overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def cost_words(name: str, mine: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """How the two bills compare, in both accounts."""
+    """Return how the two bills compare in both accounts."""
     charged = ratio(mine["flops_charged"]["mean"], other["flops_charged"]["mean"])
     executed = ratio(mine["flops_executed"]["mean"], other["flops_executed"]["mean"])
     return f"it is charged {charged}, and executed {executed}"
 
 
 def ratio(mine: float, other: float) -> str:
-    """`2.5 times less compute`, `1.2 times more compute`, `as much compute`."""
+    """Return a comparison: `2.5 times less compute`, `1.2 times more compute`, `as much
+    compute`."""
     if not mine or not other or 0.98 < mine / other < 1.02:
         return "as much compute"
     if mine < other:
@@ -94,21 +100,20 @@ def ratio(mine: float, other: float) -> str:
 
 
 def matched(name: str, mine: Mapping[str, Any], reference: str, other: Mapping[str, Any]) -> str:
-    """When `name` was as good as the first recipe in the end, on validation."""
-    there = mine["flops_to_reference"]
-    if there is None:
+    """Return when `name` reached the final accuracy of the first recipe, on validation."""
+    needed = mine["flops_to_reference"]
+    if needed is None:
         return f" On validation it never reaches the accuracy that {reference} ends with."
     whole = flops_words(other["flops_charged"]["mean"])
     return (
         f" On validation it first touches the accuracy {reference} ends with after "
-        f"{flops_words(there)} "
-        f"charged ({reference}'s whole run: {whole})."
+        f"{flops_words(needed)} charged ({reference}'s whole run: {whole})."
     )
 
 
 def stale_words(name: str, drift: Mapping[str, Any], *, reads_profile: bool) -> str:
-    """What it means that the profile of the run `name` is stale. Of little net drift, the gap is
-    told instead."""
+    """Return what a stale profile of the run `name` means. If the net drift is small, the gap is
+    named instead."""
     if 2 * abs(drift["drift"]) >= drift["gap"]:
         how = (
             f"{100 * abs(drift['drift']):.0f} points {'more' if drift['drift'] > 0 else 'less'} "
@@ -128,7 +133,7 @@ def stale_words(name: str, drift: Mapping[str, Any], *, reads_profile: bool) -> 
 
 
 def caveat(recipes: Mapping[str, Mapping[str, Any]]) -> str:
-    """What the seeds allow to say."""
+    """Return what can be concluded from the number of seeds."""
     seeds = min(summary["num_seeds"] for summary in recipes.values())
     if seeds == 1:
         return "With one seed, how much a repetition would differ is unknown."

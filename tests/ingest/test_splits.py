@@ -1,5 +1,5 @@
 """Splits: by content and seed, by weight and cap, by what sources name; and what is said when rows
-are lacking."""
+are missing."""
 
 from collections import Counter
 from pathlib import Path

@@ -1,5 +1,5 @@
 """The stage policy: the tiny policy, external ones, what is refused, and when a policy is kept or
-made anew."""
+made again."""
 
 import random
 import shutil
@@ -288,7 +288,7 @@ def test_a_policy_in_a_store_is_fetched_once_without_what_could_run_code(tmp_pat
 
 
 # ----------------------------------------------------------------------------------------------
-# kept or made anew
+# kept or made again
 
 
 def test_an_interrupted_folder_leaves_the_old_one(tmp_path):

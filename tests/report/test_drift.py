@@ -16,7 +16,7 @@ from tasks.common.artifacts import OUTCOMES, PROFILE, STEPS, TRAIN_ROLLOUTS, Lay
 from tasks.common.files import ArtifactError, read_json
 from tasks.common.params import Experiment
 from tasks.common.statistics import wilson_interval
-from tasks.report.drift import bins, drift_of, foreseen, groups_of, interval, pass_of
+from tasks.report.drift import bins, drift_of, groups_of, interval, pass_of, predicted
 from tasks.report.evidence import read_evidence, read_outcomes
 from tasks.report.figures import spaced
 from tasks.report.words import stale_words
@@ -83,7 +83,7 @@ def test_what_the_profile_foresees_of_a_group() -> None:
     """Beta(1, 1) and 1 of 2: Beta(2, 2). E[p] = 1/2; E[p^4] = 2*3*4*5 / (4*5*6*7) = 1/7, the same
     for (1-p)^4."""
     groups = pl.DataFrame({"correct": [1, 0], "trials": [2, 2], "size": [4, 2]})
-    expected, variance, mixed = foreseen(groups, (1.0, 1.0))
+    expected, variance, mixed = predicted(groups, (1.0, 1.0))
     assert expected.to_list() == [0.5, 0.25]
     assert variance.to_list() == pytest.approx([0.25 / 4 * 8 / 5, 0.1875 / 2 * 6 / 5])
     assert mixed.to_list() == pytest.approx(

@@ -113,9 +113,7 @@ def test_writers_at_once_get_different_places_and_lose_nothing(store: RolloutSto
     keys = [("shared", i) for i in range(10)] + [
         (f"own {n}", i) for n in range(4) for i in range(10)
     ]
-    while any(
-        thread.is_alive() for thread in threads
-    ):  # whoever reads meanwhile never sees an owner change
+    while any(thread.is_alive() for thread in threads):  # a reader never sees an owner change
         now = owners(store, keys)
         assert {key: now.get(key) for key in seen} == seen
         seen = now

@@ -106,7 +106,8 @@ def find_damaged(store: RolloutStore) -> Iterator[tuple[str, str]]:
     """Yield the path and the fault of every damaged shard, those set aside included. Reads every
     shard and changes nothing."""
     for name in store.names():
-        path, parsed = f"{store.folder}/{name}", shards.parse(name)
+        path = f"{store.folder}/{name}"
+        parsed = shards.parse(name)
         if parsed and parsed[1]:
             yield path, "set aside earlier"
         elif parsed:
