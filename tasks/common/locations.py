@@ -143,7 +143,7 @@ def explain(error: Exception) -> str:
     word = code(error) or f" ({getattr(error, 'strerror', None) or 'no reason given'})"
     return (
         f"{type(error).__name__}{word}; endpoint: {endpoint()}. Run the same command again when "
-        "that is mended"
+        "that is repaired"
     )
 
 

@@ -428,7 +428,7 @@ def test_another_parameter_is_another_key_and_says_what_changed(
     (layout.root / "params.yaml").write_text(yaml.safe_dump(changed))
     process = train(layout)
     assert process.returncode == 0
-    assert "starting afresh: train changed since the checkpoint" in process.output
+    assert "starting over: train changed since the checkpoint" in process.output
     assert "1 of 12 visits have a group of one" in process.output
 
 

@@ -3,7 +3,7 @@ killed.
 
 They live in `checkpoints/<key>/` under the data root, where key is the digest of all that the
 result depends on: policy, prompts, plan, effective parameters, seed. The same key resumes; another
-key is another run and starts afresh. A checkpoint is a folder that appears whole (temporary name,
+key is another run and starts from the beginning. A checkpoint is a folder that appears whole (temporary name,
 flush, rename) and carries the digests of its files; a damaged one is passed over for the one
 before. Tensors are safetensors: nothing here can execute anything."""
 
@@ -162,7 +162,7 @@ class Checkpoints:
             raise ArtifactError(
                 f"--resume {chosen} does not fit this run: {', '.join(different)} differ. Leave "
                 "--resume out to start "
-                "afresh, or set the parameters back"
+                "over, or set the parameters back"
             )
 
     def journal(self, entry: Mapping[str, float]) -> None:
@@ -239,7 +239,7 @@ def log_what_changed(root: Path, components: Mapping[str, Any]) -> None:
         if (other["recipe"], other["seed"]) == (components["recipe"], components["seed"]):
             changed = [name for name in components if components[name] != other.get(name)]
             logger.info(
-                "starting afresh: %s changed since the checkpoint %s",
+                "starting over: %s changed since the checkpoint %s",
                 ", ".join(changed),
                 path.parent.name,
             )

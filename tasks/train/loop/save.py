@@ -44,6 +44,11 @@ def save(trainer: Trainer, checkpoints: Checkpoints) -> None:
 def resume(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> None:
     """Put the trainer where `chosen` or the newest checkpoint was made, if there is one."""
     loaded = checkpoints.load(chosen)
+    found = None if loaded is None else loaded[1]["num_steps"]
+    if len(set(trainer.run.ranks.all_gather(found))) > 1:
+        raise TrainingError(
+            "the processes of this run found different checkpoints: is the data root shared by all?"
+        )
     trainer.collector.in_flight = checkpoints.in_flight()
     if loaded is None:
         return

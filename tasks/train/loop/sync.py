@@ -17,7 +17,6 @@ from tasks.common.progress import progress
 from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.record import rollout_rows
 from tasks.train.loop.save import resume, save
-from tasks.train.loop.state import TrainingError
 from tasks.train.loop.trainer import LEARNING_STREAM, Batch, Trainer
 from tasks.train.rollouts import merge
 from tasks.train.settings import CheckpointSettings
@@ -44,10 +43,6 @@ def train(
     """
     ranks, state, slots = trainer.run.ranks, trainer.state, trainer.slots
     resume(trainer, checkpoints, chosen)
-    if len(set(ranks.all_gather(state.num_steps))) > 1:
-        raise TrainingError(
-            "the processes of this run found different checkpoints: is the data root shared by all?"
-        )
     lost = checkpoints.count_lost(state.num_steps) if ranks.is_main else {}
     saved = time.monotonic()
     with stop_requested() as stopping, progress(num_rollouts, "train", "rollout") as bar:

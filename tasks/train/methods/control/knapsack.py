@@ -49,7 +49,7 @@ class Method(Control):
         self.state = State(np.zeros(plan.num_prompts), np.zeros(plan.num_prompts))
 
     def next(self, so_far: Sequence[Rollouts], rng: np.random.Generator) -> GroupRequest | None:
-        """The plan's next visits with their rollouts shared out anew; None when they were sampled,
+        """The plan's next visits with their rollouts shared out again; None when they were sampled,
         or at the plan's end."""
         if so_far or self.state.position == len(self.plan):
             return None
