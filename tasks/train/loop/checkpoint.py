@@ -3,9 +3,9 @@ killed.
 
 They live in `checkpoints/<key>/` under the data root, where key is the digest of all that the
 result depends on: policy, prompts, plan, effective parameters, seed. The same key resumes; another
-key is another run and starts from the beginning. A checkpoint is a folder that appears whole (temporary name,
-flush, rename) and carries the digests of its files; a damaged one is passed over for the one
-before. Tensors are safetensors: nothing here can execute anything."""
+key is another run and starts from the beginning. A checkpoint is a folder that appears whole
+(temporary name, flush, rename) and carries the digests of its files; a damaged one is passed over
+for the one before. Tensors are safetensors: nothing here can execute anything."""
 
 import json
 import logging
