@@ -53,7 +53,8 @@ def order_and_group(items: list[pytest.Item]) -> None:
             return server
         if "slow" in asked:
             return len(SERVERS)
-        item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name}/{item.path.stem}"))
+        if "xdist_group" not in asked:
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name}/{item.path.stem}"))
         return len(SERVERS) + 1
 
     items.sort(key=place)

@@ -110,6 +110,7 @@ def test_a_stage_loads_only_what_is_in_its_digest(
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("loaded")
 @pytest.mark.parametrize(
     ("cell", "path"),
     [
