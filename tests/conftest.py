@@ -18,19 +18,49 @@ import torch
 from s3fs import S3FileSystem
 
 from tasks.common.locations import open_location
-from tests import s3_server
+from tests import once, s3_server
 from tests.policies import make_guesser, make_policy
 
 # a deadline per example would fail on a busy machine
 hypothesis.settings.register_profile("winnow", deadline=None)
 hypothesis.settings.load_profile("winnow")
 
+# Markers and fixtures of servers that one worker starts, once, for all tests that need them; the
+# one that takes longest first.
+SERVERS = ("vllm", "s3", "prefect_url")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    skip_what_is_lacking(items)
+    order_and_group(items)
+
+
+def order_and_group(items: list[pytest.Item]) -> None:
+    """Give workers that run side by side the longest first: all tests of a server, then slow tests
+    one by one (those with a mark `xdist_group` together), then the others a file at a time, whose
+    fixtures are made once."""
+
+    def place(item: pytest.Item) -> int:
+        asked = {mark.name for mark in item.iter_markers()} | set(item.fixturenames)
+        server = next((n for n, name in enumerate(SERVERS) if name in asked), None)
+        if server is not None:
+            item.add_marker(pytest.mark.xdist_group(SERVERS[server]))
+            return server
+        if "slow" in asked:
+            return len(SERVERS)
+        if "xdist_group" not in asked:
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name}/{item.path.stem}"))
+        return len(SERVERS) + 1
+
+    items.sort(key=place)
+
+
+def skip_what_is_lacking(items: list[pytest.Item]) -> None:
     """Skip, saying why, what needs a component this machine lacks; in CI a component it installs
     may not be missing."""
     missing = {
@@ -59,23 +89,30 @@ def real_data() -> Path:
     return Path(os.environ["WINNOW_REAL_DATA"])
 
 
+@pytest.fixture(scope="session", autouse=True)
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Where `once` makes what all workers share: beside their own temporary folders."""
+    base = tmp_path_factory.getbasetemp()
+    once.folder = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
 @pytest.fixture(scope="session")
-def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def qwen() -> Path:
     """A small Qwen3 (tied embeddings, character tokenizer) with random weights that are far from
     uniform."""
-    return make_policy(tmp_path_factory.mktemp("qwen"), "qwen3")
+    return once.once("qwen", lambda folder: make_policy(folder, "qwen3"))
 
 
 @pytest.fixture(scope="session")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def llama() -> Path:
     """A small Llama (grouped-query attention, untied head, BPE tokenizer with a start token)."""
-    return make_policy(tmp_path_factory.mktemp("llama"), "llama")
+    return once.once("llama", lambda folder: make_policy(folder, "llama"))
 
 
 @pytest.fixture(scope="session")
-def guesser(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def guesser() -> Path:
     """A small Qwen3 that answers sums with a random digit, right about one time in three."""
-    return make_guesser(tmp_path_factory.mktemp("guesser"))
+    return once.once("guesser", make_guesser)
 
 
 @pytest.fixture(scope="session")

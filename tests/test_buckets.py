@@ -1,6 +1,7 @@
 """Buckets through the commands a user runs: sources, policy, store and MLflow's artifacts on a real
 S3 server."""
 
+import logging
 import re
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ from tasks.common.artifacts import PROMPTS, Layout
 from tasks.common.locations import open_location
 from tasks.common.tracking import Tracking, replay, track
 from tests.s3_server import ACCESS_KEY, SECRET_KEY, S3Server
+from tests.stages import run_stage
 from tests.test_chain import settings
 from tests.train.worlds import make_world
 
@@ -38,11 +40,13 @@ def start(root: Path, stage: str, log: Path) -> "subprocess.Popen[bytes]":
 
 
 def command(root: Path, stage: str) -> str:
-    """Run one stage on the data root; its log, which is kept beside the root."""
-    log = root.parent / f"{root.name}-{stage}-{time.time_ns()}.log"
-    ended = start(root, stage, log).wait(300)
-    assert ended == 0, log.read_text()
-    return log.read_text()
+    """Run one stage on the data root, in this process and as loquaciously; its log, which is kept
+    beside the root."""
+    params = root.parent / "params.yaml"
+    done = run_stage(stage, params, root, level=logging.DEBUG)
+    (root.parent / f"{root.name}-{stage}-{time.time_ns()}.log").write_text(done.output)
+    assert done.returncode == 0, done.output
+    return done.output
 
 
 def drawn(log: str) -> tuple[int, int]:

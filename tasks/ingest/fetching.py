@@ -106,13 +106,21 @@ def from_web(location: str, file: BinaryIO) -> None:
 
 
 def download(location: str, file: BinaryIO) -> None:
-    """Make one attempt. httpx raises when fewer bytes arrive than were announced."""
+    """Make one attempt. httpx raises when fewer bytes arrive than were announced.
+
+    Each hop of a redirection has a connection of its own: a server may close the one before without
+    saying so, and a request sent on it would be lost."""
     # every redirection is checked like the first address
     hooks: dict[str, list[Any]] = {
         "request": [lambda request: check_address(str(request.url), location)]
     }
     with (
-        httpx.Client(follow_redirects=True, timeout=SECONDS, event_hooks=hooks) as client,
+        httpx.Client(
+            follow_redirects=True,
+            timeout=SECONDS,
+            event_hooks=hooks,
+            headers={"Connection": "close"},
+        ) as client,
         client.stream("GET", location) as response,
     ):
         response.raise_for_status()

@@ -99,6 +99,7 @@ def files(lines: list[str]) -> set[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("loaded")
 @pytest.mark.parametrize("cell", STAGES)
 def test_a_stage_loads_only_what_is_in_its_digest(
     cell: str, loaded: dict[str, set[str]], values: dict[str, Any]
@@ -109,6 +110,7 @@ def test_a_stage_loads_only_what_is_in_its_digest(
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("loaded")
 @pytest.mark.parametrize(
     ("cell", "path"),
     [

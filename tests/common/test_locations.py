@@ -167,14 +167,17 @@ def test_nobody_at_the_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_server_that_accepts_and_is_silent(
     bucket: str, s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(locations, "READ_SECONDS", 1)
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
+    with monkeypatch.context() as impatient:
+        impatient.setattr(locations, "READ_SECONDS", 1)
+        impatient.setenv("AWS_MAX_ATTEMPTS", "2")
+        S3FileSystem.clear_instance_cache()
+        s3.hold_gateway()
+        try:
+            said = failure(names, bucket)
+        finally:
+            s3.release_gateway()
+    assert "the server does not answer (ReadTimeoutError; endpoint:" in said
     S3FileSystem.clear_instance_cache()
-    s3.hold_gateway()
-    try:
-        assert "the server does not answer (ReadTimeoutError; endpoint:" in failure(names, bucket)
-    finally:
-        s3.release_gateway()
     assert names(bucket) == []
 
 

@@ -25,14 +25,23 @@ from tasks.common.files import digest_file
 from tasks.common.journal import flatten, shorten
 from tasks.common.pipelines import current_pipeline, process_tags
 from tasks.common.tracking import Tracker, Tracking, track
+from tests.stages import give_record
 
 LOCAL = Tracking(uri=None, experiment="winnow", log_weights=False)
 
 
 @pytest.fixture
-def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Layout:
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Layout:
+    """A data root without a record."""
     monkeypatch.delenv(tracking.PIPELINE_VARIABLE, raising=False)
     return Layout(tmp_path / "data")
+
+
+@pytest.fixture
+def layout(bare: Layout) -> Layout:
+    """A data root with an empty record."""
+    give_record(bare.root)
+    return bare
 
 
 def runs_of(layout: Layout, uri: str | None = None) -> dict[str, Any]:
@@ -65,14 +74,14 @@ def test_bare_stages_share_a_parent_and_are_named_by_their_coordinates(layout: L
     assert len(tags["mlflow.source.git.commit"]) == 40
 
 
-def test_the_database_and_its_artifacts_stand_under_the_data_root(layout: Layout) -> None:
-    kept = layout.root / "note.txt"
+def test_the_database_and_its_artifacts_stand_under_the_data_root(bare: Layout) -> None:
+    kept = bare.root / "note.txt"
     kept.parent.mkdir(parents=True)
     kept.write_text("seen")
-    with track(LOCAL, layout, "report", None, None) as tracker:
+    with track(LOCAL, bare, "report", None, None) as tracker:
         tracker.artifact(kept)
-    assert (layout.tracking / "mlflow.db").exists()
-    assert [path.read_text() for path in (layout.tracking / "artifacts").rglob("note.txt")] == [
+    assert (bare.tracking / "mlflow.db").exists()
+    assert [path.read_text() for path in (bare.tracking / "artifacts").rglob("note.txt")] == [
         "seen"
     ]
 
@@ -201,10 +210,10 @@ def test_a_flow_opens_and_closes_its_pipeline(
     assert not (layout.tracking / "pipeline.json").exists()
 
 
-def test_a_pipeline_in_which_nothing_ran_leaves_no_trace(layout: Layout) -> None:
-    pipeline = tracking.start_pipeline(layout)
-    tracking.end_pipeline(LOCAL, layout, pipeline)
-    assert not (layout.tracking / "mlflow.db").exists()
+def test_a_pipeline_in_which_nothing_ran_leaves_no_trace(bare: Layout) -> None:
+    pipeline = tracking.start_pipeline(bare)
+    tracking.end_pipeline(LOCAL, bare, pipeline)
+    assert not (bare.tracking / "mlflow.db").exists()
 
 
 def test_another_launcher_is_another_pipeline(layout: Layout) -> None:
@@ -326,8 +335,9 @@ def test_a_server_that_is_not_there_delays_a_stage_by_seconds(
         before = time.monotonic()
         tracker.metrics({"loss": 0.4}, step=4)
         tracker.flush()
-        assert time.monotonic() - before < 0.5
-    assert time.monotonic() - started < 20
+        again = time.monotonic() - before
+    assert again < (before - started) / 2  # it is not asked again
+    assert time.monotonic() - started < 60
     warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert len([record for record in warnings if "tracking at" in record.message]) == 1
     assert f"replay {pending_files(layout)[0]} --uri {settings.uri}" in caplog.text
@@ -372,21 +382,21 @@ def test_a_file_that_is_still_written_is_not_replayed_and_a_broken_off_one_is_ki
 
 
 def test_a_database_that_cannot_be_opened_stops_nothing(
-    layout: Layout, caplog: pytest.LogCaptureFixture
+    bare: Layout, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (layout.tracking / "mlflow.db").mkdir(parents=True)
-    with track(LOCAL, layout, "profile", None, None) as tracker:
+    (bare.tracking / "mlflow.db").mkdir(parents=True)
+    with track(LOCAL, bare, "profile", None, None) as tracker:
         tracker.metrics({"pass_rate": 0.5})
     assert "tracking at" in caplog.text
-    assert len(pending_files(layout)) == 1
+    assert len(pending_files(bare)) == 1
 
 
 def test_no_place_to_write_at_all_is_said_once(
-    layout: Layout, caplog: pytest.LogCaptureFixture
+    bare: Layout, caplog: pytest.LogCaptureFixture
 ) -> None:
-    layout.root.mkdir()
-    layout.tracking.write_text("a file where the folder should be")
-    with track(LOCAL, layout, "profile", None, None) as tracker:
+    bare.root.mkdir()
+    bare.tracking.write_text("a file where the folder should be")
+    with track(LOCAL, bare, "profile", None, None) as tracker:
         tracker.metrics({"pass_rate": 0.5})
     assert caplog.text.count("nothing is recorded") == 1
 

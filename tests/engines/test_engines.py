@@ -18,6 +18,7 @@ from tasks.engines.engine import Engine, Request, Sampling, load_engine
 from tasks.engines.vllm import VllmEngine
 from tasks.models.policy import Policy, load_model, load_tokenizer, named_weights, read_policy
 from tasks.models.prompts import decode
+from tests.engines.conftest import Servers
 from tests.policies import ENGINE, place_policy
 
 SETTINGS = dataclasses.replace(ENGINE, max_rows=8)
@@ -50,7 +51,11 @@ def policy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="module")
-def engine(engine_name: str, policy: Policy) -> Iterator[Engine]:
+def engine(engine_name: str, policy: Policy, servers: Servers) -> Iterator[Engine]:
+    """For one of the policies two servers, which other tests use too; for the other one."""
+    if engine_name == "server" and policy.folder.name == "qwen":
+        yield servers.of(policy)
+        return
     engine = load_engine(dataclasses.replace(SETTINGS, name=engine_name), policy)
     yield engine
     if engine_name == "server":

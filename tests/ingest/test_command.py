@@ -13,26 +13,21 @@ import yaml
 
 from tasks.common.artifacts import CONTAMINATION, PROMPTS, REJECTED, Layout
 from tests.ingest.helpers import CHAIN_SUM, entry, lines, preset
+from tests.stages import run_stage
 
 CONTAMINATED = {"overlap": 0.7, "ngram": 3, "same_numbers": True}
 
 
-def command(
+def ingest(
     tmp_path: Path, sources: list[dict[str, Any]], splits: dict[str, Any], *more: str
 ) -> str:
-    """Run the stage as a user would; what it printed and logged. Its data root is `data`."""
+    """Run the stage; what it printed and logged. Its data root is `data`."""
     values = yaml.safe_load(Path("params.yaml").read_text())
     values["ingest"] |= {"splits": splits, "sources": sources, "contamination": CONTAMINATED}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
-    arguments = ["--params", str(tmp_path / "params.yaml"), "--data", str(tmp_path / "data"), *more]
-    done = subprocess.run(
-        [sys.executable, "-m", "tasks.ingest", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
+    done = run_stage("ingest", tmp_path / "params.yaml", tmp_path / "data", *more)
+    assert done.returncode == 0, done.output
+    return done.output
 
 
 def tables(tmp_path: Path) -> dict[str, pl.DataFrame]:
@@ -60,13 +55,12 @@ def test_the_command_writes_the_tables_the_same_every_time(tmp_path: Path) -> No
         {"question": "How long?", "gold": "a while"},
     )
     sources = [{"preset": "reasoning_gym", "settings": generator}, entry(broken)]
-    written = []
-    for _ in range(2):
-        command(tmp_path, sources, {"train": 30, "validation": 10, "test": 15})
-        written.append(
-            {path.name: path.read_bytes() for path in (tmp_path / "data" / "prompts").iterdir()}
-        )
-    assert written[0] == written[1]
+    ingest(tmp_path, sources, {"train": 30, "validation": 10, "test": 15})
+    prompts = tmp_path / "data" / "prompts"
+    before = {path.name: path.read_bytes() for path in prompts.iterdir()}
+    command = ["--params", str(tmp_path / "params.yaml"), "--data", str(tmp_path / "data")]
+    subprocess.run([sys.executable, "-m", "tasks.ingest", *command], check=True)
+    assert {path.name: path.read_bytes() for path in prompts.iterdir()} == before
     assert [path.name for path in (tmp_path / "data").iterdir() if path.name.startswith(".")] == []
     found = tables(tmp_path)
     assert [found[name].height for name in ("train", "validation", "test")] == [30, 10, 15]
@@ -115,7 +109,7 @@ def test_several_sources_chat_and_contamination(tmp_path: Path) -> None:
             "split": "validation",
         },
     ]
-    log = command(tmp_path, sources, {"train": None, "validation": 1, "test": 8})
+    log = ingest(tmp_path, sources, {"train": None, "validation": 1, "test": 8})
     found = tables(tmp_path)
     pairs = found["contamination"]
     assert pairs.sort("line").select("line", "kind", "eval_split", "eval_line").rows() == [
@@ -143,7 +137,7 @@ def test_a_dry_run_prints_the_table_and_writes_nothing(tmp_path: Path) -> None:
         {"question": "?", "gold": ""},
     )
     sources = [entry(path), {**entry(path, name="capped"), "max_rows": 1}]
-    printed = command(tmp_path, sources, {"train": 4, "validation": 1, "test": 2}, "--dry-run")
+    printed = ingest(tmp_path, sources, {"train": 4, "validation": 1, "test": 2}, "--dry-run")
     table = [
         line.split()
         for line in printed.splitlines()
@@ -185,7 +179,7 @@ def test_a_real_file_by_one_command(name: str, real_data: Path, tmp_path: Path) 
         **source,
         "settings": {**source["settings"], "path": str(real_data / source["settings"]["path"])},
     }
-    command(tmp_path, [source], {"train": None, "validation": 50, "test": 100})
+    ingest(tmp_path, [source], {"train": None, "validation": 50, "test": 100})
     found = tables(tmp_path)
     kept = pl.concat([found[split] for split in ("train", "validation", "test")])
     rejected = found["rejected"]
@@ -223,7 +217,7 @@ def test_the_questions_of_dsr_sub_that_are_in_math_are_found(
         },
         {**preset("svamp", str(real_data / "svamp" / "SVAMP.json")), "split": "validation"},
     ]
-    command(tmp_path, sources, {"train": None, "validation": 100, "test": 1200})
+    ingest(tmp_path, sources, {"train": None, "validation": 100, "test": 1200})
     found = tables(tmp_path)
     instruction = " Let's think step by step and output the final answer within \\boxed{}."
     evaluated = set(found["test"]["prompt"].str.strip_suffix(instruction).str.strip_chars())

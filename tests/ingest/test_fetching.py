@@ -25,7 +25,8 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 class Web(http.server.BaseHTTPRequestHandler):
     """What the tests ask for, by path; a path under /cut/ breaks off as often as its first number
-    says."""
+    says. It closes every connection after one answer, and under /moved/silently/ it does not say
+    so."""
 
     protocol_version = "HTTP/1.1"
     asked: ClassVar[list[str]] = []
@@ -54,6 +55,8 @@ class Web(http.server.BaseHTTPRequestHandler):
 
     def reply(self, status: int, body: bytes, cut: int = 0, **headers: str) -> None:
         self.send_response(status)
+        if "silently" not in self.path:
+            headers["Connection"] = "close"
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
@@ -77,7 +80,14 @@ def web() -> Iterator[str]:
 
 @pytest.mark.parametrize(
     "path",
-    ["rows.jsonl", "rows.jsonl.gz", "moved/here", "cut/2/rows.jsonl", "rows.jsonl?key=secret"],
+    [
+        "rows.jsonl",
+        "rows.jsonl.gz",
+        "moved/here",
+        "moved/silently/here",
+        "cut/2/rows.jsonl",
+        "rows.jsonl?key=secret",
+    ],
 )
 def test_a_file_of_a_web_server(web: str, path: str, tmp_path: Path) -> None:
     kept, rejected = found(entry(f"{web}/{path}"))

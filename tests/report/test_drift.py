@@ -2,8 +2,6 @@
 profiles, the words."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from tasks.report.evidence import read_evidence, read_outcomes
 from tasks.report.figures import spaced
 from tasks.report.words import stale_words
 from tests.report.conftest import write_params, write_rollouts
+from tests.stages import run_stage
 
 Groups = Sequence[tuple[int, str, Sequence[str]]]
 
@@ -272,18 +271,10 @@ def test_of_many_passes_a_few_are_drawn() -> None:
 def report(layout: Layout, folder: Path) -> tuple[str, dict[str, Any], str]:
     """Run the stage: its log, the drift in the summary, the page."""
     params = write_params(folder, ["grpo", "sgpo"], [0])
-    command = [
-        sys.executable,
-        "-m",
-        "tasks.report",
-        "--params",
-        str(params),
-        "--data",
-        str(layout.root),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = run_stage("report", params, layout.root)
+    assert done.returncode == 0, done.output
     drift = read_json(layout.report / "summary.json")["drift"]
-    return done.stderr, drift, (layout.report / "index.html").read_text()
+    return done.output, drift, (layout.report / "index.html").read_text()
 
 
 def test_a_fresh_profile_is_not_warned_about(layout: Layout, tmp_path: Path) -> None:

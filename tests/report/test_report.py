@@ -25,6 +25,7 @@ from tasks.report.page import page
 from tasks.report.tables import text_table
 from tasks.report.words import verdict
 from tests.report.conftest import write_params, write_plan, write_training
+from tests.stages import run_stage
 
 BOTH = Experiment(["grpo", "sgpo"], [0, 1])
 
@@ -269,22 +270,15 @@ def test_what_could_not_be_measured_is_a_dash(layout: Layout) -> None:
 
 def test_equal_inputs_give_equal_files(layout: Layout, tmp_path: Path) -> None:
     params = write_params(tmp_path, ["grpo", "sgpo"], [0, 1])
-    command = [
-        sys.executable,
-        "-m",
-        "tasks.report",
-        "--params",
-        str(params),
-        "--data",
-        str(layout.root),
-    ]
-    first = subprocess.run(command, capture_output=True, text=True, check=True)
+    first = run_stage("report", params, layout.root)
+    assert first.returncode == 0, first.output
     names = ["curve.csv", "index.html", "leaderboard.json", "leaderboard.txt", "summary.json"]
     assert sorted(path.name for path in layout.report.iterdir()) == names
     before = {name: (layout.report / name).read_bytes() for name in names}
-    subprocess.run(command, capture_output=True, check=True)
+    command = ["--params", str(params), "--data", str(layout.root)]
+    subprocess.run([sys.executable, "-m", "tasks.report", *command], check=True)
     assert {name: (layout.report / name).read_bytes() for name in names} == before
-    assert (layout.report / "leaderboard.txt").read_text() in first.stdout
+    assert (layout.report / "leaderboard.txt").read_text() in first.output
     assert len(json.loads(before["leaderboard.json"])) == 4
     assert (
         before["curve.csv"]
@@ -295,19 +289,10 @@ def test_equal_inputs_give_equal_files(layout: Layout, tmp_path: Path) -> None:
 
 def test_the_stage_fails_with_the_name_of_the_missing_file(layout: Layout, tmp_path: Path) -> None:
     params = write_params(tmp_path, ["grpo", "pods"], [0])
-    command = [
-        sys.executable,
-        "-m",
-        "tasks.report",
-        "--params",
-        str(params),
-        "--data",
-        str(layout.root),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_stage("report", params, layout.root)
     assert done.returncode == 1
-    assert "recipe 'pods': " in done.stderr
-    assert "Traceback" not in done.stderr
+    assert "recipe 'pods': " in done.output
+    assert "Traceback" not in done.output
 
 
 def test_the_terminal_table(evidence: Evidence) -> None:

@@ -2,11 +2,8 @@
 line."""
 
 import argparse
-import os
+import logging
 import random
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,9 +23,8 @@ from tasks.common.journal import Tracker
 from tasks.common.stage import Stage
 from tasks.models.policy import load_model
 from tests.policies import place_policy
+from tests.stages import Forked, Started, run_command
 from tests.train.worlds import PARAMS
-
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def make_root(
@@ -62,23 +58,19 @@ def change(layout: Layout, section: str, **values: Any) -> None:
     path.write_text(yaml.safe_dump({**before, section: {**before[section], **values}}))
 
 
-def start(layout: Layout, stage: str = "profile") -> "subprocess.Popen[str]":
-    line = [
-        sys.executable,
-        "-m",
-        f"tasks.{stage}",
-        "--params",
-        str(layout.root / "params.yaml"),
-        "--data",
-    ]
-    return subprocess.Popen(
-        [*line, str(layout.root)], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
-    )
+def start(layout: Layout) -> Started:
+    """The command as a user starts it."""
+    return Started("profile", layout.root / "params.yaml", layout.root)
 
 
-def finish(process: "subprocess.Popen[str]") -> str:
+def fork(layout: Layout) -> Forked:
+    """The same without the seconds of its start."""
+    return Forked("profile", layout.root / "params.yaml", layout.root)
+
+
+def finish(process: Forked | Started) -> str:
     """The log of a stage that succeeds."""
-    _, log = process.communicate(timeout=300)
+    log = process.finish()
     assert process.returncode == 0, log
     return log
 
@@ -144,7 +136,7 @@ def test_two_processes_with_roots_of_their_own_share_the_work(qwen: Path, tmp_pa
     profiles."""
     location = tmp_path / "shared"
     roots = [make_root(tmp_path / name, qwen, str(location), range(60)) for name in "ab"]
-    logs = [finish(process) for process in [start(layout) for layout in roots]]
+    logs = [finish(process) for process in [fork(layout) for layout in roots]]
     first, second = (tables(layout) for layout in roots)
     assert first[0].equals(second[0])
     assert first[1].equals(second[1])
@@ -173,78 +165,70 @@ def test_killed_at_any_moment_nothing_is_lost_or_different(qwen: Path, tmp_path:
     )
     change(alone, "sampling", max_tokens=24)
     change(killed, "sampling", max_tokens=24)
-    finish(start(alone))
+    profile(alone)
     rng, progress = random.Random(0), [0]
     for _ in range(3):
-        process = start(killed)
+        process = fork(killed)
         wait_for_shards(killed, process, progress[-1] + rng.randint(1, 5))
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+        process.kill()
+        process.finish()
         progress.append(stored_rows(killed.store))
-        command("gc", killed)
+        admin("gc", killed)
         assert stored_rows(killed.store) == progress[-1]
-    log = said(finish(start(killed)))
+    said = profile(killed)
     assert progress == sorted(set(progress))  # every attempt got further
-    assert log.startswith(f"{progress[-1]} rollouts reused, {800 - progress[-1]} sampled (")
+    assert said.startswith(f"{progress[-1]} rollouts reused, {800 - progress[-1]} sampled (")
     for one, other in zip(tables(alone), tables(killed), strict=True):
         assert one.equals(other)
 
 
-def wait_for_shards(layout: Layout, process: "subprocess.Popen[str]", rows: int) -> None:
+def wait_for_shards(layout: Layout, process: Forked, rows: int) -> None:
     """Until the store holds more than `rows` rollouts."""
     while stored_rows(layout.store) <= rows:
-        assert process.poll() is None, process.communicate()
+        assert process.poll() is None, process.finish()
         time.sleep(0.002)
 
 
-def command(name: str, layout: Layout, *options: str, status: int = 0) -> str:
-    line = [
-        sys.executable,
-        "-m",
-        "tasks.store.admin",
-        name,
-        "--params",
-        str(layout.root / "params.yaml"),
-    ]
-    done = subprocess.run(
-        [*line, "--data", str(layout.root), *options], capture_output=True, text=True
-    )
-    assert done.returncode == status, done.stderr
-    return done.stdout + done.stderr
+def admin(name: str, layout: Layout, *options: str, status: int = 0) -> str:
+    """What `python -m tasks.store.admin` prints, run in this process."""
+    paths = ["--params", str(layout.root / "params.yaml"), "--data", str(layout.root)]
+    done = run_command("tasks.store.admin", name, *paths, *options, level=logging.WARNING)
+    assert done.returncode == status, done.output
+    return done.output
 
 
 @pytest.mark.slow
 def test_the_command_line(qwen: Path, tmp_path: Path) -> None:
     layout = make_root(tmp_path, qwen, None, range(9))
-    assert "empty" in command("ls", layout)
+    assert "empty" in admin("ls", layout)
     profile(layout)
     policy = next(layout.store.iterdir()).name
-    listed = command("ls", layout)
+    listed = admin("ls", layout)
     assert f"{policy}  max_tokens 8, seed 0, temperature 1.0, " in listed
     assert "36 rollouts of 9 prompts" in listed
-    stat = command("stat", layout)
+    stat = admin("stat", layout)
     assert "rollouts  36: 9 prompts, 4 to 4 samples" in stat
     assert "sampled   hf " in stat
-    assert "no shard is damaged" in command("verify", layout)
+    assert "no shard is damaged" in admin("verify", layout)
     shard = sorted(layout.store.glob("*/*/*.parquet"))[1]
     shard.write_bytes(shard.read_bytes()[:-1])
-    assert f"DAMAGED {shard}: its" in command("verify", layout, status=1)
+    assert f"DAMAGED {shard}: its" in admin("verify", layout, status=1)
     profile(layout)
-    assert "set aside earlier" in command("verify", layout, status=1)
-    dry = command("gc", layout, "--dry-run")
+    assert "set aside earlier" in admin("verify", layout, status=1)
+    dry = admin("gc", layout, "--dry-run")
     assert f"would remove {shard}.damaged (damaged)" in dry
     assert "would merge 3 shards" in dry
     assert len(list(layout.store.glob("*/*/*"))) == 5
-    assert command("gc", layout) == dry.replace("would ", "")
+    assert admin("gc", layout) == dry.replace("would ", "")
     assert len(list(layout.store.glob("*/*/*"))) == 2
-    assert "nothing to do" in command("gc", layout)
+    assert "nothing to do" in admin("gc", layout)
     assert profile(layout) == "36 rollouts reused, 0 sampled"
-    assert "holds nothing of policy nobody; choose from" in command(
+    assert "holds nothing of policy nobody; choose from" in admin(
         "gc", layout, "--policy", "nobody", status=1
     )
-    command("gc", layout, "--policy", policy)
-    assert "empty" in command("ls", layout)
-    assert "section 'store' is missing" in command("ls", without_store(layout), status=1)
+    admin("gc", layout, "--policy", policy)
+    assert "empty" in admin("ls", layout)
+    assert "section 'store' is missing" in admin("ls", without_store(layout), status=1)
 
 
 def without_store(layout: Layout) -> Layout:

@@ -7,9 +7,8 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,8 @@ from tasks.train.methods.loss import clip
 from tasks.train.rollouts import Rollouts, StepTotals
 from tasks.train.settings import Correction
 from tests.engines.test_flops import architecture_of
-from tests.stages import Result, run_stage
+from tests.once import once
+from tests.stages import Forked, Result, Started, run_stage
 from tests.train.test_slots import example
 from tests.train.worlds import PARAMS, make_world, outputs
 
@@ -55,21 +55,27 @@ def train(layout: Layout, *options: str) -> Result:
     return run_stage("train", layout.root / "params.yaml", layout.root, *coordinates)
 
 
-def start(layout: Layout, *launcher: str) -> "subprocess.Popen[str]":
-    """The command as a process of its own, to be killed, interrupted or waited for."""
-    command = [sys.executable, *launcher, "-m", "tasks.train", "--data", str(layout.root)]
-    command += ["--params", str(layout.root / "params.yaml"), "--recipe", "r", "--seed", "0"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+def start(layout: Layout) -> Started:
+    """The command as a user starts it."""
+    params = layout.root / "params.yaml"
+    return Started("train", params, layout.root, "--recipe", "r", "--seed", "0")
+
+
+def fork(layout: Layout) -> Forked:
+    """The same without the seconds of its start, to be interrupted or killed."""
+    params = layout.root / "params.yaml"
+    return Forked("train", params, layout.root, "--recipe", "r", "--seed", "0")
 
 
 @pytest.fixture(scope="module")
-def finished(guesser: Path, tmp_path_factory: pytest.TempPathFactory) -> Layout:
+def finished(guesser: Path) -> Layout:
     """A run that nothing interrupted."""
-    layout = make_world(tmp_path_factory.mktemp("finished"), guesser, SIZES * 8)
-    process = train(layout)
-    assert process.returncode == 0, process.output
-    return layout
+
+    def make(folder: Path) -> None:
+        process = train(make_world(folder, guesser, SIZES * 8))
+        assert process.returncode == 0, process.output
+
+    return Layout(once("finished", make))
 
 
 @pytest.fixture(scope="module")
@@ -333,12 +339,12 @@ def test_killed_at_random_points_it_ends_as_if_it_had_not_been(
     kills = 0
     while kills < 3:
         before = set(layout.checkpoints.glob("*/step-*"))
-        process = start(layout)
+        process = fork(layout)
         while set(layout.checkpoints.glob("*/step-*")) <= before and process.poll() is None:
             time.sleep(0.005)
         time.sleep(rng.uniform(0.0, 0.25))
         process.kill()
-        process.communicate()
+        process.finish()
         assert process.returncode == -signal.SIGKILL, (
             "the run ended before it could be killed: make it longer"
         )
@@ -370,7 +376,7 @@ def test_methods_that_remember_go_on_where_they_were(
         values = {**PARAMS, "train": {**PARAMS["train"], **slots}}
         (layout.root / "params.yaml").write_text(yaml.safe_dump(values))
         if name == "cut":
-            process = start(layout)
+            process = fork(layout)
             while (
                 max(
                     (int(path.name.split("-")[1]) for path in layout.checkpoints.glob("*/step-*")),
@@ -381,7 +387,7 @@ def test_methods_that_remember_go_on_where_they_were(
                 assert process.poll() is None  # what was learned by then is in the state
                 time.sleep(0.005)
             process.kill()
-            process.communicate()
+            process.finish()
         run = train(layout)
         assert run.returncode == 0, run.output
         assert ("resumed after" in run.output) == (name == "cut")
@@ -391,16 +397,21 @@ def test_methods_that_remember_go_on_where_they_were(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("number", "command"), [(signal.SIGINT, fork), (signal.SIGTERM, start)])
 def test_interrupted_it_checkpoints_and_says_so(
-    number: int, finished: Layout, guesser: Path, tmp_path: Path
+    number: int,
+    command: Callable[[Layout], Forked | Started],
+    finished: Layout,
+    guesser: Path,
+    tmp_path: Path,
 ) -> None:
     layout = make_world(tmp_path, guesser, SIZES * 8)
-    process = start(layout)
+    process = command(layout)
     while not list(layout.checkpoints.glob("*/step-*")):
+        assert process.poll() is None, process.finish()
         time.sleep(0.01)
     process.send_signal(number)
-    assert "run the same command again to go on" in process.communicate()[1]
+    assert "run the same command again to go on" in process.finish()
     assert process.returncode == 130
     assert not layout.train("r", 0).exists()
     # a damaged newest checkpoint is passed over for the one before
@@ -477,8 +488,8 @@ def test_two_processes_take_the_same_steps_as_one(guesser: Path, tmp_path: Path)
         engine = {**PARAMS["engine"], "num_processes": processes}
         (layout.root / "params.yaml").write_text(yaml.safe_dump({**values, "engine": engine}))
         process = start(layout)  # it becomes torchrun, or stays what it is
-        errors = process.communicate()[1]
-        assert process.returncode == 0, errors
+        log = process.finish()
+        assert process.returncode == 0, log
     one, two = (outputs(layout) for layout in worlds)
     text = [
         [(row["step"], row["group"], row["token_ids"], row["reward"]) for row in o["rollouts"]]
@@ -525,11 +536,12 @@ def test_resume_takes_a_checkpoint_that_fits_and_refuses_another(
     finished: Layout, guesser: Path, tmp_path: Path
 ) -> None:
     layout = make_world(tmp_path, guesser, SIZES * 8)
-    process = start(layout)
+    process = fork(layout)
     while not list(layout.checkpoints.glob("*/step-*")):
+        assert process.poll() is None, process.finish()
         time.sleep(0.005)
     process.send_signal(signal.SIGTERM)
-    process.communicate()
+    process.finish()
     oldest = min(layout.checkpoints.glob("*/step-*"))
     values = {**PARAMS, "train": {**PARAMS["train"], "weight_decay": 0.1}}
     (layout.root / "params.yaml").write_text(yaml.safe_dump(values))
@@ -546,11 +558,12 @@ def test_damaged_files_beside_the_checkpoints_cost_work_and_nothing_else(
     finished: Layout, guesser: Path, tmp_path: Path
 ) -> None:
     layout = make_world(tmp_path, guesser, SIZES * 8)
-    process = start(layout)
+    process = fork(layout)
     while len(list(layout.checkpoints.glob("*/rollouts-*"))) < 4:
+        assert process.poll() is None, process.finish()
         time.sleep(0.005)
     process.kill()
-    process.communicate()
+    process.finish()
     (folder,) = layout.checkpoints.iterdir()
     newest = read_json(max(folder.glob("step-*")) / "state.json")
     (folder / max(newest["parts"])).write_bytes(b"PAR1")
@@ -568,11 +581,12 @@ def test_recorded_rollouts_are_never_taken_for_those_of_other_prompts(
     finished: Layout, guesser: Path, tmp_path: Path
 ) -> None:
     layout = make_world(tmp_path, guesser, SIZES * 8)
-    process = start(layout)
+    process = fork(layout)
     while not list(layout.checkpoints.glob("*/step-*")):
+        assert process.poll() is None, process.finish()
         time.sleep(0.005)
     process.kill()
-    process.communicate()
+    process.finish()
     (folder,) = layout.checkpoints.iterdir()
     step = int(max(folder.glob("step-*")).name.split("-")[1])
     stored = TRAIN_ROLLOUTS.read(finished.train("r", 0) / "rollouts.parquet")

@@ -1,10 +1,11 @@
-"""python -m tasks.engines.server.guard COMMAND...: run a command that must not outlive the process
-that starts it.
+"""python -P guard.py COMMAND...: run a command that must not outlive the process that starts it.
 
 The starting process holds the other end of the guard's standard input and starts the guard in a
 session of its own. When that end closes, on purpose or because the process was killed, the guard
 kills its whole process group: the command and everything the command has started. It does the same
-when the command ends by itself."""
+when the command ends by itself.
+
+It is run as a file: as a module of its package it would take seconds to import torch."""
 
 import os
 import signal

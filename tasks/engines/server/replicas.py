@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 START_SECONDS = 900.0  # a large policy takes long to load and to compile
 LOG_TAIL = 2000  # characters of a server's log in an error
+GUARD = Path(__file__).with_name("guard.py")
 # variables that a server is started with
 ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # enables the routes that replace weights
@@ -37,6 +38,9 @@ ENVIRONMENT = {
     # vLLM would put the first thread of every replica on the same core
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
+# On a CPU vLLM would start one more process for the model, to set its threads, which are set
+# already.
+CPU_ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 
 @dataclass(frozen=True)
@@ -167,12 +171,14 @@ def start(
     # these belong to the engine in this process, or to other servers
     for name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_API_KEY"):
         environment.pop(name, None)
-    if device is not None:
+    if device is None:
+        environment |= CPU_ENVIRONMENT
+    else:
         environment["CUDA_VISIBLE_DEVICES"] = device
     log = folder / f"{number}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tasks.engines.server.guard", *command],
+            [sys.executable, "-P", str(GUARD), *command],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,

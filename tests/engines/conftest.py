@@ -1,0 +1,42 @@
+"""vLLM's servers, which take long to start, once for all tests."""
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+
+from tasks.engines.engine import load_engine
+from tasks.engines.server.engine import ServerEngine
+from tasks.models.policy import Policy
+from tests.policies import ENGINE
+
+SETTINGS = dataclasses.replace(ENGINE, name="server", max_rows=8, num_replicas=2)
+
+
+class Servers:
+    """Two servers of each policy that a test asks for."""
+
+    def __init__(self) -> None:
+        self.engines: dict[str, ServerEngine] = {}
+
+    def of(self, policy: Policy) -> ServerEngine:
+        """The policy's servers, started if need be; they must be left as they were."""
+        if policy.digest not in self.engines:
+            engine = load_engine(SETTINGS, policy)
+            assert isinstance(engine, ServerEngine)
+            self.engines[policy.digest] = engine
+        return self.engines[policy.digest]
+
+    def take(self, policy: Policy) -> ServerEngine:
+        """The policy's servers, to be damaged and closed."""
+        engine = self.of(policy)
+        del self.engines[policy.digest]
+        return engine
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Servers]:
+    servers = Servers()
+    yield servers
+    for engine in servers.engines.values():
+        engine.close()
