@@ -57,9 +57,14 @@ class Dvc:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.requests.close()  # it reads the end, and leaves
-        end_group(self.child, interrupt=error is not None)
+        self.end(interrupt=error is not None)
         self.answers.close()
+
+    def end(self, interrupt: bool) -> None:
+        """End the process: it leaves when it reads that there are no more requests."""
+        with suppress(BrokenPipeError):
+            self.requests.close()
+        end_group(self.child, interrupt=interrupt)
 
     def ask(self, *arguments: str, stage: str | None = None) -> Any:
         """dvc's answer to one command line. With `stage` it may write to the terminal, and says
@@ -74,7 +79,7 @@ class Dvc:
                 f"dvc ended while it was asked for {' '.join(arguments)}; more above"
             ) from error
         except BaseException:  # an interrupt: the stage saves now, not when all else has ended
-            end_group(self.child)
+            self.end(interrupt=True)
             raise
 
     def read_line(self) -> bytes:

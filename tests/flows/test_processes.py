@@ -32,6 +32,7 @@ def test_an_interrupted_flow_lets_the_stage_save_and_says_so(hanging: Project) -
     output, _ = flow.communicate(timeout=60)
     assert flow.returncode == 130
     assert "interrupted; run the same command again" in output
+    assert "killing it" not in output  # dvc left when the stage had
     assert (hanging.root / "graceful").read_text() == "allocate"
     assert is_gone(stage)
     assert hanging.record()["status"] == "KILLED"
