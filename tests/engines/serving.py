@@ -43,6 +43,7 @@ class Server:
     def __init__(self, engine: Engine, names: list[str], **behaviour: Any) -> None:
         self.engine, self.does = engine, Behaviour(names, **behaviour)
         self.lock, self.port = threading.Lock(), 0
+        self.handlers: set[asyncio.Task[Any]] = set()
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
 
@@ -62,7 +63,13 @@ class Server:
         asyncio.run_coroutine_threadsafe(self.listen(), self.loop).result()
 
     def stop(self) -> None:
-        asyncio.run_coroutine_threadsafe(self.runner.cleanup(), self.loop).result()
+        asyncio.run_coroutine_threadsafe(self.close(), self.loop).result()
+
+    async def close(self) -> None:
+        """Cut off what is being answered: a handler that hangs may keep the clean-up waiting."""
+        for handler in list(self.handlers):
+            handler.cancel()
+        await self.runner.cleanup()
 
     async def listen(self) -> None:
         app = web.Application()
@@ -99,6 +106,10 @@ class Server:
         does.requests += 1
         if status := does.fault(does.requests):
             return self.refuse(request, status, "told to")
+        task = asyncio.current_task()
+        assert task is not None
+        self.handlers.add(task)
+        task.add_done_callback(self.handlers.discard)
         does.in_flight += 1
         does.most_in_flight = max(does.most_in_flight, does.in_flight)
         try:
