@@ -18,7 +18,6 @@ import pytest
 import torch
 import yaml
 
-from tasks.common import params
 from tasks.common.artifacts import PLAN, TRAIN_ROLLOUTS, Layout
 from tasks.common.files import ArtifactError, read_json
 from tasks.engines.engine import Request, Sampling
@@ -451,18 +450,6 @@ def test_truncated_sampling_is_refused(guesser: Path, tmp_path: Path) -> None:
     process = train(layout)
     assert process.returncode == 1
     assert "training needs sampling.temperature > 0, top_p 1.0" in process.output
-
-
-def test_the_projects_own_training_section_is_complete() -> None:
-    values = params.load(Path("params.yaml"))
-    from tasks.train.settings import TrainSettings
-    from tasks.train.slots import load_slots
-
-    for name in values["recipes"]:
-        slots = load_slots(
-            params.parse(params.recipe(values, name)["train"], TrainSettings, "train")
-        )
-        assert callable(slots.loss)
 
 
 def test_updates_recomputed_from_stored_rollouts_are_the_same(finished: Layout) -> None:
