@@ -134,7 +134,10 @@ def test_training_through_a_server_of_others_is_refused(guesser: Path, tmp_path:
     values["engine"] |= {"name": "server", "urls": ["http://127.0.0.1:9/v1"]}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
     log = run(tmp_path, "train", "--recipe", "r", "--seed", "0", ok=False)
-    assert "training replaces the policy's weights after every step, and not in servers" in log
+    assert (
+        "training replaces the policy's weights after every step, which it must not do in servers"
+        in log
+    )
     assert "Traceback" not in log
     assert not layout.train("r", 0).exists()
 
