@@ -1,25 +1,12 @@
 """`random`: some rollouts of each group, whatever their rewards: the control for `pods`."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from tasks.common.params import at_least
+from tasks.train.methods.select.keep import EXAMPLE, Settings
 from tasks.train.rollouts import Bools, Ints, Rollouts, keep_in_groups
 from tasks.train.slots import Select
 
-
-@dataclass(frozen=True)
-class Settings:
-    """How many rollouts of a group are kept."""
-
-    keep: int
-
-    def __post_init__(self) -> None:
-        at_least(1, train__select__keep=self.keep)
-
-
-EXAMPLE = Settings(keep=2)
+__all__ = ["EXAMPLE", "Method", "Settings"]
 
 
 class Method(Select):
