@@ -75,7 +75,7 @@ def test_gsm8k_on_a_small_hugging_face_model(real_data: Path, tmp_path: Path) ->
     run(tmp_path, "profile")
     profile = PROFILE.read(layout.profile / "profile.parquet")
     assert (len(profile), profile["num_samples"].sum()) == (200, 400)
-    run(tmp_path, "baseline")
+    run(tmp_path, "evaluate")
     for recipe, start in (("grpo", run), ("sgpo", command)):
         log = start(tmp_path, "allocate", "--recipe", recipe)
         assert (
