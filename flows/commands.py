@@ -14,10 +14,13 @@ import select
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+import tempfile
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from tasks.common import forks
 
 ROOT = Path(__file__).resolve().parent.parent
 GRACE_SECONDS = 20.0
@@ -47,6 +50,8 @@ class Dvc:
         os.close(requests)
         os.close(answers)
         self.requests, self.answers = os.fdopen(to_dvc, "w"), os.fdopen(from_dvc, "rb", buffering=0)
+        self.stack = ExitStack()
+        self.forks: dict[str, str] = {}
 
     def __enter__(self) -> "Dvc":
         return self
@@ -57,8 +62,9 @@ class Dvc:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.end(interrupt=error is not None)
-        self.answers.close()
+        with self.stack:
+            self.end(interrupt=error is not None)
+            self.answers.close()
 
     def end(self, interrupt: bool) -> None:
         """End the process: it leaves when it reads that there are no more requests."""
@@ -66,11 +72,28 @@ class Dvc:
             self.requests.close()
         end_group(self.child, interrupt=interrupt)
 
+    def fork_stages(self) -> None:
+        """Start the process that stages are forked from, where this machine allows it. It belongs
+        to dvc's process group, and ends with it."""
+        if self.forks or not forks.are_possible():
+            return
+        address = f"{self.stack.enter_context(tempfile.TemporaryDirectory())}/forks"
+        server = subprocess.Popen(
+            launcher("forks", address),
+            cwd=ROOT,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            process_group=self.child.pid,
+        )
+        self.stack.callback(server.wait)
+        self.forks = {forks.ADDRESS: address}
+
     def ask(self, *arguments: str, stage: str | None = None) -> Any:
         """dvc's answer to one command line. With `stage` it may write to the terminal, and says
         whether it started that stage's command."""
         try:
-            request = {"arguments": arguments, "stage": stage, "environment": environment()}
+            environ = {**environment(), **self.forks}
+            request = {"arguments": arguments, "stage": stage, "environment": environ}
             self.requests.write(json.dumps(request) + "\n")
             self.requests.flush()
             return json.loads(self.read_line())

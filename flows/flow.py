@@ -100,6 +100,8 @@ def flow_over(
         with look((recipes or [], [str(seed) for seed in seeds or []], force or [])) as stages:
             if stages.idle:
                 return run(stages, retries)
+            if len(stages.stale) > 1:  # one alone imports its libraries just as fast itself
+                stages.dvc.fork_stages()
             with summary.recorded(LAYOUT, stages):
                 return run(stages, retries)
 

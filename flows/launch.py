@@ -1,6 +1,8 @@
-"""Children that end with their parent: a Python module, or one dvc that answers many commands.
+"""Children that end with their parent: a Python module, one dvc that answers many commands, or the
+process that stages are forked from.
 
     python -m flows.launch PARENT_PID uvicorn ...
+    python -m flows.launch PARENT_PID forks ADDRESS
     python -m flows.launch PARENT_PID dvc REQUESTS_FD ANSWERS_FD
 
 dvc takes a second to start and milliseconds to look around, so one process answers all of a flow's
@@ -25,6 +27,7 @@ import sys
 import tempfile
 from typing import Any
 
+from tasks.common import forks
 from tasks.common.process import INTERRUPTED, die_with_parent
 
 STDOUT = 1
@@ -106,6 +109,8 @@ def main() -> None:
     if module == "dvc":
         serve_dvc(int(arguments[0]), int(arguments[1]))
         return
+    if module == "forks":
+        forks.serve(arguments[0]).become()
     sys.exit(run_module(module, arguments))
 
 

@@ -49,9 +49,13 @@ class Stages:
         return stages
 
     @property
+    def stale(self) -> set[str]:
+        """The chosen stages for which DVC found something to do, or that are forced."""
+        return (set(self.changed) | self.forced) & set(self.ordered)
+
+    @property
     def idle(self) -> bool:
-        """Whether DVC found nothing to do for the chosen stages."""
-        return not (set(self.changed) | self.forced) & set(self.ordered)
+        return not self.stale
 
     def bring_up_to_date(self, stage: str) -> tuple[str, str]:
         """(Cached, Ran or Restored; the reason). Raises StageFailed when the stage did not

@@ -36,6 +36,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("vllm") or item.get_closest_marker("s3"):
+            item.add_marker("slow")  # their servers take a minute to start
     skip_what_is_lacking(items)
     order_and_group(items)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import yaml
 
 from tasks.common.code import imports
+from tests.files import plant
 
 ROOT = Path(__file__).resolve().parent.parent
 STAGES = {"code", "ingest", "policy", "profile", "baseline", "allocate", "train", "evaluate"}
@@ -85,14 +86,6 @@ def test_every_stage_folder_is_a_stage_of_the_pipeline() -> None:
     stages = set(yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"])
     assert stages == STAGES
     assert folders == stages - {"baseline"}  # `evaluate` without a recipe
-
-
-def plant(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
 
 
 def test_the_checker_finds_breaches(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """Which code every cell of the pipeline can run. A cell is a stage, or a stage of one recipe.
 
-A cell's files are those that its `__main__` reaches by imports, and what the registries load by the
-names in the cell's own parameters: the source, the strategy, the methods in the slots, the engine,
-the verifiers. Parameters that name no file are left to the stage, which says what is wrong."""
+A cell's files are those that its `__main__` reaches by imports and by modules' names, and what the
+registries load by the names in the cell's own parameters: the source, the strategy, the methods in
+the slots, the engine, the verifiers. Parameters that name no file are left to the stage, which says
+what is wrong."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -7,6 +7,9 @@ The command line takes coordinates only. Values come from the parameter file.
 """
 
 import argparse
+import atexit
+import gc
+import importlib
 import logging
 import os
 import sys
@@ -17,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tasks.common import params, process, tracking
+from tasks.common import forks, params, process, tracking
 from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError
@@ -57,19 +60,21 @@ class Stage:
 
 
 def run(
-    name: str,
-    main: Callable[[Stage], None],
+    module: str,
     *,
     recipe: bool = False,
     seed: bool = False,
     alone: str | None = None,
     options: Callable[[argparse.ArgumentParser], None] | None = None,
+    before: Callable[[argparse.Namespace], None] | None = None,
 ) -> None:
-    """Run `main` as the stage `name` and leave with its status: 0, 1 with a message, or 130 when
-    interrupted.
+    """Run `main(Stage)` of a stage's module, such as tasks.train.run, and leave with its status: 0,
+    1 with a message, or 130 when interrupted.
 
-    `recipe` and `seed` say which coordinates the command takes. They are required, unless `alone`
-    names the stage that the command is without them."""
+    The module is imported where the work is done (see `forks`), and so is what `before` imports,
+    which runs there first. `recipe` and `seed` say which coordinates the command takes. They are
+    required, unless `alone` names the stage that the command is without them."""
+    name = module.split(".")[1]
     parser = argparse.ArgumentParser(prog=f"python -m tasks.{name}")
     parser.add_argument("--params", type=Path, default=Path("params.yaml"), help="parameter file")
     parser.add_argument(
@@ -84,20 +89,27 @@ def run(
     arguments = parser.parse_args()
     if alone and (arguments.recipe is None) != (arguments.seed is None):
         parser.error("--recipe and --seed name one run together: give both or neither")
+    atexit.register(gc.freeze)  # at its end Python would look for garbage in torch: two seconds
+    process.die_with_parent()
+    status = forks.run_forked(f"tasks.{name}")
+    if status is not None:
+        sys.exit(status)
+    if before:
+        before(arguments)
     name = alone if alone and arguments.recipe is None else name
     logging.basicConfig(
         level=logging.INFO, format=f"%(asctime)s {name}: %(message)s", datefmt="%H:%M:%S"
     )
     for noisy in ("httpx", "alembic", "mlflow", "httpcore", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    process.die_with_parent()
     process.interrupt_on_terminate()
-    sys.exit(_run(name, main, arguments))
+    sys.exit(_run(name, module, arguments))
 
 
-def _run(name: str, main: Callable[[Stage], None], arguments: argparse.Namespace) -> int:
+def _run(name: str, module: str, arguments: argparse.Namespace) -> int:
     recipe, seed = getattr(arguments, "recipe", None), getattr(arguments, "seed", None)
     started = time.perf_counter()
+    main: Callable[[Stage], None] = importlib.import_module(module).main
     try:
         values = params.load(arguments.params)
         settings = params.section(values, "tracking", tracking.Tracking)

@@ -27,7 +27,6 @@ from tasks.common.artifacts import PROMPTS, ROLLOUTS, Layout
 from tasks.engines.engine import EngineSettings, Sampling, load_engine, sample_seed
 from tasks.engines.vllm import VllmEngine
 from tasks.models.policy import load_tokenizer, read_policy
-from tasks.profile import __main__ as profile_stage
 from tasks.store import rollouts
 from tasks.store.folder import prompt_digest
 from tests.bench.world import PROJECT, make_world
@@ -79,7 +78,7 @@ def profile(layout: Layout, values: dict[str, Any]) -> dict[str, float]:
     rollouts.load_engine = load  # type: ignore[attr-defined]
     sys.argv = ["profile", "--params", str(layout.root / "params.yaml"), "--data", str(layout.root)]
     with suppress(SystemExit):
-        stage.run("profile", profile_stage.main)
+        stage.run("tasks.profile.run")
     spent = since(ready[0])
     graded = ROLLOUTS.read(layout.profile / "rollouts.parquet")
     return {"tokens": int(graded["completion_tokens"].sum()), **spent}

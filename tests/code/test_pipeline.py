@@ -7,7 +7,7 @@ import pytest
 from tasks.code.cells import cells
 from tasks.common import params
 from tasks.common.code import ROOT
-from tasks.train.__main__ import Sections, run_parameters
+from tasks.train.run import Sections, run_parameters
 from tasks.train.settings import TrainSettings
 
 STAGES: dict[str, dict[str, Any]] = params.load(ROOT / "dvc.yaml")["stages"]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tasks.common import code
+from tests.files import plant
 
 SOURCE = '"""Old."""\ndef double(x):\n    """Say so."""\n    return 2 * x\n'
 
@@ -103,14 +104,6 @@ def test_digests_are_equal_on_every_supported_python(tmp_path: Path) -> None:
         assert done.returncode == 0, f"{python}: {done.stderr}"
         for name, digest in json.loads(done.stdout).items():
             assert code.digest_of(code.ROOT / name) == digest, f"{name} with {python}"
-
-
-def plant(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
 
 
 def test_a_program_reaches_what_it_can_import(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """The stage `code` in the pipeline: what an edit re-runs, what is said about it, and that the flow
 and `dvc repro` agree. Which edit concerns which cell: `tests/code/test_cells.py`."""
 
+import pytest
+
 from tests.flows.project import Project, lines
 
 TRAINING = ["train@grpo-0", "train@sgpo-0"]
@@ -22,6 +24,7 @@ def test_a_comment_and_an_unused_method_run_code_alone(project: Project) -> None
     assert "nothing to do" in project.flow()
 
 
+@pytest.mark.slow
 def test_an_edit_and_a_new_version_run_what_they_concern_and_are_named(project: Project) -> None:
     project.edit(CLIP, r"\Z", "MORE = 1\n")
     project.dvc("repro", "--single-item", "code")

@@ -50,6 +50,7 @@ def test_a_flow_after_dvc_finds_nothing_to_do(project: Project) -> None:
     assert versions["train@grpo-0"] == versions["train@sgpo-0"] != versions["ingest"]
 
 
+@pytest.mark.slow
 def test_a_changed_parameter_runs_what_reads_it_and_changing_it_back_restores(
     project: Project,
 ) -> None:

@@ -118,6 +118,7 @@ def test_golds_are_judged_by_their_verifiers() -> None:
     assert "'none' has no number" in verdicts[1].answer
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hostile_verifier")
 def test_verdicts_do_not_depend_on_order_or_on_the_number_of_processes() -> None:
     texts = [f"{i} is {i % 7}" for i in range(600)] + ["hang", "die", "raise"]

@@ -176,6 +176,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", names())
 def test_hostile_answers_end_in_a_verdict_and_harm_nobody(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

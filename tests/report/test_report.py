@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError
 from tasks.common.params import Experiment
-from tasks.report.__main__ import measure
 from tasks.report.charts import Line, flops_words, line_chart, ticks, unit
 from tasks.report.drift import ReportSettings
 from tasks.report.evidence import Evidence, read_evidence
 from tasks.report.leaderboard import curve_table, leaderboard, summarise
 from tasks.report.page import page
+from tasks.report.run import measure
 from tasks.report.tables import text_table
 from tasks.report.words import verdict
 from tests.report.conftest import write_params, write_plan, write_training

@@ -14,8 +14,8 @@ import pytest
 import torch
 import yaml
 
-import tasks.evaluate.__main__
-import tasks.profile.__main__
+import tasks.evaluate.run
+import tasks.profile.run
 from tasks.common import params
 from tasks.common.artifacts import PROFILE, PROMPTS, ROLLOUTS, Layout
 from tasks.common.files import read_json
@@ -97,7 +97,7 @@ def run(layout: Layout, stage: str, main: Callable[[Stage], None]) -> dict[str, 
 
 
 def profile(layout: Layout) -> str:
-    return run(layout, "profile", tasks.profile.__main__.main)["sampled"]
+    return run(layout, "profile", tasks.profile.run.main)["sampled"]
 
 
 def test_growth_through_the_stage(guesser: Path, tmp_path: Path) -> None:
@@ -149,6 +149,7 @@ def test_two_processes_with_roots_of_their_own_share_the_work(qwen: Path, tmp_pa
     assert 240 <= sampled < 480
 
 
+@pytest.mark.slow
 def test_two_processes_on_one_root_sample_nothing_twice(qwen: Path, tmp_path: Path) -> None:
     layout = make_root(tmp_path, qwen, None, range(30))
     for process in [start(layout), start(layout)]:
@@ -244,10 +245,10 @@ def test_evaluation_says_it_too(qwen: Path, tmp_path: Path) -> None:
         range(3),
         evaluate={"num_samples": 2, "pass_at": [1], "num_bootstrap": 9},
     )
-    said = run(layout, "baseline", tasks.evaluate.__main__.main)
+    said = run(layout, "baseline", tasks.evaluate.run.main)
     assert said["sampled"].startswith("0 rollouts reused, 6 sampled (")
     assert said["greedy"].startswith("0 rollouts reused, 3 sampled (")
     change(layout, "evaluate", num_samples=3)
-    said = run(layout, "baseline", tasks.evaluate.__main__.main)
+    said = run(layout, "baseline", tasks.evaluate.run.main)
     assert said["sampled"].endswith("tokens): num_samples 2 -> 3")
     assert said["greedy"] == "3 rollouts reused, 0 sampled"

@@ -14,12 +14,12 @@ from tasks.common import params, stage, tracking
 from tasks.common.artifacts import PLAN, PROMPTS, Layout
 from tasks.grading.grader import Grader
 from tasks.models.policy import load_model, read_policy
-from tasks.train.__main__ import Sections, build
 from tasks.train.learner.ranks import Ranks
 from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.state import Run
 from tasks.train.loop.sync import train
 from tasks.train.loop.trainer import Trainer
+from tasks.train.run import Sections, build
 from tasks.train.settings import CheckpointSettings, TrainSettings
 from tests.policies import place_policy
 

@@ -1,0 +1,85 @@
+"""The stage `allocate`: from the profile to a recipe's plan, with the reason of every decision."""
+
+import logging
+
+import numpy as np
+import polars as pl
+
+from tasks.allocate.plan import (
+    AllocateSettings,
+    check_decisions,
+    forecast,
+    load_strategy,
+    make_plan,
+)
+from tasks.common import params, stage
+from tasks.common.artifacts import DECISIONS, PLAN, PROFILE
+from tasks.common.files import digest_file, read_json, write_json
+from tasks.common.ledger import Architecture
+
+logger = logging.getLogger(__name__)
+
+
+def main(run: stage.Stage) -> None:
+    """Apply the recipe's strategy, and write the plan, the decisions and the forecast."""
+    assert run.recipe is not None
+    settings = run.section("allocate", AllocateSettings)
+    layout = run.layout
+    params.at_least(1, allocate__passes=settings.passes)
+    spec = params.recipe(run.params, run.recipe)["allocate"]
+    strategy, allocate = load_strategy(spec)
+    profile = PROFILE.read(layout.profile / "profile.parquet")
+    card = read_json(layout.policy_card)
+    architecture = Architecture(**{name: card[name] for name in Architecture.__dataclass_fields__})
+    run.tracker.params({"allocate": {**run.params["allocate"], **spec}})
+    run.tracker.dataset(
+        "profile",
+        layout.profile / "profile.parquet",
+        digest_file(layout.profile / "profile.parquet"),
+        "allocate",
+    )
+
+    allocation = allocate(profile, settings.passes, np.random.default_rng(settings.seed))
+    plan = make_plan(allocation.phases, profile)
+    decisions = check_decisions(allocation.decisions, profile)
+    expected = forecast(
+        plan,
+        profile,
+        architecture,
+        reads_profile=strategy.reads_profile,
+        strategy=str(spec["strategy"]),
+    )
+    counts = decisions.group_by("decision").len().sort("len", descending=True)
+    for decision, count in counts.iter_rows():
+        logger.info("%s: %d of %d prompts", decision, count, len(decisions))
+    warn_if_few_learnable(profile, expected["plan"]["mixed_rate"])
+    logger.info(
+        "%(visits)d visits, %(rollouts)d rollouts, %(mixed_groups).0f mixed groups expected",
+        expected["plan"],
+    )
+
+    out = layout.recipe(run.recipe)
+    PLAN.write(out / "plan.parquet", plan)
+    DECISIONS.write(out / "decisions.parquet", decisions)
+    write_json(out / "forecast.json", expected)
+    run.tracker.metrics({key: float(value) for key, value in expected["plan"].items()})
+    for name in ("plan.parquet", "forecast.json"):
+        run.tracker.artifact(out / name)
+
+
+def warn_if_few_learnable(profile: pl.DataFrame, mixed_rate: float) -> None:
+    """Warn when this policy can learn from almost no prompt."""
+    solved = profile.filter(
+        (pl.col("correct") > 0) & (pl.col("correct") < pl.col("num_samples") - pl.col("error"))
+    )
+    if len(solved) >= 0.05 * len(profile):
+        return
+    logger.warning(
+        "ONLY %d OF %d PROMPTS WERE SOLVED SOMETIMES BUT NOT ALWAYS: %.1f %% of the groups are "
+        "expected to carry a gradient. Training would spend nearly all its compute on groups "
+        "without one. Use easier prompts, a stronger policy, or a larger sampling.max_tokens if "
+        "completions are cut off",
+        len(solved),
+        len(profile),
+        100 * mixed_rate,
+    )

@@ -1,0 +1,103 @@
+"""The stage `ingest`: from the sources to prompts with answers, in three splits."""
+
+import logging
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from tasks.common.files import digest_file
+from tasks.common.stage import Stage
+from tasks.grading.grader import Grader, Verify
+from tasks.ingest import contamination, duplicates, golds, splits, writing
+from tasks.ingest.contamination import Contamination
+from tasks.ingest.reading import Source, read, sources
+from tasks.ingest.splits import Share, Sizes
+from tasks.ingest.spool import Spool
+from tasks.ingest.summary import table
+
+logger = logging.getLogger("tasks.ingest")
+
+
+@dataclass(frozen=True)
+class Ingest:
+    """The section `ingest`. A prompt of more than `max_prompt_characters` (null: no limit) is
+    rejected."""
+
+    seed: int
+    splits: Sizes
+    max_prompt_characters: int | None
+    contamination: Contamination
+    sources: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Sections:
+    """The sections that the stage reads."""
+
+    ingest: Ingest
+    verify: Verify
+
+
+def main(stage: Stage) -> None:
+    """Read, judge and split all rows, and write the tables; with --dry-run print the counts."""
+    sections = stage.sections(Sections)
+    settings = sections.ingest
+    chosen = sources(settings.sources)
+    splits.check(settings.splits)
+    contamination.check(settings.contamination)
+    folder = None if stage.options.dry_run else stage.layout.root
+    if folder:
+        folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".ingest.") as name:
+        spool, index, pairs = ingest(settings, chosen, sections.verify, Path(name))
+        counts = table(index)
+        if stage.options.dry_run:
+            print(counts)
+            return
+        logger.info("rows read, by source and outcome:\n%s", counts)
+        write(stage, spool, index, pairs)
+
+
+def ingest(
+    settings: Ingest, chosen: list[Source], verify: Verify, folder: Path
+) -> tuple[Spool, pl.DataFrame, pl.DataFrame]:
+    """Return all rows read (their texts in `folder`), the index with the outcome of each row, and
+    the contaminated pairs."""
+    # read every row, and check every gold with its verifier
+    spool = Spool(folder, settings.seed)
+    with Grader(verify) as grader:
+        for entry, found in golds.check(
+            read(chosen, settings.max_prompt_characters, folder), grader
+        ):
+            spool.add(entry, found)
+        index = spool.close().index
+        # golds of the same question that differ only in spelling are one
+        texts = spool.take(duplicates.differing(index)["row"], "answer", "verifier")
+        index = duplicates.unify(index, texts, lambda pairs: golds.equal(pairs, grader))
+    index = duplicates.resolve(index, [source.split for source in chosen])
+    # split the rest; a training row that the evaluation contains as well is rejected
+    pairs = [pl.DataFrame(schema=contamination.PAIRS)]
+
+    def contaminated(train: pl.DataFrame, evaluation: pl.DataFrame) -> pl.DataFrame:
+        pairs.append(contamination.pairs(spool, train, evaluation, settings.contamination))
+        first = pairs[-1].unique("row", keep="first", maintain_order=True)
+        return first.select("row", "other", reason=pl.lit("contaminated"))
+
+    shares = [Share(source.split, source.weight, source.max_rows) for source in chosen]
+    index = splits.split(index, settings.splits, shares, contaminated)
+    return spool, index, pl.concat(pairs)
+
+
+def write(stage: Stage, spool: Spool, index: pl.DataFrame, pairs: pl.DataFrame) -> None:
+    """Write the tables and record them."""
+    writing.write_rejected(stage.layout.prompts("rejected"), spool, index)
+    writing.write_contamination(stage.layout.prompts("contamination"), spool, index, pairs)
+    stage.tracker.params({"ingest": stage.params["ingest"]})
+    for name in splits.NAMES:
+        path = stage.layout.prompts(name)
+        num_prompts = writing.write_prompts(path, spool, index, name)
+        stage.tracker.dataset(name, path, digest_file(path), "ingest")
+        logger.info("%s: %d prompts", name, num_prompts)

@@ -1,0 +1,73 @@
+"""The stage `profile`: from the training prompts and the policy to a pass rate for every prompt."""
+
+import logging
+
+from tasks.common import params, stage
+from tasks.common.artifacts import PROFILE, PROMPTS, ROLLOUTS
+from tasks.common.files import digest_file, write_json
+from tasks.grading.grader import Grader, Verify
+from tasks.grading.rollouts import grade_rows
+from tasks.models.policy import read_policy
+from tasks.profile.profile import ProfileSettings, profile_prompts, summarize
+from tasks.store.rollouts import SamplerSettings, sample_prompts, sampling_cost
+
+logger = logging.getLogger(__name__)
+
+
+def main(run: stage.Stage) -> None:
+    """Sample and grade all training prompts, and write the profile and its costs."""
+    settings = run.section("profile", ProfileSettings)
+    params.at_least(1, profile__num_samples=settings.num_samples)
+    sampler = run.sections(SamplerSettings)
+    layout = run.layout
+    policy = read_policy(layout)
+    prompts = PROMPTS.read(layout.prompts("train"))
+    run.tracker.params(
+        {
+            "profile": run.params["profile"],
+            "sampling": run.params["sampling"],
+            "policy": policy.digest,
+        }
+    )
+    run.tracker.dataset(
+        "train", layout.prompts("train"), digest_file(layout.prompts("train")), "profile"
+    )
+
+    verify = run.section("verify", Verify)
+    rows, usage = sample_prompts(
+        prompts, policy, settings.num_samples, sampler, layout, cell="profile", greedy=False
+    )
+    rollouts = grade_rows(rows, verify, greedy=False)
+    profile = profile_prompts(rollouts)
+    with Grader(verify) as grader:
+        summary = summarize(profile) | {"verifiers": grader.versions(prompts["verifier"].unique())}
+    logger.info(
+        "%d prompts: mean pass rate %.3f, never solved %d, always solved %d; groups of 8 expected "
+        "to be mixed: %.1f %%",
+        len(profile),
+        summary["pass_rate_mean"],
+        summary["never_solved"],
+        summary["always_solved"],
+        100 * summary["mixed_rate"]["8"],
+    )
+
+    ROLLOUTS.write(layout.profile / "rollouts.parquet", rollouts)
+    PROFILE.write(layout.profile / "profile.parquet", profile)
+    write_json(layout.profile / "summary.json", summary)
+    write_json(
+        layout.profile / "flops.json",
+        sampling_cost(rows, policy, "profile", charged=True).as_dict(),
+    )
+    write_json(
+        layout.profile / "cost.json",
+        {"seconds": {"profile": round(float(rows["seconds"].sum()), 3)}},
+    )
+    run.tracker.tags({"rollouts": usage.summary})
+    run.tracker.metrics(
+        {
+            "pass_rate_mean": summary["pass_rate_mean"],
+            **usage.metrics(),
+            **{f"mixed_rate_{size}": rate for size, rate in summary["mixed_rate"].items()},
+        }
+    )
+    run.tracker.artifact(layout.profile / "summary.json")

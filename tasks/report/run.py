@@ -1,0 +1,70 @@
+"""The stage `report`: what all recipes and seeds reached and cost, side by side."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tasks.common.files import replace_file, write_json
+from tasks.common.params import Experiment
+from tasks.common.stage import Stage
+from tasks.report.drift import Drift, ReportSettings, drift_of, groups_of
+from tasks.report.evidence import Evidence, read_evidence
+from tasks.report.leaderboard import Row, curve_table, leaderboard, summarise
+from tasks.report.page import page
+from tasks.report.tables import text_table
+from tasks.report.words import stale_words
+
+logger = logging.getLogger(__name__)
+
+
+def main(stage: Stage) -> None:
+    """Read everything, write the report, print the leaderboard, and record the champion."""
+    evidence = read_evidence(stage.layout, stage.section("experiment", Experiment))
+    out = stage.layout.report
+    rows = leaderboard(evidence)
+    curves = curve_table(evidence)
+    drifts = measure(evidence, stage.section("report", ReportSettings))
+    summary = {**summarise(evidence, rows), "drift": drifts}
+    table = text_table(rows)
+    write_json(out / "leaderboard.json", rows)
+    write_json(out / "summary.json", summary)
+    write_text(out / "leaderboard.txt", f"{table}{summary['why']}\n")
+    write_text(out / "curve.csv", curves.write_csv())
+    write_text(out / "index.html", page(evidence, rows, summary, curves))
+    record(stage, rows, summary)
+    print(f"\n{table}{summary['why']}\n")
+
+
+def measure(evidence: Evidence, settings: ReportSettings) -> dict[str, Drift]:
+    """Return the drift of every run by its name. A stale profile is a warning if groups were sized
+    by it."""
+    drifts: dict[str, Drift] = {}
+    for trained in evidence.trained:
+        groups = groups_of(trained.steps, trained.rollouts, evidence.profile)
+        drift = drift_of(groups, settings.stale_above)
+        drifts[trained.name] = drift
+        if drift["stale"]:
+            reads = evidence.plan(trained.recipe).reads_profile
+            words = stale_words(trained.name, drift, reads_profile=reads)
+            logger.log(logging.WARNING if reads else logging.INFO, "%s", words)
+    return drifts
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, whole or not at all."""
+    replace_file(path, lambda file: file.write(text.encode()))
+
+
+def record(stage: Stage, rows: Sequence[Row], summary: Mapping[str, Any]) -> None:
+    """Record the leaderboard as metrics, the report as artifacts, and the champion as an alias."""
+    keys = ("pass_at_1", "greedy", "validation")
+    for row in rows:
+        values = {f"{key}.{row['recipe']}.{row['seed']}": row[key] for key in keys}
+        stage.tracker.metrics(values)
+    stage.tracker.artifact(stage.layout.report)
+    champion = summary["champion"]
+    evidence = None
+    if champion:
+        evidence = stage.layout.train(champion["recipe"], champion["seed"]) / "curve.parquet"
+    stage.tracker.champion(evidence, summary["why"])

@@ -1,0 +1,231 @@
+"""The stage `train`: from the initial policy, the prompts and the plan to a trained policy."""
+
+import dataclasses
+import logging
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from tasks.common import params, process, stage
+from tasks.common.artifacts import PLAN, PROMPTS, TRAIN_ROLLOUTS
+from tasks.common.files import digest, digest_file
+from tasks.engines.engine import EngineSettings, Sampling, engine_name, load_engine
+from tasks.grading.grader import Grader, Verify
+from tasks.models.policy import (
+    Policy,
+    load_model,
+    load_tokenizer,
+    policy_digest,
+    read_policy,
+    torch_device,
+)
+from tasks.models.prompts import encode_prompts
+from tasks.train.learner.learner import Learner
+from tasks.train.learner.ranks import join_ranks
+from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.loop.collect import Collector
+from tasks.train.loop.save import write_results
+from tasks.train.loop.state import Run, State, TrainingError
+from tasks.train.loop.sync import train
+from tasks.train.loop.trainer import Trainer
+from tasks.train.plan import Plan, read_plan
+from tasks.train.rollouts import Prompts
+from tasks.train.settings import CheckpointSettings, Guards, LearnerSettings, TrainSettings
+from tasks.train.slots import load_slots
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sections:
+    """The sections that the stage reads beside `train`, which the recipe changes."""
+
+    sampling: Sampling
+    engine: EngineSettings
+    verify: Verify
+    learner: LearnerSettings
+    guards: Guards
+    checkpoint: CheckpointSettings
+
+
+def main(run: stage.Stage) -> None:
+    """Train along the recipe's plan, from the newest checkpoint if there is one, and write the
+    results."""
+    recipe, seed = run.coordinates()
+    chosen = params.recipe(run.params, recipe)
+    settings = params.parse(chosen["train"], TrainSettings, "train")
+    sections, layout = run.sections(Sections), run.layout
+    check_settings(settings, sections)
+    torch.set_num_threads(sections.engine.threads)
+    policy, device = read_policy(layout), torch_device(sections.engine.device)
+    components = run_components(run, policy, settings, sections)
+    run.tracker.params(
+        {"train": chosen["train"], "sampling": run.params["sampling"], "policy": policy.digest}
+    )
+    for name, path in input_files(run).items():
+        run.tracker.dataset(name, path, components[name], "train")
+
+    replayed = run.options.from_rollouts
+    ranks = join_ranks(device)
+    with ExitStack() as stack:
+        if ranks.is_main:
+            key = digest([components, str(replayed)])
+            what = f"the checkpoints of {recipe}/{seed}"
+            stack.enter_context(process.exclusive(layout.locks / f"train-{key}", what))
+            lock = layout.locks / f"device-{device.type}"
+            stack.enter_context(process.exclusive(lock, "the device"))
+        ranks.barrier()  # the others wait here until this run owns its checkpoints
+        told = Run(policy, settings, sections.sampling, ranks, seed)
+        grader = stack.enter_context(Grader(sections.verify))
+        table = PLAN.read(layout.recipe(recipe) / "plan.parquet")
+        trainer, plan = build(run, told, sections, grader, table)
+        if replayed is not None:
+            components["from_rollouts"] = digest_file(replayed)
+            trainer.collector.recorded = TRAIN_ROLLOUTS.read(replayed)
+        checkpoints = Checkpoints(layout.checkpoints, components, sections.checkpoint.keep)
+        try:
+            lost = train(
+                trainer,
+                checkpoints,
+                sections.checkpoint,
+                run.tracker.metrics,
+                plan.num_rollouts(),
+                run.options.resume,
+            )
+        except TrainingError as error:
+            raise stage.StageError(str(error)) from error
+        if not ranks.is_main:
+            return
+        out = layout.train(recipe, seed) if replayed is None else layout.replayed(recipe, seed)
+        write_results(trainer, checkpoints, lost, out)
+        checkpoints.delete()
+    run.tracker.model(f"{recipe}-{seed}", out / "policy", policy_digest(out / "policy"))
+    summarize(trainer.state)
+
+
+def input_files(run: stage.Stage) -> dict[str, Path]:
+    """The tables that the stage reads, by name."""
+    layout, (recipe, _) = run.layout, run.coordinates()
+    return {
+        "prompts": layout.prompts("train"),
+        "validation": layout.prompts("validation"),
+        "plan": layout.recipe(recipe) / "plan.parquet",
+    }
+
+
+def run_components(
+    run: stage.Stage, policy: Policy, settings: TrainSettings, sections: Sections
+) -> dict[str, Any]:
+    """All that the result depends on: the checkpoints' key."""
+    recipe, seed = run.coordinates()
+    return {
+        "recipe": recipe,
+        "seed": seed,
+        "policy": policy.digest,
+        **{name: digest_file(path) for name, path in input_files(run).items()},
+        **run_parameters(settings, sections),
+    }
+
+
+def run_parameters(settings: TrainSettings, sections: Sections) -> dict[str, Any]:
+    """The parameters that change what is computed. The stage names the same in dvc.yaml, so that
+    what makes it run again is what makes a checkpoint unfit."""
+    verify = sections.verify
+    return {
+        "train": dataclasses.asdict(settings),
+        "sampling": dataclasses.asdict(sections.sampling),
+        "engine": {"name": engine_name(sections.engine), "dtype": sections.engine.dtype},
+        "verify": {
+            "seconds": verify.seconds,
+            "memory_gb": verify.memory_gb,
+            "verifiers": verify.verifiers,
+        },
+    }
+
+
+def build(
+    run: stage.Stage, told: Run, sections: Sections, grader: Grader, plan_table: pl.DataFrame
+) -> tuple[Trainer, Plan]:
+    """The trainer at step 0, and its plan: the initial policy in float32 (the optimizer's
+    precision), the engine, the prompts."""
+    policy, settings = told.policy, told.settings
+    device = torch_device(sections.engine.device)
+    trusted = policy.trust_remote_code
+    model = load_model(policy.folder, dtype=torch.float32, device=device, trust_remote_code=trusted)
+    learner = Learner(policy, model, settings, sections.learner, told.sampling, told.ranks)
+    tokenizer = load_tokenizer(policy.folder, trust_remote_code=trusted)
+    prompts, validation = (
+        read_prompts(PROMPTS.read(run.layout.prompts(split)), tokenizer, told)
+        for split in ("train", "validation")
+    )
+    plan = read_plan(plan_table, prompts.ids, settings.batch)
+    slots = load_slots(settings, plan, len(prompts.ids))
+    engine = load_engine(sections.engine, policy, model)
+    collector = Collector(told, engine, slots.generate, tokenizer, grader)
+    trainer = Trainer(
+        told,
+        slots,
+        learner,
+        collector,
+        prompts,
+        validation,
+        sections.guards,
+        max_sampler_gap(sections, settings),
+        State(),
+    )
+    trainer.probe_engine()
+    return trainer, plan
+
+
+def max_sampler_gap(sections: Sections, settings: TrainSettings) -> float:
+    """The gap that the coarser dtype of engine and trainer may make."""
+    gaps = sections.guards.max_sampler_gap
+    return max(float(getattr(gaps, dtype)) for dtype in (sections.engine.dtype, settings.dtype))
+
+
+def read_prompts(table: pl.DataFrame, tokenizer: PreTrainedTokenizerBase, told: Run) -> Prompts:
+    """A PROMPTS table ready to be sampled and graded."""
+    token_ids = encode_prompts(table, tokenizer, told.policy, told.sampling.max_tokens)
+    return Prompts(
+        table["prompt_id"].to_list(),
+        token_ids,
+        table["answer"].to_list(),
+        table["verifier"].to_list(),
+    )
+
+
+def check_settings(settings: TrainSettings, sections: Sections) -> None:
+    """Raise ParamsError for what would train wrongly.
+
+    Training is on-policy only when it samples from the distribution whose log-probabilities it
+    computes.
+    """
+    params.at_least(1, train__batch__size=settings.batch.size)
+    params.at_least(1, guards__max_nonfinite_steps=sections.guards.max_nonfinite_steps)
+    sampling = sections.sampling
+    if sampling.temperature <= 0 or sampling.top_p < 1.0 or sampling.top_k > 0:
+        raise params.ParamsError(
+            "training needs sampling.temperature > 0, top_p 1.0 and top_k 0 (no truncation); "
+            f"sampling is {sampling}: with another distribution the ratio between trainer and "
+            "sampler would be wrong"
+        )
+
+
+def summarize(state: State) -> None:
+    """What the run came to, in the log."""
+    first, last = state.curve[0], state.curve[-1]
+    mixed: Any = sum(row["num_mixed_groups"] for row in state.steps)
+    groups: Any = sum(row["num_prompts"] for row in state.steps)
+    logger.info(
+        "%d steps, %d rollouts, %d of %d groups mixed; validation accuracy %.3f -> %.3f",
+        state.num_steps,
+        last["rollouts"],
+        mixed,
+        groups,
+        first["accuracy"],
+        last["accuracy"],
+    )

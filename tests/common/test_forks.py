@@ -1,0 +1,153 @@
+"""Stages forked from one process: a command and its fork live, end and fail as one."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tasks.common import forks
+
+STAGE = """
+import os, signal, sys, time
+from pathlib import Path
+from tasks.common import process
+
+process.die_with_parent()
+
+def say(text):
+    Path(os.environ["SAID"]).write_text(text)
+
+print(os.getcwd(), *sys.argv[1:], os.environ.get("WINNOW_FORKS"), flush=True)
+if sys.argv[1] == "wait":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        say(str(os.getpid()))
+        time.sleep(60)
+    except KeyboardInterrupt:
+        say("saved")
+        sys.exit(130)
+if sys.argv[1] == "die":
+    os.kill(os.getpid(), signal.SIGKILL)
+sys.exit(int(sys.argv[1]))
+"""
+COMMAND = """
+import os, sys
+from tasks.common import forks, process
+process.die_with_parent()
+status = forks.run_forked("a_stage")
+print("here", flush=True)
+sys.exit(99 if status is None else status)
+"""
+SERVER = """
+import sys
+from tasks.common import forks, process
+process.die_with_parent()
+forks.serve(sys.argv[1], ("json", *sys.argv[2:])).become()
+"""
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are for Linux")
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+class World:
+    """A stage that can be started, and the server."""
+
+    def __init__(self, root: Path, *libraries: str) -> None:
+        self.address, self.said = str(root / "forks"), root / "said"
+        (root / "a_stage.py").write_text(STAGE)
+        paths = os.pathsep.join((str(root), os.getcwd()))
+        self.environment = {**os.environ, "PYTHONPATH": paths, "SAID": str(self.said)}
+        line = [sys.executable, "-c", SERVER, self.address, *libraries]
+        self.server = subprocess.Popen(line, env=self.environment, process_group=0)
+        wait_for((root / "forks").exists)
+
+    def start(self, *arguments: str) -> "subprocess.Popen[str]":
+        environment = {**self.environment, forks.ADDRESS: self.address}
+        line = [sys.executable, "-c", COMMAND, *arguments]
+        return subprocess.Popen(
+            line,
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            process_group=self.server.pid if self.server.poll() is None else 0,
+        )
+
+    def waiting(self) -> tuple["subprocess.Popen[str]", psutil.Process]:
+        """A command, and the stage that waits in its fork."""
+        command = self.start("wait")
+        wait_for(lambda: self.said.exists() and self.said.read_text().isdigit())
+        return command, psutil.Process(int(self.said.read_text()))
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.server.kill()
+    made.server.wait()
+
+
+@pytest.mark.parametrize(("ending", "status"), [("0", 0), ("3", 3), ("die", 128 + signal.SIGKILL)])
+def test_a_stage_runs_with_the_command_s_arguments_and_leaves_its_status(
+    ending: str, status: int, world: World
+) -> None:
+    for _ in range(2):
+        command = world.start(ending, "more")
+        printed, _ = command.communicate()
+        assert printed == f"{os.getcwd()} {ending} more None\nhere\n"
+        assert command.returncode == status
+
+
+def test_an_interrupt_of_the_group_reaches_the_stage_once_and_leaves_the_server(
+    world: World,
+) -> None:
+    command, stage = world.waiting()
+    os.killpg(world.server.pid, signal.SIGINT)
+    assert command.wait() == 130
+    assert world.said.read_text() == "saved"
+    assert not stage.is_running()
+    assert world.start("0").wait() == 0
+
+
+def test_a_request_to_end_is_passed_on(world: World) -> None:
+    command, _ = world.waiting()
+    command.terminate()
+    assert command.wait() == 130
+    assert world.said.read_text() == "saved"
+
+
+def test_a_killed_command_takes_its_stage_along(world: World) -> None:
+    command, stage = world.waiting()
+    command.kill()
+    stage.wait(30)
+    assert world.said.read_text() == str(stage.pid)  # it had no time to save
+    assert world.start("0").wait() == 0
+
+
+def test_a_killed_server_is_a_killed_stage(world: World) -> None:
+    command, stage = world.waiting()
+    world.server.kill()
+    assert command.wait() == 128 + signal.SIGKILL
+    stage.wait(30)
+
+
+def test_without_a_server_the_command_does_the_work_itself(world: World, tmp_path: Path) -> None:
+    world.server.kill()
+    world.server.wait()
+    assert world.start("0").wait() == 99
+    (tmp_path / "forks").unlink()
+    unable = World(tmp_path, "no_such_library")
+    assert unable.start("0").wait() == 99
+    unable.server.wait()
