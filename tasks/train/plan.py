@@ -20,13 +20,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Plan:
-    """Visits: the prompt's row, the group's size, phase and pass; and how many fit a step."""
+    """Visits: the prompt's row, the group's size, phase and pass; and how many fit a step. With
+    `keeps` no group counts for more rollouts of a batch than so many."""
 
     prompt_rows_V: Ints
     group_sizes_V: Ints
     phases_V: Ints
     passes_V: Ints
     batch: BatchSettings
+    keeps: int | None = None
 
     def __len__(self) -> int:
         return len(self.prompt_rows_V)
@@ -45,10 +47,21 @@ class Plan:
         end = int(self._phase_ends[np.searchsorted(self._phase_ends, first, side="right")])
         return np.arange(first, end)
 
-    def num_visits(self, sizes: Ints, room: int) -> int:
-        """How many groups of `sizes` fit into `room` (in the batch's unit), at least one."""
-        cost = np.cumsum(sizes if self.batch.unit == "rollouts" else np.ones_like(sizes))
-        return max(int(np.searchsorted(cost, room, side="right")), 1)
+    def cost(self, sizes: Ints) -> Ints:
+        """What groups of `sizes` count for, in the batch's unit."""
+        if self.batch.unit == "prompts":
+            return np.ones_like(sizes)
+        return sizes if self.keeps is None else np.minimum(sizes, self.keeps)
+
+    def num_visits(self, sizes: Ints, room: int, *, is_last: bool = True) -> int:
+        """How many groups of `sizes` fit into `room` (in the batch's unit), at least one.
+
+        Where `sizes` go to the end of their phase and less than half of `room` would remain, that
+        is taken in as well: a step on four rollouts moves the policy as far as one on many.
+        """
+        cost = np.cumsum(self.cost(sizes))
+        num = max(int(np.searchsorted(cost, room, side="right")), 1)
+        return len(sizes) if is_last and cost[-1] - cost[num - 1] < room / 2 else num
 
     def request(self, visits: Ints, counts: Ints) -> GroupRequest:
         """The request for `visits`, all of one phase, with `counts` rollouts each."""

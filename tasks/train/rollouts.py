@@ -4,13 +4,14 @@ micro-batches.
 Legend: B rollouts of the step, Q groups (visits), T positions. Groups are ragged: `group_B` says
 which group a rollout is of, and no array is reshaped to [-1, G]."""
 
+import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from tasks.engines.engine import Samples
+from tasks.engines.engine import Samples, Sampling
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -32,17 +33,79 @@ class Prompts:
 @dataclass(frozen=True)
 class GroupRequest:
     """What control asks for: `counts[q]` rollouts of the training prompt in row `prompt_rows[q]`, a
-    group each. All of them are of one pass and one phase of the plan."""
+    group each. All of them are of one pass and one phase of the plan.
+
+    `extends[q]` is the number of the step's group that they join, -1 for a group of their own; None
+    where all are new. `sampling` replaces the run's settings: the weights of the loss correct for
+    the difference, as for any sampler. `prefixes[q]` are token ids that follow the prompt, such as
+    the start of a solution; they are part of the prompt, and not trained on.
+    """
 
     prompt_rows: Ints
     counts: Ints
     pass_number: int
     phase: int
+    extends: Ints | None = None
+    sampling: Sampling | None = None
+    prefixes: list[list[int]] | None = None
+
+    def groups(self, first_new: int) -> Ints:
+        """[Q] each group's number in the step, of which `first_new` is the next free one."""
+        if self.extends is None:
+            return np.arange(first_new, first_new + len(self.counts))
+        is_new = self.extends < 0
+        return np.where(is_new, first_new + np.cumsum(is_new) - 1, self.extends)
+
+
+@dataclass(frozen=True)
+class Features:
+    """What a slot wants to see of the policy before it decides; a pass over the step's rollouts
+    supplies it and is charged as scoring.
+
+    Log-probabilities and entropies of all completion tokens come with every such pass.
+    `hidden_layer` asks for the hidden states of a layer (0 the embeddings, -1 the last) and
+    `gradient_norms` for the norm of the gradient of each rollout's log-probability, which costs a
+    backward pass a rollout.
+    """
+
+    hidden_layer: int | None = None
+    gradient_norms: bool = False
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The policy's view of B rollouts with N completion tokens in all, before the step's update:
+    [N] log-probabilities and entropies; where asked for the hidden states [N, D] that predict the
+    completion's tokens, and those of the last prompt tokens' mean [B, D]; [B] gradient norms."""
+
+    logprobs_N: Floats
+    entropies_N: Floats
+    hidden_ND: Floats | None = None
+    prompt_hidden_BD: Floats | None = None
+    gradient_norms_B: Floats | None = None
+
+    def take(self, rows: Ints, places: Ints) -> "Observed":
+        """What was seen of the rollouts `rows`, whose tokens stand at `places`."""
+        return Observed(
+            self.logprobs_N[places],
+            self.entropies_N[places],
+            None if self.hidden_ND is None else self.hidden_ND[places],
+            None if self.prompt_hidden_BD is None else self.prompt_hidden_BD[rows],
+            None if self.gradient_norms_B is None else self.gradient_norms_B[rows],
+        )
 
 
 @dataclass(frozen=True)
 class Rollouts:
-    """B graded rollouts in Q groups, group by group."""
+    """B graded rollouts in Q groups, group by group, with N completion tokens in all.
+
+    What is known of a token stands in flat arrays [N], rollout after rollout (see `places`).
+    `versions_B` counts the updates of the policy that a rollout was sampled from; what was
+    `replayed_B` comes from an earlier step. `scores` are the parts of a composite reward by name.
+    `is_action_N` is False for tokens that an environment or a tool wrote: they are never trained
+    on; None: all are the policy's. A version of -1 says that other sampling settings than the
+    run's were asked for.
+    """
 
     prompt_rows_Q: Ints
     prompts: list[list[int]]
@@ -51,6 +114,11 @@ class Rollouts:
     texts: list[str]
     outcomes: list[str]
     rewards_B: Floats
+    versions_B: Ints
+    replayed_B: Bools
+    scores: list[dict[str, float]]
+    is_action_N: Bools | None = None
+    observed: Observed | None = None
 
     def prompt_tokens_B(self) -> Ints:
         """Length of each rollout's prompt."""
@@ -64,24 +132,48 @@ class Rollouts:
         """Tokens of prompt and completion of each rollout."""
         return self.prompt_tokens_B() + self.completion_tokens_B()
 
-    def where(self, keep_B: Bools) -> "Rollouts":
-        """The rollouts that `keep_B` marks. Groups keep their numbers, also those left empty."""
-        rows = np.flatnonzero(keep_B).tolist()
-        if len(rows) == len(keep_B):
-            return self
-        return Rollouts(
-            self.prompt_rows_Q,
-            self.prompts,
-            self.group_B[keep_B],
-            Samples(
-                [self.samples.token_ids[row] for row in rows],
-                [self.samples.logprobs[row] for row in rows],
-                [self.samples.finish_reasons[row] for row in rows],
+    def owner_N(self) -> Ints:
+        """[N] the rollout of each completion token."""
+        return np.repeat(np.arange(len(self.group_B)), self.completion_tokens_B())
+
+    def places(self, rows: Ints) -> Ints:
+        """The places in flat arrays [N] of the completion tokens of `rows`, row after row."""
+        lengths = self.completion_tokens_B()
+        starts = np.cumsum(lengths) - lengths
+        chosen = lengths[rows]
+        before = np.cumsum(chosen) - chosen
+        return np.asarray(np.arange(chosen.sum()) + np.repeat(starts[rows] - before, chosen))
+
+    def trained_N(self) -> Bools:
+        """[N] whether a token is the policy's own."""
+        if self.is_action_N is not None:
+            return self.is_action_N
+        return np.ones(int(self.completion_tokens_B().sum()), dtype=np.bool_)
+
+    def take(self, rows: Ints) -> "Rollouts":
+        """The rollouts `rows`, in that order. Groups keep their numbers, also those left empty."""
+        chosen, places = rows.tolist(), self.places(rows)
+        return replace(
+            self,
+            group_B=self.group_B[rows],
+            samples=Samples(
+                [self.samples.token_ids[row] for row in chosen],
+                [self.samples.logprobs[row] for row in chosen],
+                [self.samples.finish_reasons[row] for row in chosen],
             ),
-            [self.texts[row] for row in rows],
-            [self.outcomes[row] for row in rows],
-            self.rewards_B[keep_B],
+            texts=[self.texts[row] for row in chosen],
+            outcomes=[self.outcomes[row] for row in chosen],
+            rewards_B=self.rewards_B[rows],
+            versions_B=self.versions_B[rows],
+            replayed_B=self.replayed_B[rows],
+            scores=[self.scores[row] for row in chosen],
+            is_action_N=None if self.is_action_N is None else self.is_action_N[places],
+            observed=None if self.observed is None else self.observed.take(rows, places),
         )
+
+    def where(self, keep_B: Bools) -> "Rollouts":
+        """The rollouts that `keep_B` marks."""
+        return self if keep_B.all() else self.take(np.flatnonzero(keep_B))
 
     def is_correct_B(self) -> Bools:
         """Whether a rollout is correct; its reward may say otherwise."""
@@ -93,37 +185,81 @@ class Rollouts:
 
 
 @dataclass(frozen=True)
+class Estimate:
+    """What is learned from B rollouts with N completion tokens: which of them enter the loss, and
+    the advantages of their tokens, 0 for those of the others and of an environment. `old_N` are the
+    log-probabilities before the batch's first update, None where there is but one."""
+
+    keep_B: Bools
+    advantages_N: Floats
+    old_N: Floats | None
+
+    def has_advantage_B(self, rollouts: Rollouts) -> Bools:
+        """[B] whether a token of the rollout has an advantage that is not 0."""
+        found: Bools = np.zeros(len(self.keep_B), dtype=np.bool_)
+        np.logical_or.at(found, rollouts.owner_N(), self.advantages_N != 0.0)
+        return found
+
+    def mean_B(self, rollouts: Rollouts) -> Floats:
+        """[B] the mean advantage of each rollout's own tokens."""
+        owner_N, trained_N, num = rollouts.owner_N(), rollouts.trained_N(), len(self.keep_B)
+        length_B = np.bincount(owner_N, trained_N, num)
+        return np.asarray(np.bincount(owner_N, self.advantages_N, num) / np.maximum(length_B, 1))
+
+    def take(self, rollouts: Rollouts, rows: Ints) -> "Estimate":
+        """The estimate for `rows` of `rollouts` alone."""
+        places = rollouts.places(rows)
+        old_N = None if self.old_N is None else self.old_N[places]
+        return Estimate(self.keep_B[rows], self.advantages_N[places], old_N)
+
+
+@dataclass(frozen=True)
 class StepTotals:
     """What a loss may divide by: sums over the whole step, so that micro-batches add up to it
     whatever their packing.
 
     They count all graded rollouts, dead groups and those that select dropped among them, or with
-    `train.divisor: kept` those that it kept. `max_tokens` is sampling's limit."""
+    `train.divisor: kept` those that it kept; and of their tokens the policy's own. `max_tokens` is
+    sampling's limit."""
 
     num_tokens: int
     num_rollouts: int
     max_tokens: int
 
 
-def merge(parts: Sequence[Rollouts]) -> Rollouts:
-    """The rollouts of several requests of one step, groups renumbered one after another."""
-    offsets = np.cumsum([0] + [len(part.prompt_rows_Q) for part in parts])
+def merge(parts: Sequence[Rollouts], groups: Sequence[Ints] | None = None) -> Rollouts:
+    """The rollouts of several requests of one step, group by group. `groups[i]` are the numbers of
+    the groups of part i within the step; without them all groups are different ones."""
+    if groups is None:
+        ends = np.cumsum([0] + [len(part.prompt_rows_Q) for part in parts])
+        groups = [np.arange(*span) for span in itertools.pairwise(ends)]
+    numbers = np.concatenate(groups)
+    _, first = np.unique(numbers, return_index=True)
+    prompts = [ids for part in parts for ids in part.prompts]
+    group_B = [number[part.group_B] for part, number in zip(parts, groups, strict=True)]
     samples = Samples(
         [ids for part in parts for ids in part.samples.token_ids],
         [logprobs for part in parts for logprobs in part.samples.logprobs],
         [reason for part in parts for reason in part.samples.finish_reasons],
     )
-    return Rollouts(
-        np.concatenate([part.prompt_rows_Q for part in parts]),
-        [ids for part in parts for ids in part.prompts],
-        np.concatenate(
-            [part.group_B + offset for part, offset in zip(parts, offsets, strict=False)]
-        ),
+    masked = any(part.is_action_N is not None for part in parts)
+    merged = Rollouts(
+        np.concatenate([part.prompt_rows_Q for part in parts])[first],
+        [prompts[place] for place in first.tolist()],
+        np.concatenate(group_B),
         samples,
         [text for part in parts for text in part.texts],
         [outcome for part in parts for outcome in part.outcomes],
         np.concatenate([part.rewards_B for part in parts]),
+        np.concatenate([part.versions_B for part in parts]),
+        np.concatenate([part.replayed_B for part in parts]),
+        [scores for part in parts for scores in part.scores],
+        np.concatenate([part.trained_N() for part in parts]) if masked else None,
     )
+    # rollouts that joined a group stand beside those that were there before
+    if (np.diff(merged.group_B) < 0).any():
+        merged = merged.take(np.argsort(merged.group_B, kind="stable"))
+    return merged
 
 
 def group_means(values_B: Floats, group_B: Ints) -> tuple[Floats, Ints]:

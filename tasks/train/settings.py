@@ -4,15 +4,36 @@ section's."""
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tasks.common.params import at_least
+
 Spec = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """How much a step takes from the plan: so many rollouts, or so many prompts."""
+    """How much a step takes: so many rollouts, or so many prompts. `counts` says which rollouts:
+    all that are generated, or those that a selector of fixed yield keeps."""
 
     unit: Literal["rollouts", "prompts"]
     size: int
+    counts: Literal["generated", "kept"]
+
+
+@dataclass(frozen=True)
+class Updates:
+    """Optimizer steps a batch: each epoch goes over its groups in `minibatches` parts."""
+
+    epochs: int
+    minibatches: int
+
+    def __post_init__(self) -> None:
+        at_least(1, train__updates__epochs=self.epochs)
+        at_least(1, train__updates__minibatches=self.minibatches)
+
+    @property
+    def is_several(self) -> bool:
+        """Whether a batch is used for more than one optimizer step."""
+        return self.epochs * self.minibatches > 1
 
 
 @dataclass(frozen=True)
@@ -39,6 +60,7 @@ class TrainSettings:
     settings."""
 
     batch: BatchSettings
+    updates: Updates
     max_steps: int | None
     learning_rate: float
     warmup_steps: int

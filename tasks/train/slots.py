@@ -10,11 +10,11 @@ A method is one file in its slot's folder under `methods/`. It holds
 What changes during a run is in `Method.state`, a dataclass of numbers and arrays, None where there
 is nothing to remember. It is all that a checkpoint keeps of a method. Randomness is handed in.
 
-Legend: B rollouts of a step.
+Legend: B rollouts of a step, N completion tokens.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol
@@ -28,21 +28,40 @@ from tasks.common.params import ParamsError, parse
 from tasks.engines.engine import Engine, Request, Samples
 from tasks.train.methods import advantage, control, generate, loss, replay, select
 from tasks.train.plan import Plan
-from tasks.train.rollouts import Bools, Floats, GroupRequest, Ints, Rollouts, StepTotals
-from tasks.train.settings import Spec, TrainSettings
+from tasks.train.rollouts import (
+    Bools,
+    Features,
+    Floats,
+    GroupRequest,
+    Ints,
+    Rollouts,
+    StepTotals,
+)
+from tasks.train.settings import BatchSettings, Spec, TrainSettings
 from tasks.train.tokens import Normalize, Tokens
 
 Arrays = dict[str, npt.NDArray[Any]]
 
 
+@dataclass(frozen=True)
+class SoFar:
+    """A step when control is asked: its graded fresh rollouts (None before the first request), how
+    many requests they answer, and how much replay gives to the step, in the batch's unit."""
+
+    rollouts: Rollouts | None
+    num_requests: int
+    replayed: int
+
+
 class Control(Protocol):
-    """Which prompts are sampled next, and how often. Made with the run's plan."""
+    """Which prompts are sampled next, and how often. Made with the run's plan, which it may walk
+    along or take as the pool of prompts and the budget."""
 
     state: Any
 
-    def next(self, so_far: Sequence[Rollouts], rng: np.random.Generator) -> GroupRequest | None:
-        """The next groups of the step. Asked again, with the step's rollouts `so_far`, until None;
-        None at once means that the run is at its end."""
+    def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
+        """The next groups of the step, or more rollouts of groups that it has. Asked again, with
+        what was sampled, until None; None at once means that the run is at its end."""
         ...
 
     def observe(self, rollouts: Rollouts) -> None:
@@ -72,9 +91,12 @@ class Generate(Protocol):
 
 
 class Select(Protocol):
-    """Which of the step's graded rollouts enter the loss."""
+    """Which of the step's graded rollouts enter the loss. One that keeps a fixed number of every
+    group names it in `keeps`; `features` asks to see the policy's view of the rollouts."""
 
     state: Any = None
+    keeps: int | None = None
+    features: Features | None = None
 
     def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
         """[B] whether a rollout is kept."""
@@ -89,19 +111,30 @@ class Replay(Protocol):
     def add(self, rollouts: Rollouts) -> None:
         """Keep what is wanted of the step's fresh rollouts."""
 
+    def room(self, batch: BatchSettings) -> int:
+        """How much of the next batch `draw` will give, in the batch's unit; the fresh share shrinks
+        by that."""
+        return 0
+
     def draw(self, rng: np.random.Generator) -> Rollouts | None:
         """Rollouts to train on beside the step's fresh ones."""
         ...
 
 
 class Advantage(Protocol):
-    """What each rollout weighs in the gradient."""
+    """What each rollout, or each token, weighs in the gradient. `features` asks to see the policy's
+    view of the rollouts."""
 
     state: Any = None
+    features: Features | None = None
 
     def __call__(self, rollouts: Rollouts) -> Floats:
-        """[B] advantages; exactly 0 in a group whose rewards are all equal."""
+        """[B] advantages of rollouts, or [N] of their completion tokens. Without a baseline of its
+        own kind a method gives exactly 0 in a group whose rewards are all equal."""
         ...
+
+    def observe(self, rollouts: Rollouts) -> None:
+        """Learn from the step's rollouts, after their advantages were taken."""
 
 
 class Loss(Protocol):
@@ -116,6 +149,11 @@ class Loss(Protocol):
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """A micro-batch's share of the step's loss, and sums over its tokens (`clipped`)."""
         ...
+
+    def rate_factor(self, weights_B: Floats) -> float:
+        """What the learning rate of this update is multiplied by, from the importance weights [B]
+        of its rollouts (old policy over sampler, not capped), all ranks together."""
+        return 1.0
 
 
 @dataclass(frozen=True)
@@ -159,10 +197,18 @@ def fill_state(state: Any, arrays: Arrays) -> None:
 
 def load_slots(settings: TrainSettings, plan: Plan, num_prompts: int) -> Slots:
     """The method of every slot. Raises ParamsError naming a slot's unknown method or setting."""
+    chosen: Select = load_method(select, settings.select)
+    if settings.batch.counts == "kept":
+        if chosen.keeps is None:
+            raise ParamsError(
+                f"train.batch.counts is kept, and train.select {settings.select['method']} does "
+                "not keep a fixed number of every group: set generated"
+            )
+        plan = dataclasses.replace(plan, keeps=chosen.keeps)
     return Slots(
         load_method(control, settings.control, plan),
         load_method(generate, settings.generate, num_prompts),
-        load_method(select, settings.select),
+        chosen,
         load_method(replay, settings.replay),
         load_method(advantage, settings.advantage),
         load_method(loss, settings.loss),

@@ -1,6 +1,7 @@
 """A real policy's pass rates while it learned, as a world that answers requests: see
 `simulate.py`."""
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from tasks.engines.engine import Samples
 from tasks.profile.profile import profile_prompts
 from tasks.train.rollouts import GroupRequest, Rollouts
 from tests.bench.lengths import Floats, Ints, in_tokens
+from tests.train.steps import graded
 
 PROFILED_SAMPLES = 8
 
@@ -90,6 +92,5 @@ def collect(world: World, epoch: int, request: GroupRequest, rng: np.random.Gene
     )
     prompts = [[0] * n for n in world.prompt_tokens[request.prompt_rows].tolist()]
     outcomes = ["correct" if reward else "wrong" for reward in rewards]
-    return Rollouts(
-        request.prompt_rows, prompts, group_B, samples, [""] * len(lengths), outcomes, rewards
-    )
+    made = graded(prompts, group_B, samples, rewards)
+    return dataclasses.replace(made, prompt_rows_Q=request.prompt_rows, outcomes=outcomes)

@@ -36,9 +36,9 @@ from tasks.allocate.plan import load_strategy, make_plan
 from tasks.common import params
 from tasks.common.ledger import Architecture, charged_flops
 from tasks.train.plan import read_plan
-from tasks.train.rollouts import Rollouts, merge, mixed_groups
+from tasks.train.rollouts import Ints, Rollouts, merge, mixed_groups
 from tasks.train.settings import BatchSettings, TrainSettings
-from tasks.train.slots import Slots, load_slots
+from tasks.train.slots import Slots, SoFar, load_slots
 from tests.bench.histories import World, collect, read_world, take_profile
 from tests.bench.lengths import Floats
 from tests.bench.schedule import table
@@ -136,13 +136,16 @@ def replay(
     found: dict[int, Tally] = {}
     while True:
         parts: list[Rollouts] = []
+        numbers: list[Ints] = []
+        rollouts: Rollouts | None = None
         epoch = first
-        while (request := slots.control.next(parts, rng)) is not None:
+        while request := slots.control.next(SoFar(rollouts, len(parts), 0), rng):
             epoch = first + request.pass_number
+            numbers.append(request.groups(0 if rollouts is None else len(rollouts.prompts)))
             parts.append(collect(world, epoch, request, rng))
-        if not parts:
+            rollouts = merge(parts, numbers)
+        if rollouts is None:
             break
-        rollouts = merge(parts)
         found[epoch] = found.get(epoch, Tally()) + tally(rollouts, slots, rng)
         slots.control.observe(rollouts)
     rates = world.pass_rates
@@ -319,7 +322,7 @@ def main() -> None:
         )
     world = read_world(Path(os.environ["WINNOW_REAL_DATA"]), chosen.window)
     values = params.load(chosen.params)
-    batch, seeds = BatchSettings("rollouts", chosen.batch), range(chosen.seeds)
+    batch, seeds = BatchSettings("rollouts", chosen.batch, "generated"), range(chosen.seeds)
     recipes = {name: params.recipe(values, name) for name in chosen.recipes or values["recipes"]}
     aging = {name: params.recipe(values, name) for name in chosen.aging}
     epochs = len(world.pass_rates)

@@ -12,7 +12,7 @@ from tests.bench.histories import World, read_world, take_profile
 from tests.bench.simulate import Tally, oracle, replay
 from tests.bench.world import PROJECT
 
-BATCH = BatchSettings("rollouts", 32)
+BATCH = BatchSettings("rollouts", 32, "generated")
 
 
 def world(*rates):

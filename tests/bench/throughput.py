@@ -141,13 +141,14 @@ def step(trainer: Trainer, watch: Stopwatch, invent_rewards: bool) -> Rollouts:
             rewards_B = np.arange(len(batch.fresh.group_B)) % 2.0
             batch = Batch(batch.request, dataclasses.replace(batch.fresh, rewards_B=rewards_B))
         rollouts, rate = batch.fresh, trainer.learning_rate()
-        keep_B, advantages_B = trainer.estimate(rollouts, trainer.rng(LEARNING_STREAM))
+        rng = trainer.rng(LEARNING_STREAM)
+        rollouts = trainer.observe_policy(rollouts)
+        estimate = trainer.estimate(rollouts, rng)
         with watch.measure("update"):
-            gradient, nonfinite = trainer.update(rollouts, keep_B, advantages_B, rate)
-        trainer.observe(rollouts)
-        trainer.charge(rollouts, rollouts, keep_B, advantages_B, gradient.stats)
-        numbers = {"learning_rate": rate, "nonfinite": nonfinite}
-        trainer.record(batch, rollouts, keep_B, advantages_B, gradient, numbers)
+            update = trainer.update(rollouts, estimate, rate, rng)
+        trainer.observe(batch.fresh, rollouts)
+        trainer.charge(rollouts, rollouts, estimate, update)
+        trainer.record(batch, rollouts, estimate, update, rate)
     return rollouts
 
 
@@ -212,6 +213,7 @@ def update_passes(
                 gains_N = torch.from_numpy(advantages_B[batch.rows]).to(logprobs_N)[batch.row_N]
                 seen, _ = corrected_tokens(
                     logprobs_N,
+                    None,
                     batch.sampler_logprobs_N,
                     gains_N,
                     batch.row_N,

@@ -55,7 +55,8 @@ def parameters(rollouts: int) -> dict[str, Any]:
     values["checkpoint"] |= {"every_seconds": NEVER}
     values["ingest"]["splits"] = {"train": 1024, "validation": 256, "test": 16}
     values["train"] |= {
-        "batch": {"unit": "rollouts", "size": rollouts},
+        "batch": {"unit": "rollouts", "size": rollouts, "counts": "generated"},
+        "updates": {"epochs": 1, "minibatches": 1},
         "final_learning_rate_fraction": 1.0,
         "warmup_steps": 0,
         "kl_coefficient": 0.0,

@@ -29,9 +29,10 @@ from tasks.train.learner.update import (
     enable_activation_checkpointing,
 )
 from tasks.train.methods.loss import clip
-from tasks.train.rollouts import Rollouts, StepTotals
+from tasks.train.rollouts import StepTotals
 from tasks.train.settings import Correction
 from tests.policies import place_policy
+from tests.train.steps import flat_of, graded
 
 CORRECTION = Correction(ratio_to="old", level="token", cap=2.0, mode="truncate")
 
@@ -71,9 +72,8 @@ def test_generation_and_update_agree_with_torchs_counter(
     assert ours.sum() == pytest.approx(generated.get_total_flops(), rel=0.03)
 
     group_B = np.repeat(np.arange(16), 8)
-    rollouts = Rollouts(
-        np.arange(16), prompts, group_B, samples, [""] * 128, ["wrong"] * 128, np.zeros(128)
-    )
+    rollouts = graded(prompts, group_B, samples, np.zeros(128))
+    flat = flat_of(rollouts, np.ones(128))
 
     loss = clip.Method(clip.EXAMPLE)
 
@@ -84,9 +84,7 @@ def test_generation_and_update_agree_with_torchs_counter(
         )
         totals = StepTotals(sum(lengths), 128, 24)
         with FlopCounterMode(display=False) as updated:
-            stats = accumulate_gradients(
-                model, batches, np.ones(128), objective, totals, architecture
-            )
+            stats = accumulate_gradients(model, batches, flat, objective, totals, architecture)
         assert stats.flops == pytest.approx(updated.get_total_flops(), rel=0.03)
 
     enable_activation_checkpointing(model)
@@ -94,7 +92,7 @@ def test_generation_and_update_agree_with_torchs_counter(
     thrifty = Objective(loss, CORRECTION, 1.0, None, 0.0, False, 64)
     batches = micro_batches(rollouts, np.arange(128), 2048, torch.device("cpu"), by_group=False)
     with FlopCounterMode(display=False) as updated:
-        stats = accumulate_gradients(model, batches, np.ones(128), thrifty, totals, architecture)
+        stats = accumulate_gradients(model, batches, flat, thrifty, totals, architecture)
     # torch stops computing a layer again at the last product that the backward pass needs; we count
     # the whole layer
     assert stats.flops == pytest.approx(updated.get_total_flops(), rel=0.04)

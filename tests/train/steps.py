@@ -1,15 +1,20 @@
 """Plans and rollouts of training steps, made by hand."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
+import torch
 
 from tasks.engines.engine import Samples
+from tasks.train.learner.update import Flat
 from tasks.train.plan import Plan
-from tasks.train.rollouts import GroupRequest, Rollouts
+from tasks.train.rollouts import GroupRequest, Rollouts, merge
 from tasks.train.settings import BatchSettings
+from tasks.train.slots import SoFar
 
-BATCH = BatchSettings("rollouts", 8)
+START = SoFar(None, 0, 0)
+BATCH = BatchSettings("rollouts", 8, "generated")
 
 
 def plan_of(visits: Sequence[tuple[int, int]], batch: BatchSettings = BATCH) -> Plan:
@@ -40,15 +45,34 @@ def rollouts_of(
     outcomes[num - errors :] = ["error"] * errors
     lengths = [1] * num if lengths is None else lengths
     samples = Samples([[5] * n for n in lengths], [[0.0] * n for n in lengths], ["stop"] * num)
+    group_B = np.array(groups, dtype=np.int64)
+    made = graded([[5]] * len(rows), group_B, samples, np.array(rewards, dtype=np.float64))
+    return replace(made, prompt_rows_Q=rows, outcomes=outcomes)
+
+
+def graded(
+    prompts: list[list[int]], group_B: "np.ndarray", samples: Samples, rewards: "np.ndarray"
+) -> Rollouts:
+    """One group of fresh rollouts a prompt, with these rewards."""
+    num = len(group_B)
     return Rollouts(
-        rows,
-        [[5]] * len(rows),
-        np.array(groups, dtype=np.int64),
+        np.arange(len(prompts)),
+        prompts,
+        group_B,
         samples,
         [""] * num,
-        outcomes,
-        np.array(rewards, dtype=np.float64),
+        ["wrong"] * num,
+        rewards,
+        np.zeros(num, dtype=np.int64),
+        np.zeros(num, dtype=np.bool_),
+        [{}] * num,
     )
+
+
+def flat_of(rollouts: Rollouts, advantages_B: "np.ndarray") -> Flat:
+    """The step's flat arrays, with an advantage a rollout."""
+    advantages_N = torch.from_numpy(advantages_B[rollouts.owner_N()])
+    return Flat(advantages_N, torch.from_numpy(rollouts.trained_N()), None, 0)
 
 
 def answer_to(
@@ -61,3 +85,8 @@ def answer_to(
     groups = np.repeat(np.arange(len(request.counts)), request.counts).tolist()
     rewards = [0.0] * len(groups) if rewards is None else rewards
     return rollouts_of(rewards, groups, lengths, request.prompt_rows.tolist(), errors)
+
+
+def after(*parts: Rollouts) -> SoFar:
+    """A step after these answers of its own groups."""
+    return SoFar(merge(parts), len(parts), 0) if parts else START

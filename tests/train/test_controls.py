@@ -12,7 +12,7 @@ from tasks.train.methods.control import dapo, greso, knapsack, sagc
 from tasks.train.plan import Plan
 from tasks.train.rollouts import merge
 from tasks.train.settings import BatchSettings
-from tests.train.steps import answer_to, passes_of, plan_of
+from tests.train.steps import START, after, answer_to, passes_of, plan_of
 
 SAGC: dict[str, Any] = {
     "group_sizes": [4, 8, 16],
@@ -33,54 +33,54 @@ def greso_on(plan: Plan) -> greso.Method:
 
 def dapo_on(num_prompts: int, group_size: int, passes: int, size: int, max_refills: int) -> Any:
     """DAPO's control over a plan of equal groups, with batches of `size` rollouts."""
-    plan = passes_of(num_prompts, group_size, passes, BatchSettings("rollouts", size))
+    plan = passes_of(num_prompts, group_size, passes, BatchSettings("rollouts", size, "generated"))
     return dapo.Method(dapo.Settings(max_refills), plan)
 
 
 def test_dapo_fills_its_batch_with_mixed_groups_and_stops_at_the_limit() -> None:
     rng = np.random.default_rng(0)
     method = dapo.Method(
-        dapo.Settings(max_refills=2), passes_of(20, 2, 1, BatchSettings("rollouts", 8))
+        dapo.Settings(max_refills=2), passes_of(20, 2, 1, BatchSettings("rollouts", 8, "generated"))
     )
-    first = method.next([], rng)
+    first = method.next(START, rng)
     assert first is not None
     assert first.counts.tolist() == [2] * 4
     drawn = [answer_to(first, [1, 0, 1, 1, 0, 0, 0, 1])]  # two of four are mixed
-    second = method.next(drawn, rng)
+    second = method.next(after(*drawn), rng)
     assert second is not None
     assert second.prompt_rows.tolist() == [4, 5]  # as many as are missing, from the plan
     drawn.append(answer_to(second, [1, 0, 1, 1]))
-    third = method.next(drawn, rng)
+    third = method.next(after(*drawn), rng)
     assert third is not None
     assert third.prompt_rows.tolist() == [6]
     drawn.append(answer_to(third, [1, 1]))
-    assert method.next(drawn, rng) is None  # two refills is the limit, one group short
+    assert method.next(after(*drawn), rng) is None  # two refills is the limit, one group short
     method.observe(merge(drawn))
     assert method.describe() == {"refills_mean": 2.0, "unfilled_rate": 1.0}
-    full = method.next([], rng)
+    full = method.next(START, rng)
     assert full is not None
     assert full.prompt_rows.tolist() == [7, 8, 9, 10]
-    assert method.next([answer_to(full, [1, 0] * 4)], rng) is None
+    assert method.next(after(answer_to(full, [1, 0] * 4)), rng) is None
     method = dapo.Method(
-        dapo.Settings(max_refills=2), passes_of(20, 4, 1, BatchSettings("rollouts", 4))
+        dapo.Settings(max_refills=2), passes_of(20, 4, 1, BatchSettings("rollouts", 4, "generated"))
     )
-    request = method.next([], rng)
+    request = method.next(START, rng)
     assert request is not None
     assert (
-        method.next([answer_to(request, [1, 0, 0, 0], errors=1)], rng) is not None
+        method.next(after(answer_to(request, [1, 0, 0, 0], errors=1)), rng) is not None
     )  # three rollouts are no batch
 
 
 def test_dapo_ends_with_its_plan_and_keeps_to_a_phase() -> None:
     rng = np.random.default_rng(0)
     method = dapo.Method(
-        dapo.Settings(max_refills=9), passes_of(5, 2, 2, BatchSettings("rollouts", 8))
+        dapo.Settings(max_refills=9), passes_of(5, 2, 2, BatchSettings("rollouts", 8, "generated"))
     )
     seen: list[int] = []
-    while (request := method.next([], rng)) is not None:
+    while (request := method.next(START, rng)) is not None:
         parts = [answer_to(request, [1.0] * 2 * len(request.counts))]
         phases = {request.phase}
-        while (more := method.next(parts, rng)) is not None:
+        while (more := method.next(after(*parts), rng)) is not None:
             parts.append(answer_to(more, [1.0] * 2 * len(more.counts)))
             phases.add(more.phase)
         assert len(phases) == 1
@@ -93,21 +93,21 @@ def test_dapo_ends_with_its_plan_and_keeps_to_a_phase() -> None:
 
 
 def test_greso_never_skips_in_the_first_pass_and_then_by_streak() -> None:
-    method = greso_on(passes_of(4, 2, 3, BatchSettings("rollouts", 100)))
+    method = greso_on(passes_of(4, 2, 3, BatchSettings("rollouts", 100, "generated")))
     assert method.skip_probability(np.arange(4)).tolist() == [0] * 4
     method.state.streaks = np.array([3, -3, 0, 9])
     assert method.skip_probability(np.arange(4)).tolist() == [0] * 4  # pass 0
     np.testing.assert_allclose(method.skip_probability(np.arange(4, 8)), [0.875, 0.875, 0, 0.99])
     for seed in range(50):
         method.state.position = 4
-        request = method.next([], np.random.default_rng(seed))
+        request = method.next(START, np.random.default_rng(seed))
         assert request is not None
         assert 2 in request.prompt_rows  # its last group was mixed
 
 
 def test_greso_streaks_and_probabilities_move_as_published() -> None:
-    method = greso_on(passes_of(4, 2, 3, BatchSettings("rollouts", 100)))
-    request = method.next([], np.random.default_rng(0))
+    method = greso_on(passes_of(4, 2, 3, BatchSettings("rollouts", 100, "generated")))
+    request = method.next(START, np.random.default_rng(0))
     assert request is not None
     method.observe(answer_to(request, [1, 1, 0, 0, 1, 0, 0, 0]))
     assert method.state.streaks.tolist() == [1, -1, 0, -1]
@@ -138,14 +138,14 @@ def test_greso_streaks_and_probabilities_move_as_published() -> None:
 
 
 def test_greso_skips_at_the_rate_it_says() -> None:
-    method = greso_on(passes_of(1000, 2, 2, BatchSettings("rollouts", 10_000)))
+    method = greso_on(passes_of(1000, 2, 2, BatchSettings("rollouts", 10_000, "generated")))
     method.state.streaks[:] = 3
     method.state.position = 1000
-    request = method.next([], np.random.default_rng(0))
+    request = method.next(START, np.random.default_rng(0))
     assert request is not None
     assert len(request.counts) == pytest.approx(125, abs=32)  # three standard deviations
     assert method.describe()["skipped_rate"] == 1 - len(request.counts) / 1000
-    assert method.next([], np.random.default_rng(0)) is None
+    assert method.next(START, np.random.default_rng(0)) is None
 
 
 # --- knapsack
@@ -177,12 +177,14 @@ def test_knapsack_is_optimal_against_brute_force() -> None:
 def test_knapsack_learns_from_its_own_groups() -> None:
     rng = np.random.default_rng(0)
     settings = knapsack.Settings(smallest=2, largest=20, discount=0.5)
-    method = knapsack.Method(settings, passes_of(4, 8, 2, BatchSettings("rollouts", 32)))
-    first = method.next([], rng)
+    method = knapsack.Method(
+        settings, passes_of(4, 8, 2, BatchSettings("rollouts", 32, "generated"))
+    )
+    first = method.next(START, rng)
     assert first is not None
     assert first.counts.tolist() == [8] * 4  # nothing is known yet
     method.observe(answer_to(first, [0] * 8 + [1] + [0] * 7 + [1] * 4 + [0] * 4 + [1] * 7 + [0]))
-    second = method.next([], rng)
+    second = method.next(START, rng)
     assert second is not None
     assert second.counts[0] == 8  # never solved: the plan's
     assert second.counts.sum() == 32
@@ -199,11 +201,11 @@ def simulate(
     steps: int, seed: int = 0, **changes: Any
 ) -> tuple[np.ndarray, np.ndarray, sagc.Method]:
     """Sizes and straggler rates of steps with lengths drawn from a log-normal of deviation 0.8."""
-    plan = plan_of([(0, 16)] * (16 * steps), BatchSettings("rollouts", 16))
+    plan = plan_of([(0, 16)] * (16 * steps), BatchSettings("rollouts", 16, "generated"))
     method = sagc.Method(sagc.Settings(**(SAGC | changes)), plan)
     rng, sizes, rates = np.random.default_rng(seed), [], []
     for _ in range(steps):
-        request = method.next([], rng)
+        request = method.next(START, rng)
         assert request is not None
         assert request.counts.sum() == 16  # a step's rollouts stay what they are
         lengths = np.maximum(np.exp(0.8 * rng.standard_normal(16)) * 200, 1).astype(int)
@@ -245,9 +247,9 @@ def test_sagc_sees_stragglers_in_groups_of_two() -> None:
 
 
 def test_sagc_never_exceeds_the_plan() -> None:
-    plan = plan_of([(0, 2), (0, 16), (0, 8)], BatchSettings("rollouts", 100))
+    plan = plan_of([(0, 2), (0, 16), (0, 8)], BatchSettings("rollouts", 100, "generated"))
     method = sagc.Method(sagc.Settings(**SAGC), plan)
-    request = method.next([], np.random.default_rng(0))
+    request = method.next(START, np.random.default_rng(0))
     assert request is not None
     assert request.counts.tolist() == [2, 16, 8]
     with pytest.raises(ParamsError, match="distinct sizes of at least 2"):

@@ -14,7 +14,7 @@ from tasks.engines.hf.engine import HfEngine
 from tasks.models.policy import load_model, load_tokenizer
 from tasks.train.methods.generate import micro_groups
 from tasks.train.methods.generate.micro_groups import queue
-from tasks.train.rollouts import Rollouts
+from tests.train.steps import graded
 
 SAMPLING = Sampling(1.0, 1.0, 0, 60, 0)
 
@@ -99,9 +99,7 @@ def test_predictions_learn_which_prompts_are_long() -> None:
         lengths = np.maximum(rng.poisson(np.repeat(means, 8)), 1)
         group_B = np.repeat(np.arange(6), 8)
         samples = type("S", (), {"token_ids": [[7] * n for n in lengths]})()
-        rollouts = Rollouts(
-            np.arange(6), prompts, group_B, samples, [""] * 48, ["wrong"] * 48, np.zeros(48)
-        )
+        rollouts = graded(prompts, group_B, samples, np.zeros(48))
         method.observe(rollouts)
     predicted = method.predict(request, np.arange(6))
     assert np.argsort(predicted).tolist() == np.argsort(means).tolist()

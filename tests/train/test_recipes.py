@@ -12,7 +12,7 @@ from tasks.train.plan import read_plan
 from tasks.train.settings import TrainSettings
 from tasks.train.slots import load_slots
 from tests.allocate.test_allocate import profile_of
-from tests.train.steps import rollouts_of
+from tests.train.steps import START, rollouts_of
 
 VALUES = params.load(Path(__file__).resolve().parents[2] / "params.yaml")
 
@@ -27,7 +27,7 @@ def test_a_recipe_can_be_planned_and_loaded(name: str) -> None:
     settings = params.parse(recipe["train"], TrainSettings, "train")
     ids = [f"p{k:05d}" for k in range(200)]
     slots = load_slots(settings, read_plan(plan, ids, settings.batch), len(ids))
-    request = slots.control.next([], np.random.default_rng(0))
+    request = slots.control.next(START, np.random.default_rng(0))
     assert request is not None
     assert request.counts.sum() >= 1
     rollouts = rollouts_of([1.0, 0.0, 1.0], [0, 0, 0])

@@ -51,7 +51,8 @@ PARAMS: dict[str, Any] = {
     "tracking": {"uri": None, "experiment": "test", "log_weights": False},
     "evaluate": {"num_samples": 2, "pass_at": [1, 2], "num_bootstrap": 50},
     "train": {
-        "batch": {"unit": "rollouts", "size": 12},
+        "batch": {"unit": "rollouts", "size": 12, "counts": "generated"},
+        "updates": {"epochs": 1, "minibatches": 1},
         "max_steps": None,
         "learning_rate": 1.0e-3,
         "warmup_steps": 0,

@@ -11,9 +11,11 @@ from transformers import PreTrainedModel
 from tasks.engines.engine import Sampling
 from tasks.models.packing import check_forward
 from tasks.models.policy import Policy, named_weights
-from tasks.train.learner.micro_batches import micro_batches
+from tasks.train.learner.micro_batches import MicroBatch, micro_batches
+from tasks.train.learner.observe import join_observed, observe, places_of, rows_of
 from tasks.train.learner.ranks import Ranks
 from tasks.train.learner.update import (
+    Flat,
     Objective,
     UpdateStats,
     accumulate_gradients,
@@ -21,7 +23,15 @@ from tasks.train.learner.update import (
     merge_stats,
     token_logprobs,
 )
-from tasks.train.rollouts import Bools, Floats, Rollouts, StepTotals
+from tasks.train.rollouts import (
+    Bools,
+    Estimate,
+    Features,
+    Ints,
+    Observed,
+    Rollouts,
+    StepTotals,
+)
 from tasks.train.settings import LearnerSettings, TrainSettings
 from tasks.train.slots import Loss
 
@@ -55,7 +65,7 @@ class Learner:
         check_forward(model, packed=memory.share_prompts)
         self.policy, self.model, self.ranks = policy, model, ranks
         self.settings, self.memory, self.sampling = settings, memory, sampling
-        self.version = 0  # updates made, those of a resumed checkpoint left out
+        self.version = 0  # updates made
         has_reference = settings.kl_coefficient > 0
         self.reference = copy.deepcopy(model).requires_grad_(False) if has_reference else None
         if memory.activation_checkpointing:
@@ -80,41 +90,32 @@ class Learner:
             self.memory.tokens_per_logprob_chunk,
         )
 
-    def has_gradient(self, keep_B: Bools, advantages_B: Floats) -> Bools:
+    def has_gradient(self, rollouts: Rollouts, estimate: Estimate) -> Bools:
         """[B] the kept rollouts with a gradient. Advantage 0 has none, without a KL term."""
-        return keep_B if self.reference is not None else keep_B & (advantages_B != 0.0)
+        keep_B = estimate.keep_B
+        return keep_B if self.reference is not None else keep_B & estimate.has_advantage_B(rollouts)
 
-    def compute_gradient(
-        self, rollouts: Rollouts, keep_B: Bools, advantages_B: Floats, loss: Loss
-    ) -> Gradient:
-        """Put the gradient of the step's loss into the parameters, summed over ranks and clipped.
+    def compute_gradient(self, rollouts: Rollouts, estimate: Estimate, loss: Loss) -> Gradient:
+        """Put the gradient of the loss of these rollouts into the parameters, summed over ranks and
+        clipped.
 
         Rollouts without a gradient are not computed, but count in the loss's denominators.
         """
-        computed_B = self.has_gradient(keep_B, advantages_B)
-        # whole groups go to one rank, which prefills their prompts once
-        groups = self.ranks.shard(np.unique(rollouts.group_B[computed_B]).tolist())
-        rows = np.flatnonzero(computed_B & np.isin(rollouts.group_B, groups))
-        batches = micro_batches(
-            rollouts,
-            rows,
-            self.memory.max_tokens_per_micro_batch,
-            self.model.device,
-            by_group=self.memory.share_prompts,
+        rows = self.shard_rows(rollouts, self.has_gradient(rollouts, estimate))
+        batches = self.micro_batches(rollouts, rows)
+        flat = Flat(
+            torch.from_numpy(estimate.advantages_N),
+            torch.from_numpy(rollouts.trained_N()),
+            None if estimate.old_N is None else torch.from_numpy(estimate.old_N),
+            self.version,
         )
-        totals = self.totals(rollouts, keep_B)
+        totals = self.totals(rollouts, estimate.keep_B)
         self.optimizer.zero_grad(set_to_none=True)
         # in evaluation mode transformers keeps all activations
         self.model.train(self.memory.activation_checkpointing)
-        is_bfloat16 = self.settings.dtype == "bfloat16"
-        with torch.autocast(self.model.device.type, torch.bfloat16, enabled=is_bfloat16):
+        with self.autocast():
             stats = accumulate_gradients(
-                self.model,
-                batches,
-                advantages_B,
-                self.objective(loss),
-                totals,
-                self.policy.architecture,
+                self.model, batches, flat, self.objective(loss), totals, self.policy.architecture
             )
         self.model.eval()
         stats = merge_stats(self.ranks.all_gather(stats))
@@ -122,11 +123,41 @@ class Learner:
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm)
         return Gradient(stats, float(norm))
 
+    def observe(self, rollouts: Rollouts, features: Features, loss: Loss) -> tuple[Observed, float]:
+        """The policy's view of `rollouts`, and the FLOPs that the pass executed. Ranks look at
+        whole groups each, and all of them get all."""
+        rows = self.shard_rows(rollouts, np.ones(len(rollouts.group_B), dtype=np.bool_))
+        batches = self.micro_batches(rollouts, rows)
+        with self.autocast():
+            mine = observe(
+                self.model, batches, self.objective(loss), features, self.policy.architecture
+            )
+        rows_B, places_N = rows_of(batches), places_of(batches)
+        parts = self.ranks.all_gather((rows_B, places_N, mine))
+        order_B = np.argsort(np.concatenate([rows for rows, _, _ in parts]))
+        order_N = np.argsort(np.concatenate([places for _, places, _ in parts]))
+        seen = join_observed([observed for _, _, (observed, _) in parts])
+        return seen.take(order_B, order_N), sum(flops for _, _, (_, flops) in parts)
+
+    def shard_rows(self, rollouts: Rollouts, chosen_B: Bools) -> Ints:
+        """The chosen rollouts of this rank: whole groups go to one, which prefills their prompts
+        once."""
+        groups = self.ranks.shard(np.unique(rollouts.group_B[chosen_B]).tolist())
+        return np.flatnonzero(chosen_B & np.isin(rollouts.group_B, groups))
+
+    def micro_batches(self, rollouts: Rollouts, rows: Ints) -> list[MicroBatch]:
+        limit, by_group = self.memory.max_tokens_per_micro_batch, self.memory.share_prompts
+        return micro_batches(rollouts, rows, limit, self.model.device, by_group=by_group)
+
+    def autocast(self) -> torch.autocast:
+        is_bfloat16 = self.settings.dtype == "bfloat16"
+        return torch.autocast(self.model.device.type, torch.bfloat16, enabled=is_bfloat16)
+
     def totals(self, rollouts: Rollouts, keep_B: Bools) -> StepTotals:
         """What the loss may divide by, as `train.divisor` has it."""
         is_kept = self.settings.divisor == "kept"
         counted_B = keep_B if is_kept else ~rollouts.is_error_B()
-        num_tokens = int(rollouts.completion_tokens_B()[counted_B].sum())
+        num_tokens = int((rollouts.trained_N() & counted_B[rollouts.owner_N()]).sum())
         return StepTotals(num_tokens, int(counted_B.sum()), self.sampling.max_tokens)
 
     def step(self, rate: float) -> None:
@@ -141,9 +172,7 @@ class Learner:
     @torch.no_grad()
     def log_ratios(self, rollouts: Rollouts, loss: Loss) -> torch.Tensor:
         """[N] the trainer's log-probabilities less the sampler's, of all completion tokens."""
-        rows, by_group = np.arange(len(rollouts.group_B)), self.memory.share_prompts
-        limit, device = self.memory.max_tokens_per_micro_batch, self.model.device
-        batches = micro_batches(rollouts, rows, limit, device, by_group=by_group)
+        batches = self.micro_batches(rollouts, np.arange(len(rollouts.group_B)))
         objective = self.objective(loss)
         parts = [
             token_logprobs(self.model, batch, objective)[0] - batch.sampler_logprobs_N

@@ -15,6 +15,7 @@ import torch
 
 from tasks.models.packing import Packing, pack
 from tasks.train.rollouts import Ints, Rollouts
+from tasks.train.settings import Updates
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,13 @@ class Whole:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Some rollouts of a step: their completion tokens one after another, and `row_N`, which of
-    `rows` a token is of. The inputs of a forward are made in the form that is used."""
+    """Some rollouts of a step: their completion tokens one after another, `row_N`, which of
+    `rows` a token is of, and `places_N`, where the token stands in the step's flat arrays. The
+    inputs of a forward are made in the form that is used."""
 
     rows: Ints
+    versions_B: Ints
+    places_N: torch.Tensor
     targets_N: torch.Tensor
     sampler_logprobs_N: torch.Tensor
     row_N: torch.Tensor
@@ -103,6 +107,19 @@ def micro_batches(
     return [micro_batch(rollouts, np.array(batch), device) for batch in batches]
 
 
+def minibatches(group_B: Ints, updates: Updates, rng: np.random.Generator) -> list[Ints]:
+    """The rollouts of every update of a batch, in their order: each epoch deals the groups out anew
+    to so many parts. One update takes all as they are."""
+    if not updates.is_several:
+        return [np.arange(len(group_B))]
+    parts = []
+    for _ in range(updates.epochs):
+        groups = rng.permutation(np.unique(group_B))
+        shares = (groups[i :: updates.minibatches] for i in range(updates.minibatches))
+        parts += [np.flatnonzero(np.isin(group_B, share)) for share in shares if len(share)]
+    return parts
+
+
 def packed_tokens(rollouts: Rollouts, before: list[int], row: int) -> int:
     """What `row` adds to a micro-batch: its completion, and its prompt where the row before is of
     another group."""
@@ -119,6 +136,8 @@ def micro_batch(rollouts: Rollouts, rows: Ints, device: torch.device) -> MicroBa
     row_N = np.repeat(np.arange(len(rows)), [len(completion) for completion in completions])
     return MicroBatch(
         rows,
+        rollouts.versions_B[rows],
+        torch.from_numpy(rollouts.places(rows)).to(device),
         torch.tensor(list(itertools.chain(*completions)), device=device),
         torch.tensor(list(itertools.chain(*logprobs)), dtype=torch.float32, device=device),
         torch.from_numpy(row_N).to(device),

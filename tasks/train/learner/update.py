@@ -10,7 +10,7 @@ pass, so [B, T, V] never exists.
 Legend: B rollouts of a micro-batch, Q prompts in it, P prompt positions, T positions that predict
 completion tokens, N = the completion tokens of the micro-batch, D hidden size, V vocabulary."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -20,7 +20,7 @@ from tasks.common.ledger import Architecture, forward_flops
 from tasks.models.packing import forward, head_logits
 from tasks.train.learner.correction import corrected_tokens
 from tasks.train.learner.micro_batches import MicroBatch
-from tasks.train.rollouts import Floats, StepTotals
+from tasks.train.rollouts import StepTotals
 from tasks.train.settings import Correction
 from tasks.train.slots import Loss
 from tasks.train.tokens import Tokens, average
@@ -40,10 +40,23 @@ class Objective:
     tokens_per_chunk: int
 
 
+@dataclass(frozen=True)
+class Flat:
+    """A step's rollouts as flat arrays [N] over all their completion tokens: advantages, whether a
+    token is the policy's own, and the log-probabilities before the batch's first update (None: this
+    is the first). `version` is that of the policy."""
+
+    advantages_N: torch.Tensor
+    own_N: torch.Tensor
+    old_N: torch.Tensor | None
+    version: int
+
+
 @dataclass
 class UpdateStats:
-    """Sums over the tokens of a step's micro-batches, the log-ratios of trainer and sampler
-    themselves, and what forward and backward (and the reference's forward) executed."""
+    """Sums over the tokens of a step's micro-batches, and what forward and backward (and the
+    reference's forward) executed. Of rollouts of the current policy the log-ratios of trainer and
+    sampler themselves; of all rollouts the logarithm of their importance weight, not capped."""
 
     loss: float = 0.0
     num_tokens: int = 0
@@ -57,44 +70,66 @@ class UpdateStats:
     reference_flops: float = 0.0
 
     log_ratios: list[torch.Tensor] = field(default_factory=list)
+    log_weights: list[torch.Tensor] = field(default_factory=list)
 
-    def count(self, tokens: Tokens, cut_N: torch.Tensor, sampler_logprobs_N: torch.Tensor) -> None:
+    def count(
+        self,
+        tokens: Tokens,
+        cut_N: torch.Tensor,
+        sampler_logprobs_N: torch.Tensor,
+        is_current_B: torch.Tensor,
+    ) -> None:
         """Add a micro-batch's tokens, their importance weights and their log-ratios."""
         self.num_tokens += len(tokens.row_N)
         self.capped += float(cut_N.sum())
         self.weights += float(tokens.weights_N.sum())
         self.squared_weights += float((tokens.weights_N**2).sum())
-        self.log_ratios.append((tokens.logprobs_N.detach() - sampler_logprobs_N).cpu())
+        log_ratios_N = tokens.logprobs_N.detach() - sampler_logprobs_N
+        self.log_ratios.append(log_ratios_N[is_current_B[tokens.row_N]].cpu())
+        self.log_weights.append(tokens.by_row(tokens.old_logprobs_N - sampler_logprobs_N).cpu())
 
 
 def merge_stats(parts: list[UpdateStats]) -> UpdateStats:
-    """The sums of several ranks."""
+    """The sums of several ranks, or of several updates."""
     if len(parts) == 1:
         return parts[0]
-    names = [name for name in UpdateStats.__dataclass_fields__ if name != "log_ratios"]
-    sums = {name: sum(getattr(part, name) for part in parts) for name in names}
-    return UpdateStats(**sums, log_ratios=[ratios for part in parts for ratios in part.log_ratios])
+    merged = UpdateStats()
+    for field_ in fields(UpdateStats):
+        values = [getattr(part, field_.name) for part in parts]
+        setattr(merged, field_.name, sum(values, type(values[0])()))  # numbers or lists
+    return merged
 
 
 def accumulate_gradients(
     model: PreTrainedModel,
     batches: list[MicroBatch],
-    advantages_B: Floats,
+    flat: Flat,
     objective: Objective,
     totals: StepTotals,
     architecture: Architecture,
 ) -> UpdateStats:
-    """Add the gradient of the whole step's objective to the parameters."""
+    """Add the gradient of the whole step's objective to the parameters. The rollouts' old
+    log-probabilities are the policy's own where `flat` has none."""
     stats = UpdateStats()
     for batch in batches:
-        # the policy's log-probabilities, and the tokens as the loss takes them
+        # the policy's log-probabilities
         logprobs_N, entropy_N = token_logprobs(model, batch, objective)
-        advantages_N = torch.from_numpy(advantages_B[batch.rows]).to(logprobs_N)[batch.row_N]
+        sampler_N, row_N, places_N = batch.sampler_logprobs_N, batch.row_N, batch.places_N
+
+        # without the tokens that the policy did not write
+        own = flat.own_N[places_N.cpu()].to(logprobs_N.device)
+        if not own.all():
+            logprobs_N, entropy_N, sampler_N = logprobs_N[own], entropy_N[own], sampler_N[own]
+            row_N, places_N = row_N[own], places_N[own]
+
+        # the tokens as the loss takes them
+        places = places_N.cpu()
         tokens, cut_N = corrected_tokens(
             logprobs_N,
-            batch.sampler_logprobs_N,
-            advantages_N,
-            batch.row_N,
+            None if flat.old_N is None else flat.old_N[places].to(logprobs_N),
+            sampler_N,
+            flat.advantages_N[places].to(logprobs_N),
+            row_N,
             len(batch.rows),
             objective.correction,
         )
@@ -103,7 +138,7 @@ def accumulate_gradients(
         # the pull towards the reference, averaged as the loss is
         if objective.reference is not None:
             with torch.no_grad():
-                reference_N, _ = token_logprobs(objective.reference, batch, objective)
+                reference_N = token_logprobs(objective.reference, batch, objective)[0][own]
             kl_N = unbiased_kl(tokens, reference_N)
             kl = average(kl_N, tokens, totals, objective.loss.normalize)
             part = part + objective.kl_coefficient * kl
@@ -114,7 +149,8 @@ def accumulate_gradients(
         stats.loss += part.item()
         stats.entropy += entropy_N.sum().item()
         stats.clipped += float(sums["clipped"])
-        stats.count(tokens, cut_N, batch.sampler_logprobs_N)
+        is_current_B = torch.from_numpy(batch.versions_B == flat.version).to(logprobs_N.device)
+        stats.count(tokens, cut_N, sampler_N, is_current_B)
         body, head = batch_flops(architecture, batch, objective.share_prompts)
         again = computed_again(model, batch, objective)
         stats.flops += (3.0 + again[0]) * body + (3.0 + again[1]) * head

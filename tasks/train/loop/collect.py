@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from tasks.common.files import ArtifactError
 from tasks.engines.engine import Engine, Request, Samples, sample_flops, sample_seed
 from tasks.grading.grader import Answer, Grader
+from tasks.grading.verdict import Verdict
 from tasks.models.prompts import decode
 from tasks.train.loop.state import Run
 from tasks.train.rollouts import Floats, GroupRequest, Ints, Prompts, Rollouts
@@ -31,6 +32,17 @@ class Cost:
     flops: float
     tokens: int
     rollouts: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in the run a request of control stands: its step, the policy's version, each group's
+    number in the step and how many rollouts the group had before."""
+
+    step: int
+    version: int
+    groups: Ints
+    sampled: Ints
 
 
 class Collector:
@@ -51,24 +63,30 @@ class Collector:
         self.in_flight: pl.DataFrame | None = None
 
     def collect(
-        self,
-        prompts: Prompts,
-        asked: GroupRequest,
-        rng: np.random.Generator,
-        step: int,
-        first_group: int,
+        self, prompts: Prompts, asked: GroupRequest, rng: np.random.Generator, place: Place
     ) -> tuple[Rollouts, Cost]:
-        """The graded rollouts of one request of control; its groups are numbered from `first_group`
-        on within the step."""
+        """The graded rollouts of one request of control, sampled from policy `place.version`."""
         token_ids = [prompts.token_ids[row] for row in asked.prompt_rows]
+        if asked.prefixes is not None:
+            token_ids = [ids + more for ids, more in zip(token_ids, asked.prefixes, strict=True)]
         seeds = rng.integers(0, 2**63 - 1, size=int(asked.counts.sum())).tolist()
-        request = Request(token_ids, asked.counts.tolist(), seeds, self.run.sampling)
-        samples = self.find_recorded(prompts, asked, step, first_group)
+        sampling = asked.sampling or self.run.sampling
+        request = Request(token_ids, asked.counts.tolist(), seeds, sampling)
+        samples = self.find_recorded(prompts, asked, place)
         samples = samples or self.sample(request, asked.prompt_rows)
         group_B = request.owner_B()
-        texts, outcomes, rewards_B = self.grade(prompts, asked.prompt_rows[group_B], samples)
+        texts, verdicts = self.grade(prompts, asked.prompt_rows[group_B], samples)
         rollouts = Rollouts(
-            asked.prompt_rows, token_ids, group_B, samples, texts, outcomes, rewards_B
+            asked.prompt_rows,
+            token_ids,
+            group_B,
+            samples,
+            texts,
+            [verdict.outcome for verdict in verdicts],
+            np.array([verdict.reward for verdict in verdicts]),
+            np.full(len(group_B), place.version if sampling == self.run.sampling else -1),
+            np.zeros(len(group_B), dtype=np.bool_),
+            [dict(verdict.parts) for verdict in verdicts],
         )
         return rollouts, self.cost(request, samples)
 
@@ -91,36 +109,35 @@ class Collector:
         token_ids, logprobs, finish_reasons = zip(*every, strict=True)
         return Samples(list(token_ids), list(logprobs), list(finish_reasons))
 
-    def find_recorded(
-        self, prompts: Prompts, asked: GroupRequest, step: int, first_group: int
-    ) -> Samples | None:
-        """The samples of these groups of `step` from the record, if it has them.
+    def find_recorded(self, prompts: Prompts, asked: GroupRequest, place: Place) -> Samples | None:
+        """The samples at this place of the run from the record, if it has them.
 
         Control's choices may depend on numbers that differ in the last bit after a restart. Where
         it now asks for other groups than those in flight, they are sampled again. Raises
         ArtifactError where `recorded` has other groups.
         """
-        record = self.in_flight if self.recorded is None else self.recorded
+        record = self.record_of(place.step)
         if record is None:
             return None
-        groups = range(first_group, first_group + len(asked.counts))
-        rows = record.filter((pl.col("step") == step) & pl.col("group").is_in(groups))
+        # the rows of a group that came with an earlier request were found then
+        wanted = pl.DataFrame({"group": place.groups, "first": place.sampled, "num": asked.counts})
+        rows = (
+            wanted.with_columns(pl.col("group").cast(pl.Int32))
+            .join(record, on="group", maintain_order="left_right")
+            .filter(pl.col("sample_index").is_between("first", pl.col("first") + pl.col("num") - 1))
+        )
         if rows.is_empty():
             return None
-        found = (
-            rows.group_by("group", maintain_order=True)
-            .agg(pl.first("prompt_id"), pl.len())
-            .drop("group")
-            .rows()
-        )
-        wanted = [
+        counted = rows.group_by("group", maintain_order=True).agg(pl.first("prompt_id"), pl.len())
+        found = counted.drop("group").rows()
+        asked_for = [
             (prompts.ids[row], int(count))
             for row, count in zip(asked.prompt_rows, asked.counts, strict=True)
         ]
-        if found != wanted:
+        if found != asked_for:
             message = (
-                f"step {step}: the record has (prompt, rollouts) {found}, and control asks for "
-                f"{wanted}"
+                f"step {place.step}: the record has (prompt, rollouts) {found}, and control asks "
+                f"for {asked_for}"
             )
             if self.recorded is not None:
                 raise ArtifactError(f"{message}: it is the record of another run")
@@ -132,10 +149,26 @@ class Collector:
             rows["finish_reason"].to_list(),
         )
 
+    def record_of(self, step: int) -> pl.DataFrame | None:
+        """The rollouts that the record has as fresh ones of `step`; None without a record."""
+        record = self.in_flight if self.recorded is None else self.recorded
+        if record is None:
+            return None
+        return record.filter((pl.col("step") == step) & ~pl.col("replayed"))
+
+    def check_recorded(self, step: int, num_rollouts: int) -> None:
+        """Raise ArtifactError where `recorded` has more rollouts of `step` than were asked for."""
+        record = None if self.recorded is None else self.record_of(step)
+        if record is not None and len(record) != num_rollouts:
+            raise ArtifactError(
+                f"step {step}: the record has {len(record)} rollouts, and control asks for "
+                f"{num_rollouts}: it is the record of another run"
+            )
+
     def grade(
         self, prompts: Prompts, rows_B: Ints, samples: Samples
-    ) -> tuple[list[str], list[str], Floats]:
-        """Texts, outcomes and rewards of completions of the prompts in `rows_B`."""
+    ) -> tuple[list[str], list[Verdict]]:
+        """Texts and verdicts of completions of the prompts in `rows_B`."""
         ranks = self.run.ranks
         texts = decode(samples.token_ids, samples.finish_reasons, self.tokenizer)
         answers = [
@@ -143,9 +176,7 @@ class Collector:
             for row, text, reason in zip(rows_B, texts, samples.finish_reasons, strict=True)
         ]
         verdicts = self.grader.grade(ranks.shard(answers), min_judged=MIN_JUDGED)
-        mine = [(verdict.outcome, verdict.reward) for verdict in verdicts]
-        graded = ranks.gather_shards(mine, len(answers))
-        return texts, [outcome for outcome, _ in graded], np.array([reward for _, reward in graded])
+        return texts, ranks.gather_shards(verdicts, len(answers))
 
     def pass_rates(self, prompts: Prompts, num_samples: int) -> tuple[Floats, Cost]:
         """Pass rate of every prompt, with the same seeds every time: differences are the
@@ -155,9 +186,9 @@ class Collector:
         request = Request(prompts.token_ids, [num_samples] * num, seeds, self.run.sampling)
         samples = self.sample(request, None)
         rows_B = request.owner_B()
-        _, outcomes, _ = self.grade(prompts, rows_B, samples)
-        correct = np.bincount(rows_B, [outcome == "correct" for outcome in outcomes])
-        graded = np.bincount(rows_B, [outcome != "error" for outcome in outcomes])
+        _, verdicts = self.grade(prompts, rows_B, samples)
+        correct = np.bincount(rows_B, [verdict.outcome == "correct" for verdict in verdicts])
+        graded = np.bincount(rows_B, [verdict.outcome != "error" for verdict in verdicts])
         rates = np.asarray(correct[graded > 0] / graded[graded > 0])
         return rates, self.cost(request, samples)
 
@@ -167,8 +198,11 @@ class Collector:
         token_ids = prompts.token_ids[:1]
         request = Request(token_ids, [1], [sample_seed("probe")], sampling)
         samples = self.engine.generate(request)
-        rows = np.zeros(1, dtype=np.int64)
-        return Rollouts(rows, token_ids, rows, samples, [""], ["wrong"], np.zeros(1))
+        rows, is_replayed = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.bool_)
+        reward = np.zeros(1)
+        return Rollouts(
+            rows, token_ids, rows, samples, [""], ["wrong"], reward, rows, is_replayed, [{}]
+        )
 
     def cost(self, request: Request, samples: Samples) -> Cost:
         """What sampling executed."""

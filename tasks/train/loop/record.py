@@ -92,6 +92,8 @@ def rollout_rows(
             "advantage": float(advantages_B[row]),
             "finish_reason": samples.finish_reasons[row],
             "prompt_tokens": len(rollouts.prompts[group]),
+            "version": int(rollouts.versions_B[row]),
+            "replayed": bool(rollouts.replayed_B[row]),
             "token_ids": samples.token_ids[row],
             "sampler_logprobs": samples.logprobs[row],
             "text": rollouts.texts[row],

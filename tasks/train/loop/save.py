@@ -38,7 +38,8 @@ def save(trainer: Trainer, checkpoints: Checkpoints) -> None:
         tensors |= {f"{METHOD}.{slot}.{k}": torch.from_numpy(v) for k, v in arrays.items()}
     tables = {"steps": STEPS.frame(state.steps), "curve": CURVE.frame(state.curve)}
     copied = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-    checkpoints.save(Snapshot(state.num_steps, copied, state.numbers(), tables, part))
+    numbers = {**state.numbers(), "version": learner.version}
+    checkpoints.save(Snapshot(state.num_steps, copied, numbers, tables, part))
 
 
 def resume(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> None:
@@ -65,6 +66,7 @@ def resume(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> N
         }
     )
     trainer.state.fill(numbers, tables["steps"].to_dicts(), tables["curve"].to_dicts())
+    trainer.learner.version = numbers["version"]
     trainer.sync_engine()
     logger.info("resumed after %d steps from %s", trainer.state.num_steps, checkpoints.folder)
 

@@ -1,7 +1,7 @@
 """The synchronous loop, from top to bottom: sample, grade, select, estimate, update, observe,
 validate, checkpoint.
 
-On-policy, one update a step. Left out: more than one update a step, asynchronous sampling.
+Left out: sampling while the update runs.
 """
 
 import logging
@@ -61,21 +61,22 @@ def train(
             if due:
                 keep_in_flight(trainer, checkpoints, batch)
 
-            # select and estimate
+            # replay, select and estimate
             rng, rate = trainer.rng(LEARNING_STREAM), trainer.learning_rate()
             replayed = slots.replay.draw(rng)
             rollouts = batch.fresh if replayed is None else merge([batch.fresh, replayed])
-            keep_B, advantages_B = trainer.estimate(rollouts, rng)
+            with state.timed("score"):
+                rollouts = trainer.observe_policy(rollouts)
+            estimate = trainer.estimate(rollouts, rng)
 
             # update, and give the engine the new weights
             with state.timed("update"):
-                gradient, nonfinite = trainer.update(rollouts, keep_B, advantages_B, rate)
+                update = trainer.update(rollouts, estimate, rate, rng)
 
             # observe, charge, record
-            trainer.observe(batch.fresh)
-            trainer.charge(batch.fresh, rollouts, keep_B, advantages_B, gradient.stats)
-            numbers = {"learning_rate": rate, "nonfinite": nonfinite}
-            row = trainer.record(batch, rollouts, keep_B, advantages_B, gradient, numbers)
+            trainer.observe(batch.fresh, rollouts)
+            trainer.charge(batch.fresh, rollouts, estimate, update)
+            row = trainer.record(batch, rollouts, estimate, update, rate)
 
             # checkpoint
             stop = any(ranks.all_gather(stopping()))

@@ -5,7 +5,7 @@ interrupted.
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,14 +13,23 @@ import torch
 
 from tasks.common.ledger import ACCOUNTS, charged_flops, paper_training_flops
 from tasks.common.statistics import bootstrap_interval
-from tasks.train.learner.learner import Gradient, Learner
-from tasks.train.learner.update import UpdateStats, learning_rate
-from tasks.train.loop.collect import Collector
+from tasks.train.learner.learner import Learner
+from tasks.train.learner.micro_batches import minibatches
+from tasks.train.learner.update import UpdateStats, learning_rate, merge_stats
+from tasks.train.loop.collect import Collector, Place
 from tasks.train.loop.record import describe_step, rollout_rows
 from tasks.train.loop.state import Run, State, TrainingError
-from tasks.train.rollouts import Bools, Floats, GroupRequest, Prompts, Rollouts, merge
+from tasks.train.rollouts import (
+    Estimate,
+    Features,
+    GroupRequest,
+    Ints,
+    Prompts,
+    Rollouts,
+    merge,
+)
 from tasks.train.settings import Guards
-from tasks.train.slots import Slots
+from tasks.train.slots import Slots, SoFar
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +44,17 @@ class Batch:
 
     request: GroupRequest
     fresh: Rollouts
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a step's updates came to: sums over them, the norm of each gradient before clipping, the
+    last factor of the learning rate, and whether one was not finite."""
+
+    stats: UpdateStats
+    norms: list[float]
+    rate_factor: float
+    nonfinite: bool
 
 
 @dataclass
@@ -67,51 +87,113 @@ class Trainer:
             return None
         seeds, choices = self.rng(SAMPLING_STREAM), self.rng(CONTROL_STREAM)
         parts: list[Rollouts] = []
-        requests: list[GroupRequest] = []
-        while (request := self.slots.control.next(parts, choices)) is not None:
-            first_group = sum(len(part.prompt_rows_Q) for part in parts)
-            rollouts, cost = self.collector.collect(
-                self.prompts, request, seeds, self.state.num_steps, first_group
-            )
+        numbers: list[Ints] = []
+        first: GroupRequest | None = None
+        fresh: Rollouts | None = None
+        replayed = self.slots.replay.room(self.run.settings.batch)
+        while request := self.slots.control.next(SoFar(fresh, len(parts), replayed), choices):
+            place = self.place(request, fresh)
+            rollouts, cost = self.collector.collect(self.prompts, request, seeds, place)
             self.state.ledger.add(
                 "generate", executed=cost.flops, tokens=cost.tokens, rollouts=cost.rollouts
             )
-            requests.append(request)
+            first = first or request
             parts.append(rollouts)
-        return Batch(requests[0], merge(parts)) if parts else None
+            numbers.append(place.groups)
+            fresh = merge(parts, numbers)
+        if fresh is None or first is None:
+            return None
+        self.collector.check_recorded(self.state.num_steps, len(fresh.group_B))
+        return Batch(first, fresh)
 
-    def estimate(self, rollouts: Rollouts, rng: np.random.Generator) -> tuple[Bools, Floats]:
-        """[B] which rollouts enter the loss, and [B] their advantages, 0 for the others."""
+    def place(self, request: GroupRequest, fresh: Rollouts | None) -> Place:
+        """Where `request` stands, after the step's rollouts so far."""
+        num_groups = 0 if fresh is None else len(fresh.prompt_rows_Q)
+        groups = request.groups(num_groups)
+        if fresh is not None:
+            known = groups[groups < num_groups]
+            if (fresh.prompt_rows_Q[known] != request.prompt_rows[groups < num_groups]).any():
+                raise ValueError("a request extends a group of another prompt")
+        had_Q = np.bincount([] if fresh is None else fresh.group_B, minlength=groups.max() + 1)
+        return Place(self.state.num_steps, self.learner.version, groups, had_Q[groups])
+
+    def observe_policy(self, rollouts: Rollouts) -> Rollouts:
+        """The rollouts with the policy's view of them, where a slot or a second update needs it."""
+        slots = self.slots
+        wanted = [slot.features for slot in (slots.select, slots.advantage) if slot.features]
+        if self.run.settings.updates.is_several:
+            wanted.append(Features())
+        if not wanted:
+            return rollouts
+        layers = {features.hidden_layer for features in wanted} - {None}
+        if len(layers) > 1:
+            raise TrainingError(f"the slots ask for hidden states of several layers: {layers}")
+        norms = any(features.gradient_norms for features in wanted)
+        features = Features(layers.pop() if layers else None, norms)
+        observed, flops = self.learner.observe(rollouts, features, slots.loss)
+        tokens = float(rollouts.tokens_B().sum())
+        backward = 2.0 * norms  # beside the forward, in units of it
+        charged = charged_flops(self.run.policy.architecture, reference=tokens) * (1.0 + backward)
+        self.state.ledger.add(
+            "score", executed=flops, charged=charged, charged_mixed=charged, charged_paper=charged
+        )
+        return replace(rollouts, observed=observed)
+
+    def estimate(self, rollouts: Rollouts, rng: np.random.Generator) -> Estimate:
+        """Which rollouts enter the loss, and the advantages of their tokens."""
         graded_B = ~rollouts.is_error_B()  # our own failures leave their group and every divisor
         keep_B = graded_B.copy()
         keep_B[graded_B] = self.slots.select(rollouts.where(graded_B), rng)
         over_B = keep_B if self.run.settings.advantage_over == "kept" else graded_B
-        advantages_B = np.zeros(len(keep_B))
-        advantages_B[over_B] = self.slots.advantage(rollouts.where(over_B))
-        return keep_B, np.where(keep_B, advantages_B, 0.0)
+        over = rollouts.where(over_B)
+        advantages = self.slots.advantage(over)
+        # of rollouts or of tokens
+        if len(advantages) == len(over.group_B):
+            advantages = advantages[over.owner_N()]
+        owner_N = rollouts.owner_N()
+        advantages_N = np.zeros(len(owner_N))
+        advantages_N[over_B[owner_N]] = advantages
+        learned_N = keep_B[owner_N] & rollouts.trained_N()
+        several = self.run.settings.updates.is_several
+        old_N = rollouts.observed.logprobs_N if several and rollouts.observed else None
+        return Estimate(keep_B, np.where(learned_N, advantages_N, 0.0), old_N)
 
     def update(
-        self, rollouts: Rollouts, keep_B: Bools, advantages_B: Floats, rate: float
-    ) -> tuple[Gradient, bool]:
-        """One optimizer step, and the engine's new weights; the gradient, and whether it or a
-        log-probability was not finite. Nothing moves then, nor where no rollout has a gradient."""
-        nothing = Gradient(UpdateStats(), None)
+        self, rollouts: Rollouts, estimate: Estimate, rate: float, rng: np.random.Generator
+    ) -> Update:
+        """The optimizer steps of a batch, each followed by nothing else; then the engine gets the
+        new weights. Nothing moves where a log-probability, loss or gradient is not finite, nor
+        where no rollout has a gradient."""
         if not all(np.isfinite(logprobs).all() for logprobs in rollouts.samples.logprobs):
             # a policy that is not finite may not show it in the gradient: no group may be mixed
             self.skip_nonfinite(rollouts)
-            return nothing, True
-        if not self.learner.has_gradient(keep_B, advantages_B).any():
-            return nothing, False
-        self.collector.engine.sleep()
-        gradient = self.learner.compute_gradient(rollouts, keep_B, advantages_B, self.slots.loss)
-        if not gradient.is_finite:
-            self.skip_nonfinite(rollouts)
-            return Gradient(gradient.stats, None), True
-        log_ratios = torch.cat(gradient.stats.log_ratios)
-        self.check_sampler(log_ratios, f"step {self.state.num_steps}")
-        self.learner.step(rate)
-        self.sync_engine()
-        return gradient, False
+            return Update(UpdateStats(), [], 1.0, True)
+        parts = [
+            rows
+            for rows in minibatches(rollouts.group_B, self.run.settings.updates, rng)
+            if self.learner.has_gradient(rollouts.take(rows), estimate.take(rollouts, rows)).any()
+        ]
+        if parts:
+            self.collector.engine.sleep()
+        stats, norms, factor, is_finite = [UpdateStats()], list[float](), 1.0, True
+        for rows in parts:
+            part = rollouts.take(rows)
+            gradient = self.learner.compute_gradient(
+                part, estimate.take(rollouts, rows), self.slots.loss
+            )
+            stats.append(gradient.stats)
+            is_finite = gradient.is_finite
+            if not is_finite:
+                self.skip_nonfinite(rollouts)
+                break
+            self.check_sampler(gradient.stats.log_ratios, f"step {self.state.num_steps}")
+            weights_B = torch.cat(gradient.stats.log_weights).double().exp().numpy()
+            factor = self.slots.loss.rate_factor(weights_B)
+            self.learner.step(rate * factor)
+            norms.append(gradient.norm or 0.0)
+        if norms:
+            self.sync_engine()
+        return Update(merge_stats(stats), norms, factor, not is_finite)
 
     def sync_engine(self) -> None:
         """Put the policy's weights into the engine, and see that they are there."""
@@ -129,10 +211,12 @@ class Trainer:
             self.slots.control.progress(),
         )
 
-    def observe(self, fresh: Rollouts) -> None:
-        """Let the methods that remember learn from the step's fresh rollouts."""
+    def observe(self, fresh: Rollouts, rollouts: Rollouts) -> None:
+        """Let the methods that remember learn from the step's fresh rollouts, and the advantage
+        from all that it was taken of."""
         self.slots.control.observe(fresh)
         self.slots.generate.observe(fresh)
+        self.slots.advantage.observe(rollouts)
         self.slots.replay.add(fresh)
 
     def skip_nonfinite(self, rollouts: Rollouts) -> None:
@@ -149,10 +233,11 @@ class Trainer:
             raise TrainingError(f"{message}; that is guards.max_nonfinite_steps {limit} in a row")
         logger.warning("%s; the step is skipped", message)
 
-    def check_sampler(self, log_ratios: torch.Tensor, where: str) -> None:
+    def check_sampler(self, log_ratios: list[torch.Tensor], where: str) -> None:
         """Raise TrainingError unless sampler and trainer hold the same policy. A sampler with stale
         weights is otherwise silent."""
-        gap, engine = float(log_ratios.abs().mean()), self.collector.engine
+        ratios, engine = torch.cat(log_ratios), self.collector.engine
+        gap = float(ratios.abs().mean()) if len(ratios) else 0.0
         if gap > self.max_sampler_gap:
             raise TrainingError(
                 f"{where}: the engine {engine.name} {engine.version} and the trainer differ by "
@@ -168,29 +253,25 @@ class Trainer:
             return
         rollouts = self.collector.probe(self.prompts, PROBE_TOKENS)
         log_ratios = self.learner.log_ratios(rollouts, self.slots.loss)
-        self.check_sampler(log_ratios, f"before step {self.state.num_steps}")
+        self.check_sampler([log_ratios], f"before step {self.state.num_steps}")
 
     def charge(
-        self,
-        fresh: Rollouts,
-        rollouts: Rollouts,
-        keep_B: Bools,
-        advantages_B: Floats,
-        stats: UpdateStats,
+        self, fresh: Rollouts, rollouts: Rollouts, estimate: Estimate, update: Update
     ) -> None:
         """Enter the step into the accounts (see the ledger). What was replayed was generated
-        before."""
+        before; a rollout is charged once for every epoch."""
         architecture, ledger = self.run.policy.architecture, self.state.ledger
         generated = float(fresh.tokens_B().sum())
-        updated = float(rollouts.tokens_B()[keep_B].sum())
-        mixed = float(rollouts.tokens_B()[advantages_B != 0.0].sum())
+        epochs = self.run.settings.updates.epochs
+        updated = epochs * float(rollouts.tokens_B()[estimate.keep_B].sum())
+        mixed = epochs * float(rollouts.tokens_B()[estimate.has_advantage_B(rollouts)].sum())
         has_reference = self.learner.reference is not None
         rollout = charged_flops(architecture, generated=generated)
         reference = charged_flops(architecture, reference=updated) if has_reference else 0.0
         flat = paper_training_flops(architecture, generated, has_reference=has_reference)
         ledger.add(
             "score",
-            executed=stats.reference_flops,
+            executed=update.stats.reference_flops,
             charged=reference,
             charged_mixed=reference,
             charged_paper=reference,
@@ -198,22 +279,21 @@ class Trainer:
         ledger.add("generate", charged=rollout, charged_mixed=rollout, charged_paper=rollout)
         ledger.add(
             "update",
-            executed=stats.flops,
+            executed=update.stats.flops,
             charged=charged_flops(architecture, updated=updated),
             charged_mixed=charged_flops(architecture, updated=mixed),
             charged_paper=flat - rollout - reference,
             tokens=updated,
-            rollouts=int(keep_B.sum()),
+            rollouts=epochs * int(estimate.keep_B.sum()),
         )
 
     def record(
         self,
         batch: Batch,
         rollouts: Rollouts,
-        keep_B: Bools,
-        advantages_B: Floats,
-        gradient: Gradient,
-        numbers: dict[str, Any],
+        estimate: Estimate,
+        update: Update,
+        rate: float,
     ) -> dict[str, Any]:
         """Keep the step's rows, and count it; returns its row of STEPS."""
         state = self.state
@@ -221,16 +301,22 @@ class Trainer:
             "step": state.num_steps,
             "pass": batch.request.pass_number,
             "phase": batch.request.phase,
-            "grad_norm": gradient.norm,
-            "updated": gradient.norm is not None,
-            **numbers,
+            "grad_norm": float(np.mean(update.norms)) if update.norms else None,
+            "updated": bool(update.norms),
+            "num_updates": len(update.norms),
+            "learning_rate": rate * update.rate_factor,
+            "nonfinite": update.nonfinite,
             "tokens": int(state.ledger.tokens["generate"]),
             **{f"flops_{account}": state.trained(account) for account in ACCOUNTS},
-            **describe_step(rollouts, keep_B, gradient.stats),
+            **describe_step(rollouts, estimate.keep_B, update.stats),
         }
         state.steps.append(row)
         state.rollouts += rollout_rows(
-            state.num_steps, self.prompts.ids, rollouts, keep_B, advantages_B
+            state.num_steps,
+            self.prompts.ids,
+            rollouts,
+            estimate.keep_B,
+            estimate.mean_B(rollouts),
         )
         state.num_steps += 1
         return row

@@ -8,7 +8,6 @@ that a batch that never fills cannot loop for ever. Left out: cutting a batch th
 than asked for.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +15,8 @@ import numpy as np
 from tasks.common.params import at_least
 from tasks.train.methods.control.plan import next_visits
 from tasks.train.plan import Plan
-from tasks.train.rollouts import GroupRequest, Rollouts, mixed_groups
-from tasks.train.slots import Control
+from tasks.train.rollouts import GroupRequest, Ints, Rollouts, mixed_groups
+from tasks.train.slots import Control, SoFar
 
 
 @dataclass(frozen=True)
@@ -45,24 +44,25 @@ class Method(Control):
     def __init__(self, settings: Settings, plan: Plan) -> None:
         self.settings, self.plan, self.state = settings, plan, State()
 
-    def next(self, so_far: Sequence[Rollouts], rng: np.random.Generator) -> GroupRequest | None:
+    def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
         """First a batch, then as many visits of the same phase as a batch of mixed groups lacks."""
         plan, first = self.plan, self.state.position
         if first == len(plan):
             return None
-        if not so_far:
-            return self.take(next_visits(plan, first))
-        missing = plan.batch.size - sum(self.mixed_size(rollouts) for rollouts in so_far)
+        if so_far.rollouts is None:
+            return self.take(next_visits(plan, first, so_far))
+        missing = plan.batch.size - so_far.replayed - self.mixed_size(so_far.rollouts)
         if missing <= 0 or plan.phases_V[first] != plan.phases_V[first - 1]:
             return None
-        if len(so_far) > self.settings.max_refills:
+        if so_far.num_requests > self.settings.max_refills:
             self.state.unfilled_steps += 1
             return None
         self.state.refills += 1
         visits = plan.rest_of_phase(first)
-        return self.take(visits[: plan.num_visits(plan.group_sizes_V[visits], missing)])
+        num = plan.num_visits(plan.group_sizes_V[visits], missing, is_last=False)
+        return self.take(visits[:num])
 
-    def take(self, visits: "np.ndarray") -> GroupRequest:
+    def take(self, visits: Ints) -> GroupRequest:
         """The request for `visits`; the next ones come after them."""
         self.state.position = int(visits[-1]) + 1
         return self.plan.request(visits, self.plan.group_sizes_V[visits])

@@ -9,7 +9,6 @@ sampled is at its target or above. The target is `dead_rate`, a third of it for 
 Left out: the paper's growing batches.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy as np
 from tasks.common.params import share
 from tasks.train.plan import Plan
 from tasks.train.rollouts import Floats, GroupRequest, Ints, Rollouts
-from tasks.train.slots import Control
+from tasks.train.slots import Control, SoFar
 
 EASY_SHARE = 1 / 3  # of the target rate of dead groups
 
@@ -59,18 +58,19 @@ class Method(Control):
         streaks = np.zeros(plan.num_prompts, dtype=np.int64)
         self.state = State(streaks, settings.p_start, settings.p_start)
 
-    def next(self, so_far: Sequence[Rollouts], rng: np.random.Generator) -> GroupRequest | None:
+    def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
         """The next visits of one phase that are not skipped, up to a batch of them; None when they
         were sampled, or at the plan's end."""
         plan, state = self.plan, self.state
-        while not so_far and state.position < len(plan):
+        room = max(plan.batch.size - so_far.replayed, 1)
+        while not so_far.num_requests and state.position < len(plan):
             visits = plan.rest_of_phase(state.position)
             taken = visits[rng.random(len(visits)) >= self.skip_probability(visits)]
             if not len(taken):
                 state.position += len(visits)
                 state.skipped += len(visits)
                 continue
-            num = plan.num_visits(plan.group_sizes_V[taken], plan.batch.size)
+            num = plan.num_visits(plan.group_sizes_V[taken], room)
             end = int(taken[num - 1] if num < len(taken) else visits[-1]) + 1
             state.taken += num
             state.skipped += end - state.position - num

@@ -7,7 +7,6 @@ their group sizes out among them, between `smallest` and `largest` each, by dyna
 Pass rates are those of the prompt's own earlier groups, older ones discounted. A prompt that was
 not sampled yet, or never solved (worth 0 by the formula), keeps the plan's group size."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +15,7 @@ from tasks.common.params import at_least, share
 from tasks.train.methods.control.plan import next_visits
 from tasks.train.plan import Plan
 from tasks.train.rollouts import Floats, GroupRequest, Ints, Rollouts
-from tasks.train.slots import Control
+from tasks.train.slots import Control, SoFar
 
 
 @dataclass(frozen=True)
@@ -48,12 +47,12 @@ class Method(Control):
         self.settings, self.plan = settings, plan
         self.state = State(np.zeros(plan.num_prompts), np.zeros(plan.num_prompts))
 
-    def next(self, so_far: Sequence[Rollouts], rng: np.random.Generator) -> GroupRequest | None:
+    def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
         """The plan's next visits with their rollouts shared out again; None when they were sampled,
         or at the plan's end."""
-        if so_far or self.state.position == len(self.plan):
+        if so_far.num_requests or self.state.position == len(self.plan):
             return None
-        visits = next_visits(self.plan, self.state.position)
+        visits = next_visits(self.plan, self.state.position, so_far)
         self.state.position = int(visits[-1]) + 1
         request = self.plan.request(visits, self.plan.group_sizes_V[visits])
         return replace(request, counts=self.share_out(request.prompt_rows, request.counts))

@@ -1,14 +1,13 @@
 """`plan`: visit the plan in its order. A step takes as many visits as fit its batch and never
 straddles two phases."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tasks.train.plan import Plan
-from tasks.train.rollouts import GroupRequest, Rollouts
-from tasks.train.slots import Control
+from tasks.train.rollouts import GroupRequest, Ints
+from tasks.train.slots import Control, SoFar
 
 
 @dataclass
@@ -22,11 +21,11 @@ class Method(Control):
     def __init__(self, plan: Plan) -> None:
         self.plan, self.state = plan, State()
 
-    def next(self, so_far: Sequence[Rollouts], rng: np.random.Generator) -> GroupRequest | None:
+    def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
         """The next step's visits, all at once; None once sampled, or at the plan's end."""
-        if so_far or self.state.position == len(self.plan):
+        if so_far.num_requests or self.state.position == len(self.plan):
             return None
-        visits = next_visits(self.plan, self.state.position)
+        visits = next_visits(self.plan, self.state.position, so_far)
         self.state.position = int(visits[-1]) + 1
         return self.plan.request(visits, self.plan.group_sizes_V[visits])
 
@@ -34,7 +33,7 @@ class Method(Control):
         return self.plan.share_before(self.state.position)
 
 
-def next_visits(plan: Plan, first: int) -> "np.ndarray":
-    """The visits from `first` on that make a batch."""
-    visits = plan.rest_of_phase(first)
-    return visits[: plan.num_visits(plan.group_sizes_V[visits], plan.batch.size)]
+def next_visits(plan: Plan, first: int, so_far: SoFar) -> Ints:
+    """The visits from `first` on that make a batch, with what is replayed."""
+    visits, room = plan.rest_of_phase(first), max(plan.batch.size - so_far.replayed, 1)
+    return visits[: plan.num_visits(plan.group_sizes_V[visits], room)]

@@ -12,7 +12,6 @@ visit and how many rollouts at most; a step keeps the rollouts of train.batch by
 prompts. Fewer stragglers are not more rollouts a second: compare tokens a second.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +19,7 @@ import numpy as np
 from tasks.common.params import ParamsError, share
 from tasks.train.plan import Plan
 from tasks.train.rollouts import Bools, Floats, GroupRequest, Ints, Rollouts
-from tasks.train.slots import Control
+from tasks.train.slots import Control, SoFar
 
 MEDIAN_WINDOW = 1024  # rollouts whose lengths make the running median
 
@@ -67,16 +66,16 @@ class Method(Control):
         self.sizes = np.array(sorted(settings.group_sizes), dtype=np.int64)
         self.state = State(np.ones(len(self.sizes)), np.ones(len(self.sizes)), np.zeros(0))
 
-    def next(self, so_far: Sequence[Rollouts], rng: np.random.Generator) -> GroupRequest | None:
+    def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
         """The plan's next visits, their groups cut to the size chosen for the step; None when they
         were sampled, or at the plan's end."""
         plan, state = self.plan, self.state
-        if so_far or state.position == len(plan):
+        if so_far.num_requests or state.position == len(plan):
             return None
         state.last_size = self.choose_size(rng)
         visits = plan.rest_of_phase(state.position)
         sizes = np.minimum(plan.group_sizes_V[visits], state.last_size)
-        num = plan.num_visits(sizes, plan.batch.size)
+        num = plan.num_visits(sizes, max(plan.batch.size - so_far.replayed, 1))
         state.position += num
         return plan.request(visits[:num], sizes[:num])
 

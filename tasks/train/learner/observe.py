@@ -1,0 +1,117 @@
+"""The policy's view of rollouts before a step's update: log-probabilities and entropies, and where
+a slot asks for them hidden states and gradient norms.
+
+It is the pass that fixes the old log-probabilities where a batch is used for several updates, and
+the source of features for baselines and selectors. Without gradient, but for the norms.
+
+Legend: B rollouts, N their completion tokens, D hidden size.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from tasks.common.ledger import Architecture
+from tasks.train.learner.micro_batches import MicroBatch
+from tasks.train.learner.update import Objective, batch_flops, chunked_logprobs, token_logprobs
+from tasks.train.rollouts import Features, Floats, Ints, Observed
+
+PROMPT_TOKENS = 10  # at the end of a prompt, whose hidden states are averaged (as in POISE)
+
+
+def observe(
+    model: PreTrainedModel,
+    batches: list[MicroBatch],
+    objective: Objective,
+    features: Features,
+    architecture: Architecture,
+) -> tuple[Observed, float]:
+    """What the policy sees of the rollouts of `batches`, in their order, and the executed FLOPs."""
+    parts: list[Observed] = []
+    flops = 0.0
+    for batch in batches:
+        norms = np.zeros(0)
+        if features.gradient_norms:
+            norms = gradient_norms(model, batch, objective)
+            flops += 3.0 * sum(batch_flops(architecture, batch, objective.share_prompts))
+        with torch.no_grad():
+            if features.hidden_layer is None:
+                logprobs_N, entropies_N = token_logprobs(model, batch, objective)
+                hidden_ND, prompt_BD = None, None
+            else:
+                states = model.base_model(
+                    input_ids=batch.whole.input_ids, use_cache=False, output_hidden_states=True
+                )
+                predicts, layer = batch.whole.predicts, states.hidden_states[features.hidden_layer]
+                logprobs_N, entropies_N = chunked_logprobs(
+                    model, states.last_hidden_state[predicts], batch.targets_N, objective
+                )
+                hidden_ND = to_numpy(layer[predicts])
+                prompt_BD = to_numpy(prompt_means(layer, predicts))
+        shared = objective.share_prompts and features.hidden_layer is None
+        flops += sum(batch_flops(architecture, batch, shared))
+        parts.append(
+            Observed(
+                to_numpy(logprobs_N),
+                to_numpy(entropies_N),
+                hidden_ND,
+                prompt_BD,
+                norms if features.gradient_norms else None,
+            )
+        )
+    return join_observed(parts), flops
+
+
+def prompt_means(hidden_BLD: torch.Tensor, predicts_BL: torch.Tensor) -> torch.Tensor:
+    """[B, D] the mean hidden state of the last tokens of each prompt."""
+    last_B = predicts_BL.int().argmax(1)  # where the first completion token is predicted
+    places = torch.arange(hidden_BLD.shape[1], device=hidden_BLD.device)
+    of_prompt = (places <= last_B[:, None]) & (places > last_B[:, None] - PROMPT_TOKENS)
+    weights = of_prompt / of_prompt.sum(1, keepdim=True)
+    return torch.einsum("bld,bl->bd", hidden_BLD.float(), weights)
+
+
+def gradient_norms(model: PreTrainedModel, batch: MicroBatch, objective: Objective) -> Floats:
+    """[B] the norm of the gradient of each rollout's log-probability: a backward pass each."""
+    logprobs_N, _ = token_logprobs(model, batch, objective)
+    sums_B = logprobs_N.new_zeros(len(batch.rows)).index_add(0, batch.row_N, logprobs_N)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    norms = []
+    for total in sums_B:
+        gradients = torch.autograd.grad(total, parameters, retain_graph=True, allow_unused=True)
+        squares = [part.float().square().sum() for part in gradients if part is not None]
+        norms.append(float(torch.stack(squares).sum().sqrt()))
+    return np.array(norms)
+
+
+def join_observed(parts: Sequence[Observed]) -> Observed:
+    """The views of several lots of rollouts, one after another."""
+
+    def joined(name: str) -> Floats | None:
+        arrays = [array for part in parts if (array := getattr(part, name)) is not None]
+        return np.concatenate(arrays) if arrays else None
+
+    return Observed(
+        np.concatenate([np.zeros(0), *(part.logprobs_N for part in parts)]),
+        np.concatenate([np.zeros(0), *(part.entropies_N for part in parts)]),
+        joined("hidden_ND"),
+        joined("prompt_hidden_BD"),
+        joined("gradient_norms_B"),
+    )
+
+
+def rows_of(batches: Sequence[MicroBatch]) -> Ints:
+    """The rollouts of `batches`, in their order."""
+    return np.concatenate([np.zeros(0, dtype=np.int64), *(batch.rows for batch in batches)])
+
+
+def places_of(batches: Sequence[MicroBatch]) -> Ints:
+    """The places of their completion tokens in the step's flat arrays."""
+    places = [batch.places_N.cpu().numpy() for batch in batches]
+    return np.concatenate([np.zeros(0, dtype=np.int64), *places])
+
+
+def to_numpy(tensor: torch.Tensor) -> Floats:
+    return tensor.detach().float().cpu().numpy().astype(np.float64)
