@@ -1,6 +1,7 @@
 """The pins: they satisfy pyproject.toml, and leave out what is known to break the rest."""
 
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,18 @@ def test_the_supported_pythons_are_named_alike() -> None:
 def test_pins_name_no_place() -> None:
     for name in FILES:
         assert not any(word in (ROOT / name).read_text() for word in ("://", "file:", "--", "@"))
+
+
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+def test_the_pins_are_complete_on_every_supported_python(version: str) -> None:
+    """Pins are installed without what they ask for, and some ask only on some Pythons."""
+    environment = {"python_version": version, "python_full_version": f"{version}.0", "extra": ""}
+    missing = set()
+    for name in PINS["requirements.txt"]:
+        if name == "torch":  # the one that is installed with what it asks for
+            continue
+        for line in metadata.requires(name) or []:
+            wanted = Requirement(line)
+            if wanted.marker is None or wanted.marker.evaluate(environment):
+                missing.add(canonicalize_name(wanted.name))
+    assert missing - set(PINS["requirements.txt"]) == set()
