@@ -116,8 +116,8 @@ class Replay(Protocol):
         by that."""
         return 0
 
-    def draw(self, rng: np.random.Generator) -> Rollouts | None:
-        """Rollouts to train on beside the step's fresh ones."""
+    def draw(self, rng: np.random.Generator, room: int) -> Rollouts | None:
+        """Rollouts to train on beside the step's fresh ones, as many as `room` said."""
         ...
 
 
@@ -150,9 +150,9 @@ class Loss(Protocol):
         """A micro-batch's share of the step's loss, and sums over its tokens (`clipped`)."""
         ...
 
-    def rate_factor(self, weights_B: Floats) -> float:
-        """What the learning rate of this update is multiplied by, from the importance weights [B]
-        of its rollouts (old policy over sampler, not capped), all ranks together."""
+    def rate_factor(self, log_weights_B: Floats) -> float:
+        """What the learning rate of this update is multiplied by, from the logarithms of its
+        rollouts' importance weights (old policy over sampler, not capped), of all ranks."""
         return 1.0
 
 

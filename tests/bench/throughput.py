@@ -37,7 +37,7 @@ from tasks.train.learner.correction import corrected_tokens
 from tasks.train.learner.micro_batches import MicroBatch, micro_batches
 from tasks.train.learner.update import Objective, batch_flops, token_logprobs
 from tasks.train.loop.state import State
-from tasks.train.loop.trainer import LEARNING_STREAM, Batch, Trainer
+from tasks.train.loop.trainer import LEARNING_STREAM, Trainer
 from tasks.train.rollouts import Rollouts, StepTotals
 from tests.bench.clock import peak_megabytes
 from tests.bench.side_winnow import bench_trainer
@@ -139,7 +139,8 @@ def step(trainer: Trainer, watch: Stopwatch, invent_rewards: bool) -> Rollouts:
         assert batch is not None
         if invent_rewards:
             rewards_B = np.arange(len(batch.fresh.group_B)) % 2.0
-            batch = Batch(batch.request, dataclasses.replace(batch.fresh, rewards_B=rewards_B))
+            fresh = dataclasses.replace(batch.fresh, rewards_B=rewards_B)
+            batch = dataclasses.replace(batch, fresh=fresh)
         rollouts, rate = batch.fresh, trainer.learning_rate()
         rng = trainer.rng(LEARNING_STREAM)
         rollouts = trainer.observe_policy(rollouts)

@@ -1,6 +1,6 @@
 """Plans and rollouts of training steps, made by hand."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -9,9 +9,9 @@ import torch
 from tasks.engines.engine import Samples
 from tasks.train.learner.update import Flat
 from tasks.train.plan import Plan
-from tasks.train.rollouts import GroupRequest, Rollouts, merge
+from tasks.train.rollouts import GroupRequest, Ints, Observed, Rollouts, merge
 from tasks.train.settings import BatchSettings
-from tasks.train.slots import SoFar
+from tasks.train.slots import Control, SoFar
 
 START = SoFar(None, 0, 0)
 BATCH = BatchSettings("rollouts", 8, "generated")
@@ -90,3 +90,37 @@ def answer_to(
 def after(*parts: Rollouts) -> SoFar:
     """A step after these answers of its own groups."""
     return SoFar(merge(parts), len(parts), 0) if parts else START
+
+
+def observed_of(rollouts: Rollouts, seed: int = 0, size: int = 3) -> Rollouts:
+    """The same rollouts as a policy sees them that is not quite their sampler."""
+    rng = np.random.default_rng(seed)
+    num, num_tokens = len(rollouts.group_B), len(rollouts.owner_N())
+    sampler_N = np.concatenate([np.zeros(0), *map(np.asarray, rollouts.samples.logprobs)])
+    observed = Observed(
+        sampler_N + 0.01 * rng.standard_normal(num_tokens),
+        rng.random(num_tokens),
+        rng.standard_normal((num_tokens, size)),
+        rng.standard_normal((num, size)),
+        0.5 + rng.random(num),
+    )
+    return replace(rollouts, observed=observed)
+
+
+def play(
+    control: Control, rng: np.random.Generator, reward: Callable[[int], float] = lambda row: 0.0
+) -> tuple[list[GroupRequest], Rollouts] | None:
+    """One step of a control: its requests and the rollouts of the step, all of a prompt with the
+    same reward. None at the end of the run. What the control learns from it is left to the
+    caller."""
+    requests: list[GroupRequest] = []
+    parts: list[Rollouts] = []
+    numbers: list[Ints] = []
+    rollouts: Rollouts | None = None
+    while request := control.next(SoFar(rollouts, len(requests), 0), rng):
+        rewards = [reward(int(row)) for row in np.repeat(request.prompt_rows, request.counts)]
+        numbers.append(request.groups(0 if rollouts is None else len(rollouts.prompts)))
+        requests.append(request)
+        parts.append(answer_to(request, rewards))
+        rollouts = merge(parts, numbers)
+    return (requests, rollouts) if rollouts else None

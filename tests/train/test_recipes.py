@@ -12,7 +12,7 @@ from tasks.train.plan import read_plan
 from tasks.train.settings import TrainSettings
 from tasks.train.slots import load_slots
 from tests.allocate.test_allocate import profile_of
-from tests.train.steps import START, rollouts_of
+from tests.train.steps import START, observed_of, rollouts_of
 
 VALUES = params.load(Path(__file__).resolve().parents[2] / "params.yaml")
 
@@ -30,5 +30,5 @@ def test_a_recipe_can_be_planned_and_loaded(name: str) -> None:
     request = slots.control.next(START, np.random.default_rng(0))
     assert request is not None
     assert request.counts.sum() >= 1
-    rollouts = rollouts_of([1.0, 0.0, 1.0], [0, 0, 0])
+    rollouts = observed_of(rollouts_of([1.0, 0.0, 1.0], [0, 0, 0]))
     assert slots.select(rollouts, np.random.default_rng(0)).any()

@@ -20,9 +20,24 @@ from tasks.train.methods import advantage, control, generate, loss, replay, sele
 from tasks.train.plan import Plan
 from tasks.train.rollouts import Ints, StepTotals, merge
 from tasks.train.settings import BatchSettings
-from tasks.train.slots import Advantage, Control, arrays_of, fill_state, load_method
+from tasks.train.slots import (
+    Advantage,
+    Control,
+    Replay,
+    arrays_of,
+    fill_state,
+    load_method,
+)
 from tasks.train.tokens import Tokens
-from tests.train.steps import START, after, answer_to, plan_of, rollouts_of
+from tests.train.steps import (
+    START,
+    after,
+    answer_to,
+    observed_of,
+    plan_of,
+    play,
+    rollouts_of,
+)
 
 REWARDS = np.array([1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0])
 GROUPS = np.array([0, 0, 0, 1, 1, 2, 3, 3])
@@ -54,28 +69,52 @@ def comes_back(method: Any) -> None:
 
 @pytest.mark.parametrize("name", names(select))
 def test_select(name: str) -> None:
-    choose, rollouts = make(select, name), rollouts_of(REWARDS, GROUPS)
+    choose, rollouts = make(select, name), observed_of(rollouts_of(REWARDS, GROUPS))
     first, second = (choose(rollouts, np.random.default_rng(0)) for _ in range(2))
     assert first.dtype == np.bool_
     assert first.shape == REWARDS.shape
     assert (first == second).all()
-    assert choose(rollouts_of([], []), np.random.default_rng(0)).shape == (0,)
+    assert choose(observed_of(rollouts_of([], [])), np.random.default_rng(0)).shape == (0,)
+    if choose.keeps is not None:
+        assert np.bincount(GROUPS, first).tolist() == [
+            min(size, choose.keeps) for size in np.bincount(GROUPS)
+        ]
     comes_back(choose)
 
 
 @pytest.mark.parametrize("name", names(advantage))
 def test_advantage(name: str) -> None:
     estimate: Advantage = make(advantage, name)
-    advantages = estimate(rollouts_of(REWARDS, GROUPS))
+    advantages = estimate(observed_of(rollouts_of(REWARDS, GROUPS)))
     assert np.isfinite(advantages).all()
     assert (advantages[GROUPS == 1] == 0).all()  # equal rewards teach nothing
     assert (advantages[GROUPS == 2] == 0).all()  # nor does a group of one
     assert advantages[0] >= 0 >= advantages[1]
     assert advantages[0] > advantages[1]
     gap = [0, 0, 0, 2, 2, 5, 9, 9]  # groups that select emptied leave gaps
-    np.testing.assert_allclose(estimate(rollouts_of(REWARDS, gap)), advantages)
-    assert estimate(rollouts_of([], [])).shape == (0,)
+    np.testing.assert_allclose(estimate(observed_of(rollouts_of(REWARDS, gap))), advantages)
+    assert estimate(observed_of(rollouts_of([], []))).shape == (0,)
     comes_back(estimate)
+
+
+@pytest.mark.parametrize("name", names(advantage))
+def test_an_advantage_does_not_depend_on_the_order_of_groups_nor_on_a_restart(name: str) -> None:
+    estimate: Advantage = make(advantage, name)
+    lengths = [3, 1, 4, 2, 2, 5, 1, 3]
+    steps = [observed_of(rollouts_of(REWARDS, GROUPS, lengths), seed) for seed in range(3)]
+    for rollouts in steps[:2]:  # some learn from a step
+        estimate(rollouts)
+        estimate.observe(rollouts)
+    found, last = estimate(steps[2]), steps[2]
+    assert np.isfinite(found).all()
+    assert len(found) in (len(REWARDS), sum(lengths))
+    again: Advantage = make(advantage, name)
+    if estimate.state is not None:
+        fill_state(again.state, arrays_of(estimate.state))
+    np.testing.assert_array_equal(again(last), found)
+    order = np.array([6, 7, 0, 1, 2, 5, 3, 4])
+    places = order if len(found) == len(order) else last.places(order)
+    np.testing.assert_allclose(again(last.take(order)), found[places], atol=1e-12)
 
 
 def tokens_of(lengths: list[int], rows: list[int], seed: int = 0) -> Tokens:
@@ -100,30 +139,82 @@ def test_loss_adds_up_over_micro_batches(name: str) -> None:
     comes_back(compute)
 
 
+VISITS = [(0, 4), (0, 4), (0, 3), (1, 2), (1, 2), (2, 8)]
+
+
+def solved(row: int) -> float:
+    """Some prompts are solved always, the others never."""
+    return float(row % 2)
+
+
 @pytest.mark.parametrize("name", names(control))
 def test_control(name: str) -> None:
-    visits = [(0, 4), (0, 4), (0, 3), (1, 2), (1, 2), (2, 8)]
-    method: Control = make(control, name, plan_of(visits))
-    seen, progress = [], [method.progress()]
-    while (request := method.next(START, np.random.default_rng(0))) is not None:
-        parts = [answer_to(request)]
-        while (more := method.next(after(*parts), np.random.default_rng(0))) is not None:
-            parts.append(answer_to(more))
-        method.observe(merge(parts))
-        seen += request.prompt_rows.tolist()
+    method: Control = make(control, name, plan_of(VISITS))
+    sampled, progress = [], [method.progress()]
+    while step := play(method, np.random.default_rng(0), solved):
+        _, rollouts = step
+        method.observe(rollouts)
+        sampled += rollouts.prompt_rows_Q.tolist()
         progress.append(method.progress())
         assert all(isinstance(value, float) for value in method.describe().values())
         comes_back(method)
-    assert seen
+    assert sampled
     assert progress == sorted(progress)
     assert (progress[0], progress[-1]) == (0.0, 1.0)
 
 
+@pytest.mark.parametrize("name", names(control))
+def test_a_control_goes_on_as_if_it_had_not_been_interrupted(name: str) -> None:
+    def rest(method: Control, first: int) -> list[Any]:
+        requests = []
+        for step in range(first, 9):
+            if not (found := play(method, np.random.default_rng(step), solved)):
+                break
+            requests += [(r.prompt_rows.tolist(), r.counts.tolist()) for r in found[0]]
+            method.observe(found[1])
+        return requests
+
+    whole: Control = make(control, name, plan_of(VISITS * 2))
+    found = play(whole, np.random.default_rng(0), solved)
+    assert found
+    whole.observe(found[1])
+    resumed: Control = make(control, name, plan_of(VISITS * 2))
+    fill_state(resumed.state, arrays_of(whole.state))
+    assert rest(resumed, 1) == rest(whole, 1)
+
+
+@pytest.mark.parametrize("name", names(control))
+def test_a_control_bears_a_step_that_could_not_be_graded(name: str) -> None:
+    method: Control = make(control, name, plan_of(VISITS))
+    request = method.next(START, np.random.default_rng(0))
+    assert request
+    rollouts = answer_to(request, errors=int(request.counts.sum()))
+    method.next(after(rollouts), np.random.default_rng(1))
+    method.observe(rollouts)
+    assert np.isfinite(list(method.describe().values())).all()
+
+
 @pytest.mark.parametrize("name", names(replay))
 def test_replay(name: str) -> None:
-    method = make(replay, name)
-    assert method.draw(np.random.default_rng(0)) is None  # an empty buffer gives nothing
-    method.add(rollouts_of([0.0, 1.0], [0, 0]))
+    method: Replay = make(replay, name)
+    batch = BatchSettings("rollouts", 8, "generated")
+    assert method.room(batch) == 0  # an empty buffer gives nothing
+    assert method.draw(np.random.default_rng(0), 0) is None
+    steps = [
+        rollouts_of(REWARDS, GROUPS, lengths=[2] * 8, prompt_rows=[4 * n + i for i in range(4)])
+        for n in range(3)
+    ]
+    for rollouts in steps:
+        method.add(rollouts)
+    room = method.room(batch)
+    assert 0 <= room <= 8
+    drawn = method.draw(np.random.default_rng(0), room)
+    assert (drawn is None) == (room == 0)
+    if drawn is not None:
+        assert drawn.replayed_B.all()
+        assert len(drawn.group_B) <= room
+        assert np.isfinite(np.concatenate(drawn.samples.logprobs)).all()
+        assert merge([steps[0], drawn]).replayed_B.sum() == len(drawn.group_B)
     comes_back(method)
 
 
@@ -173,7 +264,7 @@ def test_generate_samples_every_rollout_it_is_asked_for(name: str) -> None:
 
 
 def test_an_unknown_method_or_setting_is_named() -> None:
-    known = r"train\.select\.method is 'pod'; there is: all, max_reward, mixed, pods, random"
+    known = rf"train\.select\.method is 'pod'; there is: {', '.join(names(select))}"
     with pytest.raises(ParamsError, match=known):
         load_method(select, {"method": "pod"})
     with pytest.raises(ParamsError, match=r"train\.loss \(clip\)\.clip_high is missing"):

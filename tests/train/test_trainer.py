@@ -303,8 +303,8 @@ def test_a_run_follows_its_plan_and_its_books_balance(finished: Layout) -> None:
     assert groups["len"].to_list() == plan["group_size"].to_list()
     steps = pl.DataFrame(out["steps"])
     assert steps["step"].to_list() == list(range(len(steps)))
-    assert (steps["num_rollouts"][:-1] <= 12).all()  # the last of a phase takes its rest in
-    assert steps["num_rollouts"][-1] < 18
+    assert (steps["num_rollouts"] > 12).sum() <= 2  # the last of a phase takes its rest in
+    assert (steps["num_rollouts"] < 18).all()
     assert (
         steps["log_ratio_max"].max() < 1e-3
     )  # the sampler held the trainer's weights at every step

@@ -11,19 +11,19 @@ from tasks.train.rollouts import Bools, Floats, Rollouts, mixed_groups
 
 def describe_step(rollouts: Rollouts, keep_B: Bools, stats: UpdateStats) -> dict[str, Any]:
     """What a step's rollouts and its update looked like; the update's columns are None where there
-    was none."""
-    lengths, graded = rollouts.completion_tokens_B(), rollouts.where(~rollouts.is_error_B())
+    was none. What is said of rollouts is of the fresh ones, what is kept is of all."""
+    fresh = rollouts.where(~rollouts.replayed_B)
+    lengths, graded = fresh.completion_tokens_B(), fresh.where(~fresh.is_error_B())
     # what was sampled, whatever select made of it
     mixed = mixed_groups(graded.rewards_B, graded.group_B, len(rollouts.prompt_rows_Q))
-    outcomes = np.array(rollouts.outcomes)
+    outcomes = np.array(fresh.outcomes)
     return {
-        "num_prompts": len(rollouts.prompt_rows_Q),
-        "num_rollouts": len(keep_B),
+        "num_prompts": len(np.unique(fresh.group_B)),
+        "num_rollouts": len(fresh.group_B),
+        "num_replayed": int(rollouts.replayed_B.sum()),
         "num_kept": int(keep_B.sum()),
         "num_mixed_groups": int(mixed.sum()),
-        "reward_mean": float(rollouts.rewards_B[~rollouts.is_error_B()].mean())
-        if not all_errors(rollouts)
-        else None,
+        "reward_mean": float(graded.rewards_B.mean()) if len(graded.group_B) else None,
         "reward_mean_kept": float(rollouts.rewards_B[keep_B].mean()) if keep_B.any() else None,
         **describe_update(stats),
         "completion_tokens_mean": float(lengths.mean()),
@@ -51,21 +51,21 @@ def describe_update(stats: UpdateStats) -> dict[str, float | None]:
         return dict.fromkeys((*names, *quantiles))
     ratios = torch.cat(stats.log_ratios).float().cpu().numpy()
     gaps = np.abs(ratios)
-    sums = (stats.entropy, stats.clipped, stats.capped, stats.kl, float(gaps.sum()))
+    sums = (stats.entropy, stats.clipped, stats.capped, stats.kl)
     means = [total / stats.num_tokens for total in sums]
+    # a step of replayed rollouts alone has nothing that the present policy sampled
+    largest = [float(gaps.mean()), float(gaps.max())] if len(gaps) else [None, None]
     # the share of tokens that as many equally weighted ones would be worth (Kish)
     squares = max(stats.squared_weights * stats.num_tokens, 1e-300)
-    found = [stats.loss, *means, float(gaps.max()), stats.weights**2 / squares]
+    found = [stats.loss, *means, *largest, stats.weights**2 / squares]
     values = dict(zip(names, found, strict=True))
     return {
         **values,
-        **{name: float(np.quantile(ratios, share)) for name, share in quantiles.items()},
+        **{
+            name: float(np.quantile(ratios, share)) if len(ratios) else None
+            for name, share in quantiles.items()
+        },
     }
-
-
-def all_errors(rollouts: Rollouts) -> bool:
-    """Whether nothing of the step could be graded."""
-    return bool(rollouts.is_error_B().all())
 
 
 def rollout_rows(

@@ -63,7 +63,7 @@ def train(
 
             # replay, select and estimate
             rng, rate = trainer.rng(LEARNING_STREAM), trainer.learning_rate()
-            replayed = slots.replay.draw(rng)
+            replayed = slots.replay.draw(rng, batch.replayed)
             rollouts = batch.fresh if replayed is None else merge([batch.fresh, replayed])
             with state.timed("score"):
                 rollouts = trainer.observe_policy(rollouts)

@@ -40,10 +40,12 @@ VALIDATION_DRAWS = 200  # of the bootstrap behind a point's interval
 
 @dataclass(frozen=True)
 class Batch:
-    """A step's fresh rollouts, and the first request they answer."""
+    """A step's fresh rollouts, the first request they answer, and how much of the batch was left to
+    replay."""
 
     request: GroupRequest
     fresh: Rollouts
+    replayed: int
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class Trainer:
         if fresh is None or first is None:
             return None
         self.collector.check_recorded(self.state.num_steps, len(fresh.group_B))
-        return Batch(first, fresh)
+        return Batch(first, fresh, replayed)
 
     def place(self, request: GroupRequest, fresh: Rollouts | None) -> Place:
         """Where `request` stands, after the step's rollouts so far."""
@@ -187,8 +189,8 @@ class Trainer:
                 self.skip_nonfinite(rollouts)
                 break
             self.check_sampler(gradient.stats.log_ratios, f"step {self.state.num_steps}")
-            weights_B = torch.cat(gradient.stats.log_weights).double().exp().numpy()
-            factor = self.slots.loss.rate_factor(weights_B)
+            log_weights_B = torch.cat(gradient.stats.log_weights).double().numpy()
+            factor = self.slots.loss.rate_factor(log_weights_B)
             self.learner.step(rate * factor)
             norms.append(gradient.norm or 0.0)
         if norms:

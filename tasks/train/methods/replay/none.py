@@ -7,6 +7,6 @@ from tasks.train.slots import Replay
 
 
 class Method(Replay):
-    def draw(self, rng: np.random.Generator) -> Rollouts | None:
+    def draw(self, rng: np.random.Generator, room: int) -> Rollouts | None:
         """Nothing to train on again."""
         return None

@@ -1,0 +1,121 @@
+"""Rollouts as flat arrays, so that a checkpoint can hold them.
+
+Legend: G groups, B rollouts, N completion tokens, P prompt tokens.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from tasks.common.artifacts import OUTCOMES
+from tasks.engines.engine import Samples
+from tasks.train.rollouts import Floats, Ints, Rollouts
+
+REASONS = ("stop", "length")
+
+
+@dataclass
+class Buffer:
+    """Groups in the order in which they came: the prompt's row, its length and the number of
+    rollouts of each; of each rollout its length, reward, outcome, finish reason and the version of
+    its policy; and the tokens, with the sampler's log-probabilities."""
+
+    prompt_rows_G: Ints
+    prompt_lengths_G: Ints
+    sizes_G: Ints
+    lengths_B: Ints
+    rewards_B: Floats
+    outcomes_B: Ints
+    reasons_B: Ints
+    versions_B: Ints
+    prompt_tokens_P: Ints
+    tokens_N: Ints
+    logprobs_N: Floats
+
+    @classmethod
+    def empty(cls) -> "Buffer":
+        none, no_numbers = np.zeros(0, dtype=np.int64), np.zeros(0)
+        return cls(none, none, none, none, no_numbers, none, none, none, none, none, no_numbers)
+
+    @classmethod
+    def of(cls, rollouts: Rollouts) -> "Buffer":
+        """The groups of `rollouts` that have any."""
+        groups, sizes = np.unique(rollouts.group_B, return_counts=True)
+        prompts = [rollouts.prompts[group] for group in groups]
+        samples = rollouts.samples
+        return cls(
+            rollouts.prompt_rows_Q[groups],
+            np.array([len(ids) for ids in prompts], dtype=np.int64),
+            sizes.astype(np.int64),
+            rollouts.completion_tokens_B(),
+            rollouts.rewards_B.copy(),
+            np.array([OUTCOMES.index(outcome) for outcome in rollouts.outcomes], dtype=np.int64),
+            np.array([REASONS.index(reason) for reason in samples.finish_reasons], dtype=np.int64),
+            rollouts.versions_B.copy(),
+            flat(prompts, np.int64),
+            flat(samples.token_ids, np.int64),
+            flat(samples.logprobs, np.float64),
+        )
+
+    def join(self, other: "Buffer") -> "Buffer":
+        """These groups, then the other ones."""
+        pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+        return Buffer(*(np.concatenate(pair) for pair in pairs))
+
+    def take(self, groups: Ints) -> "Buffer":
+        """The groups at these places, in that order."""
+        rows = spans(self.sizes_G, groups)
+        tokens = spans(self.lengths_B, rows)
+        return Buffer(
+            self.prompt_rows_G[groups],
+            self.prompt_lengths_G[groups],
+            self.sizes_G[groups],
+            self.lengths_B[rows],
+            self.rewards_B[rows],
+            self.outcomes_B[rows],
+            self.reasons_B[rows],
+            self.versions_B[rows],
+            self.prompt_tokens_P[spans(self.prompt_lengths_G, groups)],
+            self.tokens_N[tokens],
+            self.logprobs_N[tokens],
+        )
+
+    def rollouts(self) -> Rollouts:
+        """All of them, as replayed rollouts. Their texts are not kept."""
+        num = len(self.lengths_B)
+        return Rollouts(
+            self.prompt_rows_G,
+            ragged(self.prompt_tokens_P, self.prompt_lengths_G),
+            np.repeat(np.arange(len(self.sizes_G)), self.sizes_G),
+            Samples(
+                ragged(self.tokens_N, self.lengths_B),
+                ragged(self.logprobs_N, self.lengths_B),
+                [REASONS[reason] for reason in self.reasons_B],
+            ),
+            [""] * num,
+            [OUTCOMES[outcome] for outcome in self.outcomes_B],
+            self.rewards_B,
+            self.versions_B,
+            np.ones(num, dtype=np.bool_),
+            [{}] * num,
+        )
+
+
+def spans(lengths: Ints, chosen: Ints) -> Ints:
+    """The places, in a flat array of parts of these lengths, of the chosen parts."""
+    starts, wanted = np.cumsum(lengths) - lengths, lengths[chosen]
+    before = np.cumsum(wanted) - wanted
+    return np.asarray(np.arange(wanted.sum()) + np.repeat(starts[chosen] - before, wanted))
+
+
+def flat(rows: "list[list[int]] | list[list[float]]", dtype: type) -> "np.ndarray":
+    """The rows one after another."""
+    return np.array([value for row in rows for value in row], dtype=dtype)
+
+
+def ragged(values: "np.ndarray", lengths: Ints) -> list[Any]:
+    """The inverse of `flat`."""
+    if not len(lengths):
+        return []
+    return [part.tolist() for part in np.split(values, np.cumsum(lengths)[:-1])]

@@ -1,0 +1,44 @@
+"""`decoupled`: every part of a composite reward standardised within its group, then summed
+(per-reward normalisation, as in LightningRL's code).
+
+A part that varies little, such as a format that is nearly always right, weighs as much as one that
+varies a lot: summed first, it would be drowned. `weights` name the parts and what each counts for;
+a part that a rollout does not have, and every rollout of a verifier that is no composite, counts
+with its reward. Replayed rollouts have no parts."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tasks.common.params import ParamsError
+from tasks.train.methods.advantage import grpo
+from tasks.train.rollouts import Floats, Rollouts
+from tasks.train.slots import Advantage
+
+
+@dataclass(frozen=True)
+class Settings:
+    weights: dict[str, float]
+
+    def __post_init__(self) -> None:
+        if not self.weights:
+            raise ParamsError(
+                "train.advantage.weights is empty: name the verifiers of the composite, each with "
+                "its weight"
+            )
+
+
+EXAMPLE = Settings({"math": 0.9, "tags": 0.1})
+
+
+class Method(Advantage):
+    def __init__(self, settings: Settings) -> None:
+        self.weights = settings.weights
+
+    def __call__(self, rollouts: Rollouts) -> Floats:
+        total_B = np.zeros(len(rollouts.group_B))
+        for name, weight in self.weights.items():
+            pairs = zip(rollouts.scores, rollouts.rewards_B, strict=True)
+            part_B = np.array([scores.get(name, reward) for scores, reward in pairs])
+            total_B += weight * grpo.advantage(part_B, rollouts.group_B)
+        return total_B

@@ -1,0 +1,41 @@
+"""`efficient`: shorter correct answers weigh more (arXiv 2502.04463).
+
+A correct rollout's reward is multiplied by 1 - strength * sigmoid(z), where z is its length against
+the mean and deviation of the group's correct ones; the advantage is then that of `rloo`. A group
+that is all correct prefers its short answers, so it has a gradient, unless all are equally
+long."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tasks.common.params import share
+from tasks.train.methods.advantage import rloo
+from tasks.train.rollouts import Floats, Rollouts
+from tasks.train.slots import Advantage
+
+
+@dataclass(frozen=True)
+class Settings:
+    strength: float
+
+    def __post_init__(self) -> None:
+        share(train__advantage__strength=self.strength)
+
+
+EXAMPLE = Settings(strength=0.2)
+
+
+class Method(Advantage):
+    def __init__(self, settings: Settings) -> None:
+        self.strength = settings.strength
+
+    def __call__(self, rollouts: Rollouts) -> Floats:
+        rewards_B = rollouts.rewards_B.copy()
+        lengths_B, is_correct_B = rollouts.completion_tokens_B(), rollouts.is_correct_B()
+        for group in np.unique(rollouts.group_B[is_correct_B]):
+            rows = np.flatnonzero((rollouts.group_B == group) & is_correct_B)
+            centred = lengths_B[rows] - lengths_B[rows].mean()
+            z = centred / max(float(lengths_B[rows].std()), 1e-9)
+            rewards_B[rows] *= 1.0 - self.strength / (1.0 + np.exp(-z))
+        return rloo.advantage(rewards_B, rollouts.group_B)

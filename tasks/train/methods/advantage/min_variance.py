@@ -1,0 +1,37 @@
+"""`min_variance`: the reward against the baseline of the group that makes the gradient vary least
+(VCPO, arXiv 2602.17616; rule from the authors' code).
+
+b = sum w^2 g^2 R / sum w^2 g^2 over the group, with g the norm of the gradient of a rollout's
+log-probability and w its importance weight. The norms cost a backward pass a rollout, which is
+charged. Use with `loss: vcpo`."""
+
+import numpy as np
+
+from tasks.train.rollouts import Features, Floats, Ints, Rollouts, mixed_groups
+from tasks.train.slots import Advantage
+
+
+class Method(Advantage):
+    features = Features(gradient_norms=True)
+
+    def __call__(self, rollouts: Rollouts) -> Floats:
+        observed, num = rollouts.observed, len(rollouts.group_B)
+        if not num:
+            return np.zeros(0)
+        assert observed is not None
+        assert observed.gradient_norms_B is not None
+        sampler_N = np.concatenate([np.asarray(row) for row in rollouts.samples.logprobs])
+        gaps_N = observed.logprobs_N - sampler_N
+        log_weights_B = np.bincount(rollouts.owner_N(), gaps_N, num)
+        weights_B = np.exp(log_weights_B - log_weights_B.max()) * observed.gradient_norms_B
+        return advantage(rollouts.rewards_B, rollouts.group_B, weights_B)
+
+
+def advantage(rewards_B: Floats, group_B: Ints, weights_B: Floats) -> Floats:
+    """[B] rewards less their group's mean with weights w^2, of any scale; exactly 0 in a group
+    whose rewards are all equal."""
+    squares_B = weights_B**2
+    total_Q = np.maximum(np.bincount(group_B, squares_B), 1e-300)
+    baseline_Q = np.bincount(group_B, squares_B * rewards_B) / total_Q
+    mixed_Q = mixed_groups(rewards_B, group_B, len(total_Q))
+    return np.where(mixed_Q[group_B], rewards_B - baseline_Q[group_B], 0.0)

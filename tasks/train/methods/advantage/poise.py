@@ -1,0 +1,68 @@
+"""`poise`: the reward less what the hidden states of the group's *other* rollouts predict (POISE,
+arXiv 2605.07579; rule from the authors' code).
+
+A ridge regression learns the mean reward of the other rollouts of a group from one rollout: its
+prompt's last hidden states, its completion's last hidden states, and its mean entropy. A rollout's
+baseline is the mean prediction from the others, so it does not depend on the rollout itself and
+the gradient stays unbiased; two rollouts a prompt are enough. The regression learns after the
+advantages were taken. Until it has seen a step, and in a group of one, the baseline is that of
+`rloo`. Dead groups have a gradient here: their rewards differ from what was expected. In place of
+the paper's PCA stands a random projection."""
+
+import numpy as np
+
+from tasks.train.methods.advantage import probe, rloo
+from tasks.train.methods.advantage.probe import EXAMPLE, Settings
+from tasks.train.rollouts import Features, Floats, Ints, Rollouts, group_means
+from tasks.train.slots import Advantage
+
+__all__ = ["EXAMPLE", "Method", "Settings"]
+
+LAST_TOKENS = 10  # of a completion, whose hidden states are averaged
+
+
+class Method(Advantage):
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.features = Features(hidden_layer=settings.layer)
+        self.state = probe.new_state(2 * settings.dimensions + 2)
+
+    def __call__(self, rollouts: Rollouts) -> Floats:
+        """[B] advantages."""
+        plain_B = rloo.advantage(rollouts.rewards_B, rollouts.group_B)
+        if not self.state.seen or not len(plain_B):
+            return plain_B
+        expected_B = probe.predict(self.state, self.rows(rollouts), self.settings.ridge)
+        others_B, size_B = mean_of_others(expected_B, rollouts)
+        return np.where(size_B > 1, rollouts.rewards_B - others_B, plain_B)
+
+    def rows(self, rollouts: Rollouts) -> Floats:
+        """[B, F] what the regression sees of each rollout."""
+        observed, num = rollouts.observed, len(rollouts.group_B)
+        assert observed is not None
+        assert observed.hidden_ND is not None
+        assert observed.prompt_hidden_BD is not None
+        owner_N, lengths_B = rollouts.owner_N(), rollouts.completion_tokens_B()
+        place_N = np.arange(len(owner_N)) - (np.cumsum(lengths_B) - lengths_B)[owner_N]
+        is_last_N = place_N >= lengths_B[owner_N] - LAST_TOKENS
+        ends_BD = np.zeros_like(observed.prompt_hidden_BD)
+        np.add.at(ends_BD, owner_N[is_last_N], observed.hidden_ND[is_last_N])
+        entropy_B = np.bincount(owner_N, observed.entropies_N, num) / np.maximum(lengths_B, 1)
+        size = self.settings.dimensions
+        parts = (probe.project(hidden, size) for hidden in (observed.prompt_hidden_BD, ends_BD))
+        return np.column_stack([*parts, entropy_B, np.ones(num)])
+
+    def observe(self, rollouts: Rollouts) -> None:
+        graded = rollouts.where(~rollouts.is_error_B())
+        targets_B, size_B = mean_of_others(graded.rewards_B, graded)
+        chosen = graded.where(size_B > 1)
+        if len(chosen.group_B):
+            rows = self.rows(chosen)
+            probe.learn(self.state, rows, targets_B[size_B > 1], self.settings.memory)
+
+
+def mean_of_others(values_B: Floats, rollouts: Rollouts) -> tuple[Floats, Ints]:
+    """[B] the mean of `values_B` over the other rollouts of the group, and [B] the group's size."""
+    mean_Q, size_Q = group_means(values_B, rollouts.group_B)
+    size_B, mean_B = size_Q[rollouts.group_B], mean_Q[rollouts.group_B]
+    return (mean_B * size_B - values_B) / np.maximum(size_B - 1, 1), size_B

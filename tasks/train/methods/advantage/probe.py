@@ -1,0 +1,72 @@
+"""What the advantages share that predict rewards from hidden states: a ridge regression that is
+kept as sums.
+
+Hidden states are projected to few numbers by a fixed random matrix (Johnson and Lindenstrauss,
+1984), so that the sums are small whatever the model. Older batches are forgotten at `memory` a
+step."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tasks.common.params import ParamsError, at_least, share
+from tasks.train.rollouts import Floats
+
+SEED = 0  # of the projection, which is the same in every run
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The layer whose hidden states are read (-1: the last), the numbers they are projected to, the
+    ridge, and how much of the sums a step keeps."""
+
+    layer: int
+    dimensions: int
+    ridge: float
+    memory: float
+
+    def __post_init__(self) -> None:
+        at_least(1, train__advantage__dimensions=self.dimensions)
+        share(train__advantage__memory=self.memory)
+        if self.ridge <= 0.0:
+            raise ParamsError(f"train.advantage.ridge is {self.ridge}: it must be above 0")
+
+
+EXAMPLE = Settings(layer=-1, dimensions=4, ridge=1.0, memory=0.9)
+
+
+@dataclass
+class State:
+    """The remembered sums of x x' and of x y, and their weight."""
+
+    products: Floats
+    targets: Floats
+    seen: float = 0.0
+
+
+def new_state(num_features: int) -> State:
+    return State(np.zeros((num_features, num_features)), np.zeros(num_features))
+
+
+def project(hidden: Floats, dimensions: int) -> Floats:
+    """[n, dimensions] rows of [n, D] times a fixed random matrix that keeps lengths on average,
+    after division by their own length."""
+    matrix = np.random.default_rng(SEED).standard_normal((hidden.shape[1], dimensions))
+    norms = np.maximum(np.linalg.norm(hidden, axis=1, keepdims=True), 1e-12)
+    return np.asarray(hidden / norms @ matrix)
+
+
+def learn(state: State, features: Floats, targets: Floats, memory: float) -> None:
+    """Forget a little, and add these rows."""
+    state.products = memory * state.products + features.T @ features
+    state.targets = memory * state.targets + features.T @ targets
+    state.seen = memory * state.seen + len(features)
+
+
+def predict(state: State, features: Floats, ridge: float) -> Floats:
+    """[n] predicted rewards within [0, 1]. The last feature is constant, and not held back by the
+    ridge."""
+    penalty = np.full(len(state.targets), ridge)
+    penalty[-1] = 1e-9
+    weights = np.linalg.solve(state.products + np.diag(penalty), state.targets)
+    return np.clip(features @ weights, 0.0, 1.0)

@@ -1,0 +1,46 @@
+"""`value_probe`: an advantage for every token, the reward less the value that a linear probe reads
+from the hidden state before that token.
+
+The state that predicts a token does not depend on the token, so the baseline leaves the gradient
+unbiased, as a critic's does; and it needs no second network (in the manner of PPO's value head, on
+frozen features). The probe is a ridge regression of the final reward on the states of earlier
+steps' tokens; it learns after the advantages were taken. Until it has seen a step the advantage is
+that of `rloo`. Dead groups have a gradient here. Left out: bootstrapping between tokens (lambda is
+1)."""
+
+import numpy as np
+
+from tasks.train.methods.advantage import probe, rloo
+from tasks.train.methods.advantage.probe import EXAMPLE, Settings
+from tasks.train.rollouts import Features, Floats, Rollouts
+from tasks.train.slots import Advantage
+
+__all__ = ["EXAMPLE", "Method", "Settings"]
+
+
+class Method(Advantage):
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.features = Features(hidden_layer=settings.layer)
+        self.state = probe.new_state(settings.dimensions + 1)
+
+    def __call__(self, rollouts: Rollouts) -> Floats:
+        """[N] advantages of the completion tokens."""
+        owner_N = rollouts.owner_N()
+        if not self.state.seen or not len(owner_N):
+            return rloo.advantage(rollouts.rewards_B, rollouts.group_B)[owner_N]
+        values_N = probe.predict(self.state, self.rows(rollouts), self.settings.ridge)
+        return np.asarray(rollouts.rewards_B[owner_N] - values_N)
+
+    def rows(self, rollouts: Rollouts) -> Floats:
+        """[N, F] what the probe sees before each token."""
+        assert rollouts.observed is not None
+        assert rollouts.observed.hidden_ND is not None
+        projected = probe.project(rollouts.observed.hidden_ND, self.settings.dimensions)
+        return np.column_stack([projected, np.ones(len(projected))])
+
+    def observe(self, rollouts: Rollouts) -> None:
+        graded = rollouts.where(~rollouts.is_error_B())
+        if len(graded.group_B):
+            targets_N = graded.rewards_B[graded.owner_N()]
+            probe.learn(self.state, self.rows(graded), targets_N, self.settings.memory)

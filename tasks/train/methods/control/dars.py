@@ -1,0 +1,111 @@
+"""`dars`: a second stage of rollouts for the prompts that the first found hard (DARS, arXiv
+2508.13755 v5; rule from the authors' code).
+
+The first stage samples the plan's group of N. A prompt solved with accuracy a below 1/2 then gets
+more rollouts in the same group, as many as lift its summed |advantage| to that of an even group
+(`equal`, about N / 4a(1-a) in all) or to 2(1-a) times that (`hard`, about N / 2a, sGPO's law), and
+at most `largest` in all. No success counts as half of one. `standardised` says whether the
+advantage is divided by the deviation; the authors' is not (`advantage: dr_grpo`). Use with `select:
+mixed`. The extra draws depend on the outcome of the first, so the merged group's mean is no
+unbiased pass rate. A batch counts first stages. Left out: the full-batch update of DARS-B, which
+`train.batch` and `train.updates` can ask for."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil, isqrt, sqrt
+from typing import Literal
+
+import numpy as np
+
+from tasks.common.params import at_least
+from tasks.train.methods.control.plan import next_visits
+from tasks.train.plan import Plan
+from tasks.train.rollouts import GroupRequest, Rollouts
+from tasks.train.slots import Control, SoFar
+
+Schedule = Literal["equal", "hard"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    schedule: Schedule
+    standardised: bool
+    largest: int
+
+    def __post_init__(self) -> None:
+        at_least(2, train__control__largest=self.largest)
+
+
+EXAMPLE = Settings("hard", standardised=False, largest=64)
+
+
+@dataclass
+class State:
+    """The next visit; rollouts of the first and of the second stage so far."""
+
+    position: int = 0
+    first_stage: int = 0
+    second_stage: int = 0
+
+
+class Method(Control):
+    def __init__(self, settings: Settings, plan: Plan) -> None:
+        self.settings, self.plan, self.state = settings, plan, State()
+
+    def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
+        """The plan's next visits, then more of those that came out hard."""
+        plan, state = self.plan, self.state
+        if so_far.rollouts is None:
+            if state.position == len(plan):
+                return None
+            visits = next_visits(plan, state.position, so_far)
+            state.position = int(visits[-1]) + 1
+            request = plan.request(visits, plan.group_sizes_V[visits])
+            state.first_stage += int(request.counts.sum())
+            return request
+        return self.second_stage(so_far.rollouts) if so_far.num_requests == 1 else None
+
+    def second_stage(self, rollouts: Rollouts) -> GroupRequest | None:
+        """More rollouts of the groups that are hard; None where none is."""
+        graded, num_groups = rollouts.where(~rollouts.is_error_B()), len(rollouts.prompt_rows_Q)
+        size_Q = np.bincount(graded.group_B, minlength=num_groups)
+        correct_Q = np.bincount(graded.group_B, graded.is_correct_B(), num_groups).astype(int)
+        more_Q = np.array([self.extra(*pair) for pair in zip(correct_Q, size_Q, strict=True)])
+        groups = np.flatnonzero(more_Q)
+        if not len(groups):
+            return None
+        self.state.second_stage += int(more_Q.sum())
+        rows, last = rollouts.prompt_rows_Q[groups], self.state.position - 1
+        passes, phases = self.plan.passes_V, self.plan.phases_V
+        return GroupRequest(rows, more_Q[groups], int(passes[last]), int(phases[last]), groups)
+
+    def extra(self, correct: int, size: int) -> int:
+        """Rollouts of the second stage for a group with so many correct."""
+        settings = self.settings
+        if size == 0:
+            return 0
+        more = extra_rollouts(correct, size, settings.schedule, settings.standardised)
+        return min(more, max(settings.largest - size, 0))
+
+    def progress(self) -> float:
+        return self.plan.share_before(self.state.position)
+
+    def describe(self) -> dict[str, float]:
+        """Rollouts of the second stage for each of the first."""
+        return {"second_stage_rate": self.state.second_stage / max(self.state.first_stage, 1)}
+
+
+def extra_rollouts(correct: int, size: int, schedule: Schedule, standardised: bool) -> int:
+    """How many rollouts a group of `size` lacks, without a limit. Exact where the quotient is
+    rational: rounding would add one to some whole numbers."""
+    accuracy = Fraction(2 * correct or 1, 2 * size)
+    if accuracy >= Fraction(1, 2):
+        return 0
+    weight = 1 if schedule == "equal" else 2 * (1 - accuracy)
+    even = 4 * accuracy * (1 - accuracy)  # of a rollout's summed advantage at 1/2
+    if standardised:
+        # the share is the root of a ratio; where that is a ratio too, as one
+        n, d = even.numerator, even.denominator
+        is_square = isqrt(n) ** 2 == n and isqrt(d) ** 2 == d
+        even = Fraction(isqrt(n), isqrt(d)) if is_square else Fraction(sqrt(n / d))
+    return max(ceil(size * (weight / even - 1)), 0)

@@ -1,0 +1,86 @@
+"""`dots`: sample prompts whose pass rate is predicted to be near one half (difficulty-targeted
+online selection; DOTS, arXiv 2506.05316).
+
+Prompts are drawn without replacement with weight exp(-|p - 1/2| / temperature), where p is the mean
+of a Beta posterior of the prompt's own outcomes, forgotten at `memory` a visit. A prompt that was
+never sampled stands at 1/2, so all are tried first. The plan gives the pool, the group sizes and
+the budget, not the order. Use with `replay: recent`, the paper's rollout replay. Left out: the
+predictor over the embeddings of 256 reference prompts, which the paper samples every two steps."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tasks.common.params import ParamsError, share
+from tasks.train.methods.control.pool import Pool
+from tasks.train.plan import Plan
+from tasks.train.rollouts import Floats, GroupRequest, Rollouts
+from tasks.train.slots import Control, SoFar
+
+
+@dataclass(frozen=True)
+class Settings:
+    temperature: float
+    memory: float
+
+    def __post_init__(self) -> None:
+        share(train__control__memory=self.memory)
+        if self.temperature <= 0.0:
+            raise ParamsError(
+                f"train.control.temperature is {self.temperature}: it must be above 0"
+            )
+
+
+EXAMPLE = Settings(temperature=0.05, memory=0.7)
+
+
+@dataclass
+class State:
+    """Of every prompt the remembered correct and other outcomes; rollouts spent."""
+
+    correct: Floats
+    others: Floats
+    spent: int = 0
+
+
+class Method(Control):
+    def __init__(self, settings: Settings, plan: Plan) -> None:
+        self.settings, self.pool = settings, Pool.of(plan)
+        self.state = State(np.zeros(plan.num_prompts), np.zeros(plan.num_prompts))
+
+    def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
+        """A batch drawn by predicted pass rate; None when it was sampled, or the budget is
+        spent."""
+        pool, state = self.pool, self.state
+        room = pool.room(so_far, state.spent)
+        if so_far.num_requests or not room:
+            return None
+        weight = -np.abs(self.pass_rates() - 0.5) / self.settings.temperature
+        # the largest of log-weight plus Gumbel noise are a draw without replacement
+        keys = weight[pool.prompt_rows] + rng.gumbel(size=len(pool.prompt_rows))
+        request = pool.request(pool.take(np.argsort(-keys, kind="stable"), room), state.spent)
+        state.spent += int(request.counts.sum())
+        return request
+
+    def pass_rates(self) -> Floats:
+        """[P] the mean of each prompt's posterior, from a uniform prior."""
+        state = self.state
+        return np.asarray((state.correct + 1.0) / (state.correct + state.others + 2.0))
+
+    def observe(self, rollouts: Rollouts) -> None:
+        graded, num_groups = rollouts.where(~rollouts.is_error_B()), len(rollouts.prompt_rows_Q)
+        size_Q = np.bincount(graded.group_B, minlength=num_groups)
+        correct_Q = np.bincount(graded.group_B, graded.is_correct_B(), num_groups)
+        state, memory = self.state, self.settings.memory
+        rows = rollouts.prompt_rows_Q
+        np.multiply.at(state.correct, rows, memory)
+        np.multiply.at(state.others, rows, memory)
+        np.add.at(state.correct, rows, correct_Q)
+        np.add.at(state.others, rows, size_Q - correct_Q)
+
+    def progress(self) -> float:
+        return min(self.state.spent / self.pool.budget, 1.0)
+
+    def describe(self) -> dict[str, float]:
+        """The share of prompts sampled so far."""
+        return {"seen_rate": float((self.state.correct + self.state.others > 0).mean())}

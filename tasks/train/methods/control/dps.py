@@ -1,0 +1,127 @@
+"""`dps`: sample the prompts most likely to give a mixed group, by a Markov chain of each prompt's
+difficulty (Dynamics-Predictive Sampling, arXiv 2603.10887; rule from the authors' code).
+
+A prompt is in one of three states: nobody of its group solved it, some, all. Its transition matrix
+has Dirichlet counts that start at one and are forgotten at `memory`. A group shows the state; the
+chain predicts the next one. Prompts that are not visited drift back to what is not known, so all
+come round again. A step draws `candidates` batches of prompts at random and takes those whose
+predicted chance of a mixed group is largest; ties fall to the draw (the code's fall to the first
+prompt). The plan gives the pool, the group sizes and the budget, not the order. Left out: the
+bonus for entropy."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tasks.common.params import at_least, share
+from tasks.train.methods.control.pool import Pool
+from tasks.train.plan import Plan
+from tasks.train.rollouts import Floats, GroupRequest, Ints, Rollouts
+from tasks.train.slots import Control, SoFar
+
+NONE, SOME, ALL = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Settings:
+    memory: float
+    candidates: int
+
+    def __post_init__(self) -> None:
+        share(train__control__memory=self.memory)
+        at_least(1, train__control__candidates=self.candidates)
+
+
+EXAMPLE = Settings(memory=0.7, candidates=8)
+
+
+@dataclass
+class State:
+    """Of every prompt the counts of transitions [P, to, from], the belief about its state at the
+    last step [P, 3], and whether it was ever seen; rollouts spent."""
+
+    counts: Floats
+    beliefs: Floats
+    seen: Ints
+    spent: int = 0
+
+
+class Method(Control):
+    def __init__(self, settings: Settings, plan: Plan) -> None:
+        self.settings, self.pool = settings, Pool.of(plan)
+        num = plan.num_prompts
+        self.state = State(
+            np.ones((num, 3, 3)), np.full((num, 3), 1 / 3), np.zeros(num, dtype=np.int64)
+        )
+
+    def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
+        """The best of the drawn candidates; None when they were sampled, or the budget is spent."""
+        pool, state = self.pool, self.state
+        room = pool.room(so_far, state.spent)
+        if so_far.num_requests or not room:
+            return None
+        drawn = rng.permutation(len(pool.prompt_rows))
+        drawn = pool.take(drawn, room * self.settings.candidates)
+        rows = pool.prompt_rows[drawn]
+        chance = predict(state.counts[rows], state.beliefs[rows])[:, SOME]
+        best = drawn[np.argsort(-chance, kind="stable")]
+        request = pool.request(pool.take(best, room), state.spent)
+        state.spent += int(request.counts.sum())
+        return request
+
+    def observe(self, rollouts: Rollouts) -> None:
+        """Move the chain of every prompt that was ever seen, of the step's ones by what they
+        showed."""
+        graded, num_groups = rollouts.where(~rollouts.is_error_B()), len(rollouts.prompt_rows_Q)
+        size_Q = np.bincount(graded.group_B, minlength=num_groups)
+        correct_Q = np.bincount(graded.group_B, graded.is_correct_B(), num_groups)
+        shown_Q = np.where(correct_Q == 0, NONE, np.where(correct_Q == size_Q, ALL, SOME))
+        rows, state, memory = rollouts.prompt_rows_Q, self.state, self.settings.memory
+        rest = state.seen > 0
+        rest[rows[size_Q > 0]] = False
+        state.counts[rest], state.beliefs[rest] = unseen(
+            state.counts[rest], state.beliefs[rest], memory
+        )
+        for row, shown in zip(rows[size_Q > 0], shown_Q[size_Q > 0], strict=True):
+            state.counts[row], state.beliefs[row] = seen(
+                state.counts[row], state.beliefs[row], int(shown), memory
+            )
+            state.seen[row] = 1
+
+    def progress(self) -> float:
+        return min(self.state.spent / self.pool.budget, 1.0)
+
+    def describe(self) -> dict[str, float]:
+        """The share of prompts seen, and the mean predicted chance of a mixed group."""
+        chance = predict(self.state.counts, self.state.beliefs)[:, SOME]
+        return {
+            "seen_rate": float(self.state.seen.mean()),
+            "predicted_mixed_mean": float(chance.mean()),
+        }
+
+
+def transitions(counts: Floats) -> Floats:
+    """[..., to, from] the expected transition matrix of Dirichlet counts."""
+    return np.asarray(counts / counts.sum(-2, keepdims=True))
+
+
+def predict(counts: Floats, beliefs: Floats) -> Floats:
+    """[P, 3] the beliefs about the next state."""
+    return np.asarray(np.einsum("pij,pj->pi", transitions(counts), beliefs))
+
+
+def seen(counts: Floats, belief: Floats, shown: int, memory: float) -> tuple[Floats, Floats]:
+    """Counts [3, 3] and belief [3] of a prompt whose group showed the state `shown`."""
+    joint = np.zeros((3, 3))
+    joint[shown] = transitions(counts)[shown] * belief
+    return forget(counts, memory) + joint / joint.sum(), np.eye(3)[shown]
+
+
+def unseen(counts: Floats, beliefs: Floats, memory: float) -> tuple[Floats, Floats]:
+    """Counts [P, 3, 3] and beliefs [P, 3] of prompts that a step did not sample."""
+    return forget(counts, memory), predict(counts, beliefs)
+
+
+def forget(counts: Floats, memory: float) -> Floats:
+    """The counts, part of the way back to the prior of one."""
+    return memory * counts + (1.0 - memory)

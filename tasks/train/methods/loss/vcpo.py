@@ -1,0 +1,57 @@
+"""`vcpo`: REINFORCE with importance weights, and a learning rate that follows their effective
+sample size (VCPO, arXiv 2602.17616; rule from the authors' code).
+
+Nothing is clipped; the weights of old policy over sampler are truncated by `train.correction`,
+which the paper sets to `{level: sequence, cap: 8.0}`. The learning rate of an update is multiplied
+by min(1, ESS / (B * base)) ** power, with ESS = (sum w)^2 / sum w^2 over the whole step's rollouts,
+weights not truncated: few rollouts that carry most of the weight move the policy less. On-policy
+the factor is 1. `power` 0.5 is the paper's, 1.0 its linear option."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tasks.common.params import ParamsError
+from tasks.train.rollouts import Floats, StepTotals
+from tasks.train.slots import Loss
+from tasks.train.tokens import Normalize, Tokens, average
+
+
+@dataclass(frozen=True)
+class Settings:
+    base: float
+    power: float
+    normalize: Normalize
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.base <= 1.0:
+            raise ParamsError(f"train.loss.base is {self.base}: it must be above 0 and at most 1")
+
+
+EXAMPLE = Settings(base=1.0, power=0.5, normalize="token")
+
+
+class Method(Loss):
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.normalize = settings, settings.normalize
+
+    def __call__(
+        self, tokens: Tokens, totals: StepTotals
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The micro-batch's share of the step's loss; nothing is clipped."""
+        ratio_N = (tokens.logprobs_N - tokens.old_logprobs_N).exp()
+        surrogate_N = ratio_N * tokens.advantages_N * tokens.weights_N
+        loss = -average(surrogate_N, tokens, totals, self.normalize)
+        return loss, {"clipped": loss.new_zeros(())}
+
+    def rate_factor(self, log_weights_B: Floats) -> float:
+        share = effective_share(log_weights_B) / self.settings.base
+        return float(min(share, 1.0) ** self.settings.power)
+
+
+def effective_share(log_weights_B: Floats) -> float:
+    """The effective sample size of B weighted rollouts as a share of B. In logarithms: products of
+    long sequences' ratios leave the range of numbers."""
+    weights_B = np.exp(log_weights_B - log_weights_B.max())
+    return float(weights_B.sum() ** 2 / (weights_B**2).sum() / len(weights_B))

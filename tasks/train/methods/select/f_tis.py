@@ -1,0 +1,55 @@
+"""`f_tis`: leave out what another policy sampled, is no better than its group and lies too far from
+the present one (F-TIS, arXiv 2605.22537; rule from digests).
+
+A rollout is kept if its reward is above its group's mean or its KL(policy | sampler) is below
+`limit`. The KL is estimated from the rollout itself, token by token: r log r - (r - 1) with r the
+ratio of policy to sampler, which is never negative and unbiased under the sampler. From the same
+policy all are kept. Use with `train.correction: {level: token, cap: 2.0}`, the truncation of the
+name."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tasks.common.params import ParamsError
+from tasks.train.rollouts import Bools, Features, Floats, Rollouts, group_means
+from tasks.train.slots import Select
+
+
+@dataclass(frozen=True)
+class Settings:
+    limit: float
+
+    def __post_init__(self) -> None:
+        if self.limit <= 0.0:
+            raise ParamsError(f"train.select.limit is {self.limit}: it must be above 0")
+
+
+EXAMPLE = Settings(limit=50.0)
+
+
+class Method(Select):
+    features = Features()
+
+    def __init__(self, settings: Settings) -> None:
+        self.limit = settings.limit
+
+    def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
+        """[B] whether a rollout is kept."""
+        if not len(rollouts.group_B):
+            return np.zeros(0, dtype=np.bool_)
+        mean_Q, _ = group_means(rollouts.rewards_B, rollouts.group_B)
+        is_better_B = rollouts.rewards_B > mean_Q[rollouts.group_B]
+        return np.asarray(is_better_B | (divergence(rollouts) < self.limit))
+
+
+def divergence(rollouts: Rollouts) -> Floats:
+    """[B] the estimated KL(policy | sampler) of each rollout, in nats."""
+    assert rollouts.observed is not None
+    sampler_N = np.concatenate([np.asarray(row) for row in rollouts.samples.logprobs])
+    log_ratio_N = np.clip(rollouts.observed.logprobs_N - sampler_N, -50.0, 50.0)
+    ratio_N = np.exp(log_ratio_N)
+    terms_N = ratio_N * log_ratio_N - (ratio_N - 1.0)
+    return np.asarray(
+        np.bincount(rollouts.owner_N(), terms_N, len(rollouts.group_B)), dtype=np.float64
+    )

@@ -1,0 +1,156 @@
+"""A short run with every recipe of params.yaml: what its methods ask of the loop, together."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from tasks.common import params
+from tasks.common.artifacts import STEPS, TRAIN_ROLLOUTS
+from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.loop.save import resume, save
+from tasks.train.loop.trainer import LEARNING_STREAM, Trainer
+from tasks.train.rollouts import Estimate, merge
+from tests.train.worlds import make_trainer, make_world, run_in_process
+
+PROJECT = params.load(Path(__file__).resolve().parents[2] / "params.yaml")
+SIZES = [4, 3, 4, 2, 2, 4]
+BATCH = {"unit": "rollouts", "size": 12, "counts": "generated"}
+
+
+def changes_of(name: str) -> dict[str, Any]:
+    """What the recipe changes in the section `train`, with a batch for the small world."""
+    changes = dict(PROJECT["recipes"][name]["train"])
+    if "batch" in changes:
+        changes["batch"] = {**changes["batch"], "size": 12}
+    if "generate" in changes:
+        changes["generate"] = {**changes["generate"], "cache_megabytes": 0.5}
+    return changes
+
+
+@pytest.mark.parametrize("name", PROJECT["recipes"])
+def test_a_recipe_trains(name: str, guesser: Path, tmp_path: Path) -> None:
+    layout = make_world(tmp_path, guesser, SIZES * 3)
+    state = run_in_process(layout, {**changes_of(name), "max_steps": 4}).state
+    steps = STEPS.frame(state.steps)
+    assert 1 <= len(steps) <= 4
+    assert steps["updated"].any()
+    assert not steps["nonfinite"].any()
+    assert steps["loss"].drop_nulls().is_finite().all()
+    charged = steps["flops_charged"].to_list()
+    assert charged == sorted(charged)
+    assert charged[0] > 0
+
+
+RECENT = {"method": "recent", "share": 0.5, "capacity": 64}
+
+
+def run_steps(trainer: Trainer, num: int) -> list[dict[str, Any]]:
+    """Steps of the loop, without its files; their rows of STEPS."""
+    for _ in range(num):
+        batch = trainer.sample()
+        assert batch is not None
+        rng, rate = trainer.rng(LEARNING_STREAM), trainer.learning_rate()
+        replayed = trainer.slots.replay.draw(rng, batch.replayed)
+        rollouts = batch.fresh if replayed is None else merge([batch.fresh, replayed])
+        rollouts = trainer.observe_policy(rollouts)
+        estimate = trainer.estimate(rollouts, rng)
+        update = trainer.update(rollouts, estimate, rate, rng)
+        trainer.observe(batch.fresh, rollouts)
+        trainer.charge(batch.fresh, rollouts, estimate, update)
+        trainer.record(batch, rollouts, estimate, update, rate)
+    return trainer.state.steps
+
+
+def test_replayed_rollouts_are_marked_weighted_and_not_generated_again(
+    guesser: Path, tmp_path: Path
+) -> None:
+    layout = make_world(tmp_path, guesser, [4] * 40)
+    trainer = make_trainer(layout, replay=RECENT, batch=BATCH)
+    steps = run_steps(trainer, 8)
+    rows = TRAIN_ROLLOUTS.frame(trainer.state.rollouts)
+    fresh, old = rows.filter(~pl.col("replayed")), rows.filter(pl.col("replayed"))
+    assert len(old) > 0
+    assert len(fresh) == trainer.state.ledger.rollouts["generate"]
+    versions = fresh.group_by("step").agg(pl.col("version").unique()).sort("step")
+    updates = np.cumsum([0] + [row["num_updates"] for row in steps])
+    assert versions["version"].list.first().to_list() == updates[:-1].tolist()
+    assert (old["version"] < pl.Series(updates)[old["step"]]).all()
+    # the sampler's gap is asked of what the present policy sampled; the weights are of all
+    assert max(row["log_ratio_max"] or 0.0 for row in steps) < 1e-3
+    assert min(row["weight_ess_rate"] or 1.0 for row in steps) < 0.9999
+
+
+def test_several_updates_move_on_from_the_scored_policy(guesser: Path, tmp_path: Path) -> None:
+    layout = make_world(tmp_path, guesser, [4] * 24)
+    updates = {"epochs": 2, "minibatches": 3}
+    trainer = make_trainer(layout, updates=updates, batch=BATCH, learning_rate=1e-2)
+    row = run_steps(trainer, 1)[-1]
+    assert 2 <= row["num_updates"] <= 6
+    assert trainer.learner.version == row["num_updates"]
+    ledger = trainer.state.ledger
+    assert ledger.charged["score"] > 0
+    assert ledger.executed["score"] > 0
+    tokens = sum(r["prompt_tokens"] + len(r["token_ids"]) for r in trainer.state.rollouts)
+    assert ledger.tokens["update"] == 2 * tokens
+    # later updates of the batch differ from the old policy, so PPO's clip has something to do
+    assert row["clip_rate"] > 0
+
+
+def test_one_update_of_all_is_what_several_begin_with(guesser: Path, tmp_path: Path) -> None:
+    """An epoch of one minibatch with scored old log-probabilities is the plain update."""
+    layout = make_world(tmp_path, guesser, [4] * 6)
+    plain = make_trainer(layout, batch=BATCH)
+    twice = make_trainer(layout, batch=BATCH, updates={"epochs": 2, "minibatches": 1})
+    first, second = run_steps(plain, 1)[-1], run_steps(twice, 1)[-1]
+    assert second["num_updates"] == 2
+    assert second["reward_mean"] == first["reward_mean"]
+    assert twice.state.ledger.charged["update"] == 2 * plain.state.ledger.charged["update"]
+
+
+@pytest.mark.parametrize("name", ["dots_replay", "vcpo", "value_probe", "dps"])
+def test_a_run_with_a_memory_goes_on_bit_for_bit(name: str, guesser: Path, tmp_path: Path) -> None:
+    layout = make_world(tmp_path, guesser, [4] * 40)
+    changes = {**changes_of(name), "batch": BATCH}
+    whole = make_trainer(layout, **changes)
+    steps = [dict(row) for row in run_steps(whole, 6)]
+    half = make_trainer(layout, **changes)
+    run_steps(half, 3)
+    checkpoints = Checkpoints(layout.checkpoints, {"recipe": name}, keep=1)
+    save(half, checkpoints)
+    checkpoints.wait()
+    resumed = make_trainer(layout, **changes)
+    resume(resumed, checkpoints, None)
+    assert run_steps(resumed, 3)[3:] == steps[3:]
+
+
+def test_tokens_of_an_environment_carry_no_gradient(guesser: Path, tmp_path: Path) -> None:
+    layout = make_world(tmp_path, guesser, [4] * 6)
+    trainer = make_trainer(layout, batch=BATCH)
+    batch = trainer.sample()
+    assert batch is not None
+    rollouts = batch.fresh
+    num_tokens = len(rollouts.owner_N())
+    own_N = np.arange(num_tokens) % 2 == 0
+    masked = dataclasses.replace(rollouts, is_action_N=own_N)
+    keep_B = np.ones(len(rollouts.group_B), dtype=np.bool_)
+    advantages_N = np.random.default_rng(0).standard_normal(num_tokens)
+
+    def gradient(rows: Any, advantages: Any) -> torch.Tensor:
+        trainer.learner.compute_gradient(
+            rows, Estimate(keep_B, advantages, None), trainer.slots.loss
+        )
+        grads = [p.grad.flatten() for p in trainer.learner.model.parameters() if p.grad is not None]
+        return torch.cat(grads).clone()
+
+    estimate_N = np.where(own_N, advantages_N, 0.0)
+    found = gradient(masked, estimate_N)
+    # the same tokens with advantage 0 in the whole: another divisor, the same direction
+    whole = gradient(rollouts, estimate_N)
+    cosine = torch.nn.functional.cosine_similarity(found, whole, dim=0)
+    assert cosine.item() == pytest.approx(1.0, abs=2e-4)
+    assert trainer.learner.totals(masked, keep_B).num_tokens == own_N.sum()
