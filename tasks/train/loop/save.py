@@ -49,6 +49,9 @@ def resume(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> N
         raise TrainingError(
             "the processes of this run found different checkpoints: is the data root shared by all?"
         )
+    if chosen is not None and trainer.run.ranks.is_main:
+        checkpoints.branch_from(chosen)
+    trainer.run.ranks.barrier()  # the others must not find what is being retired
     trainer.collector.in_flight = checkpoints.in_flight()
     if loaded is None:
         return
