@@ -206,6 +206,11 @@ def check_settings(settings: TrainSettings, sections: Sections) -> None:
     """
     params.at_least(1, train__batch__size=settings.batch.size)
     params.at_least(1, guards__max_nonfinite_steps=sections.guards.max_nonfinite_steps)
+    if not 0 < settings.validation.every_share <= 1:
+        raise params.ParamsError(
+            f"train.validation.every_share is {settings.validation.every_share}; it is the share "
+            "of a run between two points of the validation curve, above 0 and at most 1"
+        )
     sampling = sections.sampling
     if sampling.temperature <= 0 or sampling.top_p < 1.0 or sampling.top_k > 0:
         raise params.ParamsError(
