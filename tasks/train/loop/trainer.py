@@ -230,9 +230,10 @@ class Trainer:
             **describe_step(rollouts, keep_B, gradient.stats),
         }
         state.steps.append(row)
-        state.rollouts += rollout_rows(
-            state.num_steps, self.prompts.ids, rollouts, keep_B, advantages_B
-        )
+        if self.run.ranks.is_main:  # which alone writes them
+            state.rollouts += rollout_rows(
+                state.num_steps, self.prompts.ids, rollouts, keep_B, advantages_B
+            )
         state.num_steps += 1
         return row
 
