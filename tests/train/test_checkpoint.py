@@ -1,6 +1,7 @@
 """Checkpoints on the disk: which one a restart goes on from, and what `--resume` leaves behind."""
 
 import json
+from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 
 from tasks.common.files import read_json
 from tasks.train.loop.checkpoint import Checkpoints, Snapshot
+from tasks.train.loop.save import save as save_trainer
 from tasks.train.loop.sync import train
 from tasks.train.settings import CheckpointSettings
 from tests.train.worlds import make_trainer, make_world
@@ -104,3 +106,17 @@ def test_a_run_resumed_from_an_older_checkpoint_goes_on_on_its_own_branch(
     newest = again.steps()[-1]
     assert newest.name > oldest.name
     assert read_json(newest / "state.json")["state"]["num_steps"] == 2
+
+
+def test_a_snapshot_waits_for_the_last_one_before_it_copies(guesser: Path, tmp_path: Path) -> None:
+    """Had it copied first, the rollouts would have become a part already when the waiting shows
+    what went wrong with the last one."""
+    trainer = make_trainer(make_world(tmp_path, guesser, [4, 4, 4]))
+    trainer.state.rollouts = [{"step": 0}]
+    checkpoints = Checkpoints(tmp_path / "checkpoints", COMPONENTS, keep=1)
+    checkpoints.writing = Future()
+    checkpoints.writing.set_exception(OSError("the disk is full"))
+    with closing(trainer.collector.grader), pytest.raises(OSError, match="the disk is full"):
+        save_trainer(trainer, checkpoints)
+    assert trainer.state.rollouts == [{"step": 0}]
+    assert trainer.state.parts == []

@@ -58,7 +58,8 @@ class Snapshot:
 class Checkpoints:
     """The checkpoints of one run, its journal of executed work, and the parts of its rollout table.
 
-    Writing happens behind the training: `save` copies and returns, `wait` makes sure.
+    Writing happens behind the training: `save` returns at once, `wait` makes sure. Who copies what
+    is to be saved waits first, so that two copies never exist.
     """
 
     def __init__(self, root: Path, components: Mapping[str, Any], keep: int) -> None:
@@ -73,8 +74,7 @@ class Checkpoints:
             write_json(self.folder / "key.json", components)
 
     def save(self, snapshot: Snapshot) -> None:
-        """Write a checkpoint in the background; if the one before is not done yet, wait for it
-        first."""
+        """Write a checkpoint in the background, the one before being done."""
         self.wait()
         self.writing = self.writer.submit(self.write, snapshot)
 
