@@ -13,7 +13,13 @@ from transformers import PreTrainedTokenizerBase
 from tasks.common import params, process, stage
 from tasks.common.artifacts import PLAN, PROMPTS, TRAIN_ROLLOUTS
 from tasks.common.files import digest, digest_file
-from tasks.engines.engine import EngineSettings, Sampling, engine_name, load_engine
+from tasks.engines.engine import (
+    EngineSettings,
+    Sampling,
+    check_shared_gpu,
+    engine_name,
+    load_engine,
+)
 from tasks.grading.grader import Grader, Verify
 from tasks.models.policy import (
     Policy,
@@ -24,7 +30,7 @@ from tasks.models.policy import (
     torch_device,
 )
 from tasks.models.prompts import encode_prompts
-from tasks.train.learner.learner import Learner
+from tasks.train.learner.learner import Learner, memory_of
 from tasks.train.learner.ranks import join_ranks
 from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.collect import Collector
@@ -156,6 +162,8 @@ def build(
     device = torch_device(sections.engine.device)
     trusted = policy.trust_remote_code
     model = load_model(policy.folder, dtype=torch.float32, device=device, trust_remote_code=trusted)
+    memory = memory_of(model, settings, sections.learner)
+    check_shared_gpu(sections.engine, model.device, memory)
     learner = Learner(policy, model, settings, sections.learner, told.sampling, told.ranks)
     tokenizer = load_tokenizer(policy.folder, trust_remote_code=trusted)
     prompts, validation = (
