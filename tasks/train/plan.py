@@ -74,16 +74,20 @@ class Plan:
         return np.concatenate([[0], np.cumsum(self.group_sizes_V)])
 
 
-def read_plan(table: pl.DataFrame, prompt_ids: list[str], batch: BatchSettings) -> Plan:
+def read_plan(table: pl.DataFrame, prompt_ids: pl.Series, batch: BatchSettings) -> Plan:
     """A PLAN table as columns, prompts by their row in `prompt_ids`.
 
     Raises ArtifactError naming a prompt that is not among them.
     """
-    row_of = {prompt_id: row for row, prompt_id in enumerate(prompt_ids)}
-    if unknown := set(table["prompt_id"]) - set(row_of):
+    row_of = pl.DataFrame({"prompt_id": prompt_ids}).with_row_index("row")
+    visits = table.select("prompt_id").join(
+        row_of, on="prompt_id", how="left", maintain_order="left"
+    )
+    unknown = visits.filter(pl.col("row").is_null())["prompt_id"].sort()
+    if len(unknown):
         raise ArtifactError(
-            f"the plan visits prompt {min(unknown)}, which is not among the training prompts: "
-            "run allocate again"
+            f"the plan visits prompt {unknown[0]}, which is not among the training prompts: run "
+            "allocate again"
         )
     if alone := int((table["group_size"] == 1).sum()):
         logger.warning(
@@ -94,5 +98,5 @@ def read_plan(table: pl.DataFrame, prompt_ids: list[str], batch: BatchSettings) 
     sizes, phases, passes = (
         table[name].to_numpy().astype(np.int64) for name in ("group_size", "phase", "pass")
     )
-    rows = np.array([row_of[prompt_id] for prompt_id in table["prompt_id"]], dtype=np.int64)
+    rows = visits["row"].to_numpy().astype(np.int64)
     return Plan(rows, sizes, phases, passes, batch)

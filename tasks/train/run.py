@@ -171,7 +171,7 @@ def build(
         for split in ("train", "validation")
     )
     plan = read_plan(plan_table, prompts.ids, settings.batch)
-    slots = load_slots(settings, plan, len(prompts.ids))
+    slots = load_slots(settings, plan, len(prompts))
     engine = load_engine(sections.engine, policy, model)
     collector = Collector(told, engine, slots.generate, tokenizer, grader)
     trainer = Trainer(
@@ -196,13 +196,12 @@ def max_sampler_gap(sections: Sections, settings: TrainSettings) -> float:
 
 
 def read_prompts(table: pl.DataFrame, tokenizer: PreTrainedTokenizerBase, told: Run) -> Prompts:
-    """A PROMPTS table ready to be sampled and graded."""
-    token_ids = encode_prompts(table, tokenizer, told.policy, told.sampling.max_tokens)
+    """A PROMPTS table ready to be sampled and graded. Whether a prompt fits the policy's context is
+    checked when it is encoded; the profile sampled, and so checked, every training prompt."""
+    room = told.sampling.max_tokens
     return Prompts(
-        table["prompt_id"].to_list(),
-        token_ids,
-        table["answer"].to_list(),
-        table["verifier"].to_list(),
+        table.select("prompt_id", "prompt", "messages", "answer", "verifier"),
+        lambda rows: encode_prompts(rows, tokenizer, told.policy, room),
     )
 
 

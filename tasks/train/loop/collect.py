@@ -60,7 +60,7 @@ class Collector:
     ) -> tuple[Rollouts, Cost]:
         """The graded rollouts of one request of control; its groups are numbered from `first_group`
         on within the step."""
-        token_ids = [prompts.token_ids[row] for row in asked.prompt_rows]
+        token_ids = prompts.token_ids(asked.prompt_rows)
         seeds = rng.integers(0, 2**63 - 1, size=int(asked.counts.sum())).tolist()
         request = Request(token_ids, asked.counts.tolist(), seeds, self.run.sampling)
         samples = self.find_recorded(prompts, asked, step, first_group)
@@ -113,10 +113,7 @@ class Collector:
             .drop("group")
             .rows()
         )
-        wanted = [
-            (prompts.ids[row], int(count))
-            for row, count in zip(asked.prompt_rows, asked.counts, strict=True)
-        ]
+        wanted = list(zip(prompts.ids[asked.prompt_rows], asked.counts.tolist(), strict=True))
         if found != wanted:
             message = (
                 f"step {step}: the record has (prompt, rollouts) {found}, and control asks for "
@@ -138,9 +135,12 @@ class Collector:
         """Texts, outcomes and rewards of completions of the prompts in `rows_B`."""
         ranks = self.run.ranks
         texts = decode(samples.token_ids, samples.finish_reasons, self.tokenizer)
+        golds = prompts.table.select("verifier", "answer")[rows_B].iter_rows()
         answers = [
-            Answer(prompts.verifiers[row], text, prompts.answers[row], reason == "length")
-            for row, text, reason in zip(rows_B, texts, samples.finish_reasons, strict=True)
+            Answer(verifier, text, gold, reason == "length")
+            for (verifier, gold), text, reason in zip(
+                golds, texts, samples.finish_reasons, strict=True
+            )
         ]
         verdicts = self.grader.grade(ranks.shard(answers), min_judged=MIN_JUDGED)
         mine = [(verdict.outcome, verdict.reward) for verdict in verdicts]
@@ -150,9 +150,10 @@ class Collector:
     def pass_rates(self, prompts: Prompts, num_samples: int) -> tuple[Floats, Cost]:
         """Pass rate of every prompt, with the same seeds every time: differences are the
         policy's."""
-        num = len(prompts.ids)
+        num = len(prompts)
         seeds = [sample_seed("validation", i, k) for i in range(num) for k in range(num_samples)]
-        request = Request(prompts.token_ids, [num_samples] * num, seeds, self.run.sampling)
+        token_ids = prompts.token_ids(np.arange(num))
+        request = Request(token_ids, [num_samples] * num, seeds, self.run.sampling)
         samples = self.sample(request, None)
         rows_B = request.owner_B()
         _, outcomes, _ = self.grade(prompts, rows_B, samples)
@@ -164,7 +165,7 @@ class Collector:
     def probe(self, prompts: Prompts, num_tokens: int) -> Rollouts:
         """One short rollout of the first prompt, from this rank's engine; it is not graded."""
         sampling = replace(self.run.sampling, max_tokens=num_tokens)
-        token_ids = prompts.token_ids[:1]
+        token_ids = prompts.token_ids(np.zeros(1, dtype=np.int64))
         request = Request(token_ids, [1], [sample_seed("probe")], sampling)
         samples = self.engine.generate(request)
         rows = np.zeros(1, dtype=np.int64)

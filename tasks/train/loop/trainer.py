@@ -139,7 +139,7 @@ class Trainer:
     def skip_nonfinite(self, rollouts: Rollouts) -> None:
         """Leave the policy as it was. The step's rollouts are in the record, to be replayed with
         --from-rollouts."""
-        ids = sorted({self.prompts.ids[row] for row in rollouts.prompt_rows_Q})
+        ids = self.prompts.ids[rollouts.prompt_rows_Q].unique().sort()
         message = (
             f"step {self.state.num_steps}: loss, gradient or log-probabilities are not finite; "
             f"prompts: {', '.join(ids)}"
