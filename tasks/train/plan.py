@@ -40,10 +40,11 @@ class Plan:
         """The rollouts of all visits."""
         return int(self.group_sizes_V.sum())
 
-    def rest_of_phase(self, first: int) -> Ints:
-        """The visits from `first` to the end of its phase."""
+    def rest_of_phase(self, first: int, most: int) -> Ints:
+        """The visits from `first` to the end of its phase, but at most `most` of them: no more fit
+        into as much room, and the phase may have ten million."""
         end = int(self._phase_ends[np.searchsorted(self._phase_ends, first, side="right")])
-        return np.arange(first, end)
+        return np.arange(first, min(end, first + most))
 
     def num_visits(self, sizes: Ints, room: int) -> int:
         """How many groups of `sizes` fit into `room` (in the batch's unit), at least one."""

@@ -1,8 +1,9 @@
 """One contract test a slot, over every file found in it; and the plan's own behaviour."""
 
 import copy
+import tracemalloc
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import ModuleType
 from typing import Any
 
@@ -22,7 +23,7 @@ from tasks.train.rollouts import Ints, StepTotals, merge
 from tasks.train.settings import BatchSettings
 from tasks.train.slots import Advantage, Control, arrays_of, fill_state, load_method
 from tasks.train.tokens import Tokens
-from tests.train.steps import answer_to, plan_of, rollouts_of
+from tests.train.steps import answer_to, passes_of, plan_of, rollouts_of
 
 REWARDS = np.array([1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0])
 GROUPS = np.array([0, 0, 0, 1, 1, 2, 3, 3])
@@ -98,6 +99,25 @@ def test_loss_adds_up_over_micro_batches(name: str) -> None:
     assert sum(part.item() for part, _ in parts) == pytest.approx(whole.item())
     assert sum(float(s["clipped"]) for _, s in parts) == float(stats["clipped"])
     comes_back(compute)
+
+
+@pytest.mark.parametrize("name", names(control))
+def test_a_step_of_control_does_not_grow_with_the_plan(name: str) -> None:
+    """Neither what a step looks at, nor what a checkpoint keeps."""
+    plan = passes_of(1000, 4, 200)
+    phases = np.zeros(len(plan), dtype=np.int64)  # all of it one phase
+    method: Control = make(control, name, replace(plan, phases_V=phases))
+    rng = np.random.default_rng(0)
+    method.next([], rng)
+    method.progress()  # sums over the plan are made once
+    tracemalloc.start()
+    request = method.next([], rng)
+    method.progress()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert request is not None
+    assert peak < 100_000  # a column of the plan has 1,600,000 bytes
+    assert sum(array.size for array in arrays_of(method.state).values()) < 3000
 
 
 @pytest.mark.parametrize("name", names(control))

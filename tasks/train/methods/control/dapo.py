@@ -59,7 +59,7 @@ class Method(Control):
             self.state.unfilled_steps += 1
             return None
         self.state.refills += 1
-        visits = plan.rest_of_phase(first)
+        visits = plan.rest_of_phase(first, missing)
         return self.take(visits[: plan.num_visits(plan.group_sizes_V[visits], missing)])
 
     def take(self, visits: "np.ndarray") -> GroupRequest:

@@ -36,5 +36,5 @@ class Method(Control):
 
 def next_visits(plan: Plan, first: int) -> "np.ndarray":
     """The visits from `first` on that make a batch."""
-    visits = plan.rest_of_phase(first)
+    visits = plan.rest_of_phase(first, plan.batch.size)
     return visits[: plan.num_visits(plan.group_sizes_V[visits], plan.batch.size)]

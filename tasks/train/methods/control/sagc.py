@@ -74,7 +74,7 @@ class Method(Control):
         if so_far or state.position == len(plan):
             return None
         state.last_size = self.choose_size(rng)
-        visits = plan.rest_of_phase(state.position)
+        visits = plan.rest_of_phase(state.position, plan.batch.size)
         sizes = np.minimum(plan.group_sizes_V[visits], state.last_size)
         num = plan.num_visits(sizes, plan.batch.size)
         state.position += num
