@@ -22,7 +22,7 @@ from tasks.common import registry
 from tasks.common.files import ArtifactError
 from tasks.common.ledger import Architecture, decode_flops, prefill_flops
 from tasks.common.params import ParamsError
-from tasks.engines.memory import check_memory
+from tasks.engines.memory import TrainingMemory, check_memory
 from tasks.models.policy import Policy
 
 Ints = npt.NDArray[np.int64]
@@ -170,18 +170,21 @@ def load_engine(
             "engine.urls and engine.num_replicas apply to the engine server, and engine.name is "
             f"{name}: set it to server, or leave urls empty and num_replicas at 1"
         )
-    if model is not None and model.device.type == "cuda":
-        check_shared_gpu(name, settings, model)
     return cast(Engine, module.load(settings, policy, model))
 
 
-def check_shared_gpu(name: str, settings: EngineSettings, model: PreTrainedModel) -> None:
-    """Raise ArtifactError when the training of `model` and the engine do not fit the GPU
-    together."""
-    free, total = torch.cuda.mem_get_info(model.device)
+def check_shared_gpu(
+    settings: EngineSettings, device: torch.device, training: TrainingMemory
+) -> None:
+    """Raise ArtifactError when training, whose weights are loaded, and the engine do not fit the
+    GPU together. On a CPU nothing is checked."""
+    if device.type != "cuda":
+        return
+    name = engine_name(settings)
+    free, total = torch.cuda.mem_get_info(device)
     reserves = name == "vllm" or (name == "server" and not settings.urls)
     check_memory(
-        sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()),
+        training,
         settings.memory_fraction * total if reserves else 0.0,
         free,
         sleeps=name == "vllm" and settings.sleep,

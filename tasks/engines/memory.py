@@ -1,42 +1,99 @@
 """Whether the trainer and its engine fit one GPU, checked before any work is done.
 
-Counts what is known beforehand: weights (loaded already), gradients, the optimizer's two moments,
-and the share that the engine reserves. Left out: activations, which depend on
-`train.max_tokens_per_micro_batch`."""
+Counts what is known beforehand: what training allocates besides the loaded weights, and the share
+that the engine reserves. Left out: activations and the masks of attention, which depend on
+`learner.max_tokens_per_micro_batch`, and the few weights that a backward pass holds twice for a
+moment."""
+
+from dataclasses import dataclass
 
 from tasks.common.files import ArtifactError
 
 GIB = 2**30
+FLOAT32, BFLOAT16 = 4, 2  # bytes
 MOMENTS = 2  # AdamW keeps two numbers per weight
+LOGITS_COPIES = 4  # logits, log-probabilities, probabilities, and their product: [n, V] each
 
 
-def peak_bytes(parameter_bytes: float, engine_bytes: float, *, sleeps: bool) -> float:
-    """Return the most memory that training takes besides the loaded weights. Gradients exist only
-    during the update; an engine that sleeps has freed its memory for that time."""
-    moments = MOMENTS * parameter_bytes
-    gradients = parameter_bytes
-    return moments + (max(engine_bytes, gradients) if sleeps else engine_bytes + gradients)
+@dataclass(frozen=True)
+class TrainingMemory:
+    """Bytes that training allocates besides the loaded weights: AdamW's moments and the reference
+    policy for as long as it runs; gradients, autocast's low-precision copy of the weights and the
+    logits of a chunk during the update only."""
+
+    moments: float
+    reference: float
+    gradients: float
+    low_precision: float
+    logits: float
+
+    @property
+    def lasting(self) -> float:
+        """What is there while the engine samples, too."""
+        return self.moments + self.reference
+
+    @property
+    def update(self) -> float:
+        """What exists only during the update."""
+        return self.gradients + self.low_precision + self.logits
+
+    def __str__(self) -> str:
+        parts = {
+            "optimizer": self.moments,
+            "reference policy": self.reference,
+            "gradients": self.gradients,
+            "low-precision weights": self.low_precision,
+            "logits": self.logits,
+        }
+        return ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts.items() if size)
+
+
+def training_memory(
+    num_parameters: int,
+    num_cast: int,
+    vocab_size: int,
+    *,
+    has_reference: bool,
+    tokens_per_chunk: int,
+) -> TrainingMemory:
+    """The memory of training `num_parameters` in float32, of which autocast casts `num_cast`, with
+    the logits of `tokens_per_chunk` tokens at once."""
+    weights = FLOAT32 * num_parameters
+    return TrainingMemory(
+        moments=MOMENTS * weights,
+        reference=weights if has_reference else 0,
+        gradients=weights,
+        low_precision=BFLOAT16 * num_cast,
+        logits=LOGITS_COPIES * FLOAT32 * tokens_per_chunk * vocab_size,
+    )
+
+
+def peak_bytes(training: TrainingMemory, engine_bytes: float, *, sleeps: bool) -> float:
+    """Return the most memory that training and its engine take besides the loaded weights. An
+    engine that sleeps has freed its memory for the time of the update."""
+    together = max(engine_bytes, training.update) if sleeps else engine_bytes + training.update
+    return training.lasting + together
 
 
 def check_memory(
-    parameter_bytes: float, engine_bytes: float, free_bytes: float, *, sleeps: bool
+    training: TrainingMemory, engine_bytes: float, free_bytes: float, *, sleeps: bool
 ) -> None:
     """Raise ArtifactError, with the sizes in GiB and what to change, when the trainer and its
     engine do not fit."""
-    needed = peak_bytes(parameter_bytes, engine_bytes, sleeps=sleeps)
+    needed = peak_bytes(training, engine_bytes, sleeps=sleeps)
     if needed <= free_bytes:
         return
-    alone = peak_bytes(parameter_bytes, 0.0, sleeps=sleeps)
-    rest = max(free_bytes - alone, 0.0) if not sleeps else free_bytes - MOMENTS * parameter_bytes
+    alone = peak_bytes(training, 0.0, sleeps=sleeps)
+    rest = max(free_bytes - (training.lasting if sleeps else alone), 0.0)
     advice = (
         f"the engine may take {rest / GIB:.1f} GiB at most: lower engine.memory_fraction"
         + ("" if sleeps else ", or set engine.sleep: true to free its memory during the update")
         if alone <= free_bytes
-        else "that is too much even without the engine: use a smaller policy or a larger GPU"
+        else "that is too much even without the engine: use a smaller policy or a larger GPU, or "
+        "lower learner.tokens_per_logprob_chunk where the logits are what is large"
     )
     raise ArtifactError(
         f"training does not fit this GPU: besides the loaded weights it takes {needed / GIB:.1f} "
-        f"GiB (gradients {parameter_bytes / GIB:.1f}, "
-        f"optimizer {MOMENTS * parameter_bytes / GIB:.1f}, engine {engine_bytes / GIB:.1f}), and "
+        f"GiB ({training}, engine {engine_bytes / GIB:.1f}), and "
         f"{free_bytes / GIB:.1f} GiB are free; {advice}"
     )

@@ -64,7 +64,7 @@ class VllmEngine:
             # a seeded request cannot be rewound on a CPU (its generator has no offset)
             enable_chunked_prefill=on_gpu,
             enforce_eager=not on_gpu,
-            distributed_executor_backend="uni",
+            distributed_executor_backend=executor(),
             generation_config="vllm",
             logprobs_mode="processed_logprobs",
             skip_tokenizer_init=True,
@@ -144,6 +144,13 @@ class VllmEngine:
                 torch.cuda.empty_cache()
             self.llm.wake_up()
             self.asleep = False
+
+
+def executor() -> str:
+    """The way vLLM runs its model, in this process either way. Among the processes that torchrun
+    started it is told so: it then takes the GPU of LOCAL_RANK, where the trainer is, and samples by
+    itself in the group that exists. On its own it would take the first GPU in every process."""
+    return "external_launcher" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else "uni"
 
 
 def chosen_logprobs(completion: Any) -> list[float]:

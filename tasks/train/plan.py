@@ -42,26 +42,32 @@ class Plan:
         """The rollouts of all visits."""
         return int(self.group_sizes_V.sum())
 
-    def rest_of_phase(self, first: int) -> Ints:
-        """The visits from `first` to the end of its phase."""
+    def rest_of_phase(self, first: int, most: int) -> Ints:
+        """The visits from `first` to the end of its phase, but at most `most` of them: a phase may
+        have ten million."""
         end = int(self._phase_ends[np.searchsorted(self._phase_ends, first, side="right")])
-        return np.arange(first, end)
+        return np.arange(first, min(end, first + most))
+
+    def window(self, first: int, room: int) -> Ints:
+        """The visits from `first` on among which those of the next `room` are, whatever their
+        sizes: enough for `num_visits` to see whether half a batch is left of the phase."""
+        return self.rest_of_phase(first, room + room // 2 + 1)
+
+    def fit(self, sizes: Ints, room: int) -> int:
+        """How many groups of `sizes` fit into `room` (in the batch's unit), at least one."""
+        return max(int(np.searchsorted(np.cumsum(self.cost(sizes)), room, side="right")), 1)
+
+    def num_visits(self, sizes: Ints, room: int) -> int:
+        """The same of a window of visits; where less than half of `room` is left of the phase, that
+        is taken in as well. A step on four rollouts moves the policy as far as one on many."""
+        num = self.fit(sizes, room)
+        return len(sizes) if self.cost(sizes[num:]).sum() < room / 2 else num
 
     def cost(self, sizes: Ints) -> Ints:
         """What groups of `sizes` count for, in the batch's unit."""
         if self.batch.unit == "prompts":
             return np.ones_like(sizes)
         return sizes if self.keeps is None else np.minimum(sizes, self.keeps)
-
-    def num_visits(self, sizes: Ints, room: int, *, is_last: bool = True) -> int:
-        """How many groups of `sizes` fit into `room` (in the batch's unit), at least one.
-
-        Where `sizes` go to the end of their phase and less than half of `room` would remain, that
-        is taken in as well: a step on four rollouts moves the policy as far as one on many.
-        """
-        cost = np.cumsum(self.cost(sizes))
-        num = max(int(np.searchsorted(cost, room, side="right")), 1)
-        return len(sizes) if is_last and cost[-1] - cost[num - 1] < room / 2 else num
 
     def request(self, visits: Ints, counts: Ints) -> GroupRequest:
         """The request for `visits`, all of one phase, with `counts` rollouts each."""
@@ -87,16 +93,20 @@ class Plan:
         return np.concatenate([[0], np.cumsum(self.group_sizes_V)])
 
 
-def read_plan(table: pl.DataFrame, prompt_ids: list[str], batch: BatchSettings) -> Plan:
+def read_plan(table: pl.DataFrame, prompt_ids: pl.Series, batch: BatchSettings) -> Plan:
     """A PLAN table as columns, prompts by their row in `prompt_ids`.
 
     Raises ArtifactError naming a prompt that is not among them.
     """
-    row_of = {prompt_id: row for row, prompt_id in enumerate(prompt_ids)}
-    if unknown := set(table["prompt_id"]) - set(row_of):
+    row_of = pl.DataFrame({"prompt_id": prompt_ids}).with_row_index("row")
+    visits = table.select("prompt_id").join(
+        row_of, on="prompt_id", how="left", maintain_order="left"
+    )
+    unknown = visits.filter(pl.col("row").is_null())["prompt_id"].sort()
+    if len(unknown):
         raise ArtifactError(
-            f"the plan visits prompt {min(unknown)}, which is not among the training prompts: "
-            "run allocate again"
+            f"the plan visits prompt {unknown[0]}, which is not among the training prompts: run "
+            "allocate again"
         )
     if alone := int((table["group_size"] == 1).sum()):
         logger.warning(
@@ -107,5 +117,5 @@ def read_plan(table: pl.DataFrame, prompt_ids: list[str], batch: BatchSettings) 
     sizes, phases, passes = (
         table[name].to_numpy().astype(np.int64) for name in ("group_size", "phase", "pass")
     )
-    rows = np.array([row_of[prompt_id] for prompt_id in table["prompt_id"]], dtype=np.int64)
+    rows = visits["row"].to_numpy().astype(np.int64)
     return Plan(rows, sizes, phases, passes, batch)

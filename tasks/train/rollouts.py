@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
 from tasks.engines.engine import Samples, Sampling
 
@@ -22,12 +23,25 @@ ROUNDING = 1e-9  # of the larger reward: what differs by less is equal
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts ready to be sampled and graded, by row."""
+    """Prompts ready to be sampled and graded, by row of the columns of `table` (PROMPTS).
 
-    ids: list[str]
-    token_ids: list[list[int]]
-    answers: list[str]
-    verifiers: list[str]
+    They are encoded when they are asked for: the token ids of ten million prompts, as lists, take
+    73 GB and a start of an hour."""
+
+    table: pl.DataFrame
+    encode: Callable[[pl.DataFrame], list[list[int]]]
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @property
+    def ids(self) -> pl.Series:
+        """The prompts' ids."""
+        return self.table["prompt_id"]
+
+    def token_ids(self, rows: Ints) -> list[list[int]]:
+        """The token ids of the prompts in `rows`. Raises ArtifactError for one that is too long."""
+        return self.encode(self.table[rows])
 
 
 @dataclass(frozen=True)

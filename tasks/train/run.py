@@ -13,7 +13,13 @@ from transformers import PreTrainedTokenizerBase
 from tasks.common import params, process, stage
 from tasks.common.artifacts import PLAN, PROMPTS, TRAIN_ROLLOUTS
 from tasks.common.files import digest, digest_file
-from tasks.engines.engine import EngineSettings, Sampling, engine_name, load_engine
+from tasks.engines.engine import (
+    EngineSettings,
+    Sampling,
+    check_shared_gpu,
+    engine_name,
+    load_engine,
+)
 from tasks.grading.grader import Grader, Verify
 from tasks.models.policy import (
     Policy,
@@ -24,7 +30,7 @@ from tasks.models.policy import (
     torch_device,
 )
 from tasks.models.prompts import encode_prompts
-from tasks.train.learner.learner import Learner
+from tasks.train.learner.learner import Learner, memory_of
 from tasks.train.learner.ranks import join_ranks
 from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.collect import Collector
@@ -156,6 +162,8 @@ def build(
     device = torch_device(sections.engine.device)
     trusted = policy.trust_remote_code
     model = load_model(policy.folder, dtype=torch.float32, device=device, trust_remote_code=trusted)
+    memory = memory_of(model, settings, sections.learner)
+    check_shared_gpu(sections.engine, model.device, memory)
     learner = Learner(policy, model, settings, sections.learner, told.sampling, told.ranks)
     tokenizer = load_tokenizer(policy.folder, trust_remote_code=trusted)
     prompts, validation = (
@@ -163,7 +171,7 @@ def build(
         for split in ("train", "validation")
     )
     plan = read_plan(plan_table, prompts.ids, settings.batch)
-    slots = load_slots(settings, plan, len(prompts.ids))
+    slots = load_slots(settings, plan, len(prompts))
     engine = load_engine(sections.engine, policy, model)
     collector = Collector(told, engine, slots.generate, tokenizer, grader)
     trainer = Trainer(
@@ -188,13 +196,12 @@ def max_sampler_gap(sections: Sections, settings: TrainSettings) -> float:
 
 
 def read_prompts(table: pl.DataFrame, tokenizer: PreTrainedTokenizerBase, told: Run) -> Prompts:
-    """A PROMPTS table ready to be sampled and graded."""
-    token_ids = encode_prompts(table, tokenizer, told.policy, told.sampling.max_tokens)
+    """A PROMPTS table ready to be sampled and graded. Whether a prompt fits the policy's context is
+    checked when it is encoded; the profile sampled, and so checked, every training prompt."""
+    room = told.sampling.max_tokens
     return Prompts(
-        table["prompt_id"].to_list(),
-        token_ids,
-        table["answer"].to_list(),
-        table["verifier"].to_list(),
+        table.select("prompt_id", "prompt", "messages", "answer", "verifier"),
+        lambda rows: encode_prompts(rows, tokenizer, told.policy, room),
     )
 
 
@@ -206,6 +213,11 @@ def check_settings(settings: TrainSettings, sections: Sections) -> None:
     """
     params.at_least(1, train__batch__size=settings.batch.size)
     params.at_least(1, guards__max_nonfinite_steps=sections.guards.max_nonfinite_steps)
+    if not 0 < settings.validation.every_share <= 1:
+        raise params.ParamsError(
+            f"train.validation.every_share is {settings.validation.every_share}; it is the share "
+            "of a run between two points of the validation curve, above 0 and at most 1"
+        )
     sampling = sections.sampling
     if sampling.temperature <= 0 or sampling.top_p < 1.0 or sampling.top_k > 0:
         raise params.ParamsError(

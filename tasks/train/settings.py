@@ -48,10 +48,10 @@ class Correction:
 
 @dataclass(frozen=True)
 class ValidationSettings:
-    """The validation curve: samples a prompt, and the charged training FLOPs between two points."""
+    """The validation curve: samples a prompt, and the share of the run between two points."""
 
     num_samples: int
-    every_flops: float
+    every_share: float
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,10 @@ class SoFar:
     num_requests: int
     replayed: int
 
+    def room(self, batch: BatchSettings) -> int:
+        """How much is to be sampled, at least one."""
+        return max(batch.size - self.replayed, 1)
+
 
 class Control(Protocol):
     """Which prompts are sampled next, and how often. Made with the run's plan, which it may walk

@@ -50,7 +50,7 @@ def main() -> None:
     )
     trainer.validate_if_due()
     with closing(trainer.collector.grader):
-        trainer.collector.grader.started(set(trainer.prompts.verifiers))
+        trainer.collector.grader.started(set(trainer.prompts.table["verifier"]))
         clock = Clock()
 
         def record(values: Any, step: int, flops: float) -> None:

@@ -132,7 +132,7 @@ def replay(
     module, allocate = load_strategy(recipe["allocate"])
     profile = take_profile(world, profiled, np.random.default_rng([seed, profiled, 1]))
     table = make_plan(allocate(profile, passes, rng).phases, profile)
-    slots = load_slots(settings, read_plan(table, world.ids, batch), len(world.ids))
+    slots = load_slots(settings, read_plan(table, pl.Series(world.ids), batch), len(world.ids))
     found: dict[int, Tally] = {}
     while True:
         parts: list[Rollouts] = []

@@ -312,7 +312,7 @@ def draw(trainer: Trainer, num_prompts: int, max_rows: int) -> Samples:
     engine = trainer.collector.engine
     assert isinstance(engine, hf.HfEngine)
     engine.max_rows = max_rows
-    prompts, count = trainer.prompts.token_ids[:num_prompts], num_prompts * GROUP_SIZE
+    prompts, count = trainer.prompts.token_ids(np.arange(num_prompts)), num_prompts * GROUP_SIZE
     return engine.generate(
         Request(prompts, [GROUP_SIZE] * num_prompts, range(count), trainer.run.sampling)
     )

@@ -60,7 +60,7 @@ def parameters(rollouts: int) -> dict[str, Any]:
         "final_learning_rate_fraction": 1.0,
         "warmup_steps": 0,
         "kl_coefficient": 0.0,
-        "validation": {"num_samples": 1, "every_flops": NEVER},
+        "validation": {"num_samples": 1, "every_share": 1.0},
     }
     return {
         **values,

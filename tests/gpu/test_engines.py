@@ -10,7 +10,8 @@ import torch
 
 from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError
-from tasks.engines.engine import Engine, Request, Sampling, load_engine
+from tasks.engines.engine import Engine, Request, Sampling, check_shared_gpu, load_engine
+from tasks.engines.memory import TrainingMemory
 from tasks.models.policy import Policy, load_model, named_weights, read_policy
 from tests.policies import ENGINE, place_policy
 
@@ -18,6 +19,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.vllm]
 
 SETTINGS = dataclasses.replace(ENGINE, name="vllm", device="cuda", memory_fraction=0.2, sleep=True)
 SAMPLING = Sampling(temperature=0.8, top_p=1.0, top_k=0, max_tokens=12, seed=0)
+MEMORY = TrainingMemory(0.0, 0.0, 0.0, 0.0, 0.0)
 PROMPTS = [[20, 14, 20, 3, 32], [21, 14, 22, 9]]
 
 
@@ -74,9 +76,9 @@ def test_weights_that_arrive_while_asleep_are_in_effect(trained: Engine, model: 
     assert draw(trained) == before
 
 
-def test_what_does_not_fit_is_refused_before_the_engine_starts(policy: Policy, model: Any) -> None:
+def test_what_does_not_fit_is_refused_before_the_engine_starts(model: Any) -> None:
     with pytest.raises(ArtifactError, match=r"does not fit this GPU.*lower engine.memory_fraction"):
-        load_engine(dataclasses.replace(SETTINGS, memory_fraction=1.1), policy, model)
+        check_shared_gpu(dataclasses.replace(SETTINGS, memory_fraction=1.1), model.device, MEMORY)
 
 
 def test_a_replica_has_a_gpu(policy: Policy, trained: Engine) -> None:

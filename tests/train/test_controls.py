@@ -148,6 +148,34 @@ def test_greso_skips_at_the_rate_it_says() -> None:
     assert method.next(START, np.random.default_rng(0)) is None
 
 
+def decided_at_once(method: greso.Method, rng: np.random.Generator) -> tuple[list[int], int]:
+    """The visits of the next step when all of the phase is decided first, and where it ends."""
+    plan, first = method.plan, method.state.position
+    visits = np.arange(first, len(plan))
+    visits = visits[plan.phases_V[visits] == plan.phases_V[first]]
+    taken = visits[rng.random(len(visits)) >= method.skip_probability(visits)]
+    num = plan.num_visits(plan.group_sizes_V[taken], plan.batch.size)
+    if num < len(taken):
+        return taken[:num].tolist(), int(taken[num - 1]) + 1
+    return taken.tolist(), int(visits[-1]) + 1
+
+
+@pytest.mark.parametrize("streak", [0, 1, 4, 9])
+def test_greso_decides_in_windows_as_it_would_at_once(streak: int) -> None:
+    """Also a random number a visit: the windows only leave out those that decide nothing."""
+    method = greso_on(passes_of(3000, 4, 2, BatchSettings("rollouts", 32, "generated")))
+    method.state.streaks[:] = streak * (1 - np.arange(3000) // 2000)  # the last third: no streak
+    method.state.position = 2900
+    for step in range(1000):
+        if method.state.position == len(method.plan):
+            break
+        expected, end = decided_at_once(method, np.random.default_rng(step))
+        taken, found_end = method.draw(32, np.random.default_rng(step))
+        assert (taken.tolist(), found_end) == (expected, end)
+        method.next(START, np.random.default_rng(step))
+    assert method.state.position == len(method.plan)
+
+
 # --- knapsack
 
 

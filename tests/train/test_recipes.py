@@ -4,6 +4,7 @@ right types."""
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 
 from tasks.allocate.plan import load_strategy, make_plan
@@ -25,7 +26,7 @@ def test_a_recipe_can_be_planned_and_loaded(name: str) -> None:
     )
     plan = make_plan(allocation.phases, profile_of([(k % 9, 8) for k in range(200)]))
     settings = params.parse(recipe["train"], TrainSettings, "train")
-    ids = [f"p{k:05d}" for k in range(200)]
+    ids = pl.Series([f"p{k:05d}" for k in range(200)])
     slots = load_slots(settings, read_plan(plan, ids, settings.batch), len(ids))
     request = slots.control.next(START, np.random.default_rng(0))
     assert request is not None

@@ -1,8 +1,9 @@
 """One contract test a slot, over every file found in it; and the plan's own behaviour."""
 
 import copy
+import tracemalloc
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import ModuleType
 from typing import Any
 
@@ -34,6 +35,7 @@ from tests.train.steps import (
     after,
     answer_to,
     observed_of,
+    passes_of,
     plan_of,
     play,
     rollouts_of,
@@ -145,6 +147,27 @@ VISITS = [(0, 4), (0, 4), (0, 3), (1, 2), (1, 2), (2, 8)]
 def solved(row: int) -> float:
     """Some prompts are solved always, the others never."""
     return float(row % 2)
+
+
+@pytest.mark.parametrize("name", names(control))
+def test_a_step_of_control_does_not_grow_with_the_plan(name: str) -> None:
+    """Neither what a step looks at, nor what a checkpoint keeps."""
+    plan = passes_of(1000, 4, 200)
+    phases = np.zeros(len(plan), dtype=np.int64)  # all of it one phase
+    method: Control = make(control, name, replace(plan, phases_V=phases))
+    rng = np.random.default_rng(0)
+    method.next(START, rng)
+    method.progress()  # sums over the plan are made once
+    tracemalloc.start()
+    request = method.next(START, rng)
+    method.progress()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert request is not None
+    assert peak < 100_000  # a column of the plan has 1,600,000 bytes
+    assert (
+        sum(array.size for array in arrays_of(method.state).values()) < 20_000
+    )  # numbers a prompt, none a visit: there are 200,000
 
 
 @pytest.mark.parametrize("name", names(control))

@@ -320,8 +320,13 @@ def test_a_run_follows_its_plan_and_its_books_balance(finished: Layout) -> None:
     assert steps["flops_charged"][-1] == pytest.approx(ledger["charged"]["total"])
     curve = pl.DataFrame(out["curve"])
     assert (curve["step"][0], curve["step"][-1]) == (0, len(steps))
-    intervals = (curve["flops_charged"][1:-1] // 1e8).to_list()
-    assert intervals == sorted(set(intervals))  # at most one point an interval
+    # a point at the start, and the first step at which each tenth of the plan is done
+    done = (steps["num_rollouts"].cum_sum() / plan["group_size"].sum()).to_list()
+    tenths = [next(i for i, d in enumerate(done) if d >= n / 10 - 1e-9) + 1 for n in range(1, 11)]
+    assert curve["step"].to_list() == sorted({0, *tenths})
+    assert curve["flops_charged"].to_list()[1:] == [
+        steps["flops_charged"][step - 1] for step in curve["step"].to_list()[1:]
+    ]
     trained = finished.train("r", 0) / "policy"
     assert policy_digest(trained) != policy.digest
     assert (
@@ -440,6 +445,17 @@ def test_another_parameter_is_another_key_and_says_what_changed(
     assert process.returncode == 0
     assert "starting over: train changed since the checkpoint" in process.output
     assert "1 of 12 visits have a group of one" in process.output
+
+
+@pytest.mark.parametrize("share", [0.0, 1.5])
+def test_a_share_that_is_none_is_refused(share: float, guesser: Path, tmp_path: Path) -> None:
+    layout = make_world(tmp_path, guesser, SIZES)
+    validation = {"num_samples": 1, "every_share": share}
+    values = {**PARAMS, "train": {**PARAMS["train"], "validation": validation}}
+    (layout.root / "params.yaml").write_text(yaml.safe_dump(values))
+    process = train(layout)
+    assert process.returncode == 1
+    assert "above 0 and at most 1" in process.output
 
 
 def test_truncated_sampling_is_refused(guesser: Path, tmp_path: Path) -> None:

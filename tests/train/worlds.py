@@ -65,7 +65,7 @@ PARAMS: dict[str, Any] = {
         "divisor": "generated",
         "correction": {"ratio_to": "old", "level": "token", "cap": 2.0, "mode": "truncate"},
         "kl_coefficient": 0.0,
-        "validation": {"num_samples": 1, "every_flops": 1.0e8},
+        "validation": {"num_samples": 1, "every_share": 0.1},
         "control": {"method": "plan"},
         "generate": {"method": "batched"},
         "select": {"method": "all"},

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from tasks.engines.engine import Sampling
+from tasks.engines.memory import TrainingMemory, training_memory
 from tasks.models.packing import check_forward
 from tasks.models.policy import Policy, named_weights
 from tasks.train.learner.micro_batches import MicroBatch, micro_batches
@@ -48,6 +50,24 @@ class Gradient:
     def is_finite(self) -> bool:
         """Whether loss and gradient are finite."""
         return self.norm is None or bool(np.isfinite(self.norm) and np.isfinite(self.stats.loss))
+
+
+def memory_of(
+    model: PreTrainedModel, settings: TrainSettings, memory: LearnerSettings
+) -> TrainingMemory:
+    """What a learner of `model` will allocate."""
+    head = model.get_output_embeddings()
+    # autocast keeps a copy of the weights of products until the step's gradient is done; the head
+    # stays in float32
+    cast = [m for m in model.modules() if isinstance(m, torch.nn.Linear | Conv1D) and m is not head]
+    num_cast = sum(parameter.numel() for module in cast for parameter in module.parameters())
+    return training_memory(
+        sum(parameter.numel() for parameter in model.parameters()),
+        num_cast if settings.dtype == "bfloat16" else 0,
+        model.config.get_text_config().vocab_size,
+        has_reference=settings.kl_coefficient > 0,
+        tokens_per_chunk=min(memory.tokens_per_logprob_chunk, memory.max_tokens_per_micro_batch),
+    )
 
 
 class Learner:

@@ -19,6 +19,8 @@ from tasks.common.process import die_with_parent
 
 T = TypeVar("T")
 
+BUCKET = 25 * 2**20  # bytes of gradients in a message; what torch's DDP sends too
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -53,8 +55,9 @@ class Ranks:
         """Return when every rank has come here."""
         self.all_gather(None)
 
-    def all_reduce_gradients(self, model: torch.nn.Module) -> None:
-        """Make every rank's gradient the sum over the ranks, in one message."""
+    def all_reduce_gradients(self, model: torch.nn.Module, bucket_bytes: int = BUCKET) -> None:
+        """Make every rank's gradient the sum over the ranks, a bucket at a time: one message for
+        all would need a second copy of every gradient, one each many small messages."""
         if self.size == 1:
             return
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -63,13 +66,29 @@ class Ranks:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
-        distributed.all_reduce(flat)
-        start = 0
-        for gradient in gradients:
-            end = start + gradient.numel()
-            gradient.copy_(flat[start:end].view_as(gradient))
-            start = end
+        for bucket in buckets(gradients, bucket_bytes):
+            if len(bucket) == 1 and bucket[0].is_contiguous():
+                distributed.all_reduce(bucket[0])
+                continue
+            flat = torch.cat([gradient.flatten() for gradient in bucket])
+            distributed.all_reduce(flat)
+            parts = flat.split([gradient.numel() for gradient in bucket])
+            for gradient, part in zip(bucket, parts, strict=True):
+                gradient.copy_(part.view_as(gradient))
+
+
+def buckets(tensors: Sequence[torch.Tensor], max_bytes: int) -> list[list[torch.Tensor]]:
+    """`tensors` in their order, in buckets of one dtype of at most `max_bytes`; a larger one is
+    alone in its bucket."""
+    found: list[list[torch.Tensor]] = []
+    open_buckets: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        bucket = open_buckets.get(tensor.dtype, [])
+        if not bucket or sum(t.nbytes for t in bucket) + tensor.nbytes > max_bytes:
+            bucket = open_buckets[tensor.dtype] = []
+            found.append(bucket)
+        bucket.append(tensor)
+    return found
 
 
 def launch_ranks(module: str, arguments: list[str], num_processes: int) -> None:

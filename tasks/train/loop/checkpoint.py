@@ -58,7 +58,8 @@ class Snapshot:
 class Checkpoints:
     """The checkpoints of one run, its journal of executed work, and the parts of its rollout table.
 
-    Writing happens behind the training: `save` copies and returns, `wait` makes sure.
+    Writing happens behind the training: `save` returns at once, `wait` makes sure. Who copies what
+    is to be saved waits first, so that two copies never exist.
     """
 
     def __init__(self, root: Path, components: Mapping[str, Any], keep: int) -> None:
@@ -73,8 +74,7 @@ class Checkpoints:
             write_json(self.folder / "key.json", components)
 
     def save(self, snapshot: Snapshot) -> None:
-        """Write a checkpoint in the background; if the one before is not done yet, wait for it
-        first."""
+        """Write a checkpoint in the background, the one before being done."""
         self.wait()
         self.writing = self.writer.submit(self.write, snapshot)
 
@@ -148,6 +148,67 @@ class Checkpoints:
                 logger.warning("passing over the damaged checkpoint %s: %s", folder, error)
         return None
 
+    def branch_from(self, chosen: Path) -> None:
+        """Go on from `chosen`, which was loaded: the branch that it leaves is retired.
+
+        Newer checkpoints left here would be what the next restart goes on from, and `keep` would
+        let the new branch's go first. They are moved to a folder `retired-...` with the parts of
+        rollouts that they name, the rollouts in flight and the journal of their steps. They are
+        not deleted: `--resume` of one of them takes a mistake back. A checkpoint of another folder
+        is copied here first, and all that is here is retired.
+        """
+        step = int(read_json(chosen / "state.json")["state"]["num_steps"])
+        is_here = chosen.parent.resolve() == self.folder.resolve()
+        newer = [path for path in self.steps() if not is_here or path.name > chosen.name]
+        retired = self.folder / f"retired-{time.time_ns()}"
+        if newer:
+            retired.mkdir()
+            shutil.copy(self.folder / "key.json", retired)
+            self.link_parts(newer, retired)
+            self.split_journal(step, retired)
+            in_flight = self.folder / "in_flight.parquet"
+            if in_flight.exists():
+                in_flight.rename(retired / in_flight.name)
+        if not is_here:
+            self.adopt(chosen, step)
+        for path in newer:
+            path.rename(retired / path.name)
+        sync_folder(self.folder)
+        if newer:
+            logger.warning(
+                "going on from %s: the %d checkpoints of the branch that it leaves are now in %s",
+                chosen.name,
+                len(newer),
+                retired,
+            )
+
+    def link_parts(self, checkpoints: list[Path], retired: Path) -> None:
+        """Give the parts that `checkpoints` need a second name in `retired`. Others may need them
+        here; what replaces one here leaves the file under its other name as it was."""
+        for name in {name for path in checkpoints for name in read_parts(path)}:
+            if (self.folder / name).exists():
+                os.link(self.folder / name, retired / name)
+
+    def adopt(self, chosen: Path, step: int) -> None:
+        """Copy a checkpoint of another folder, and the parts it needs, into this one."""
+        for name in read_parts(chosen):
+            shutil.copy(chosen.parent / name, self.folder / f".{name}")
+            os.replace(self.folder / f".{name}", self.folder / name)
+        unique = f"step-{step:09d}-{time.time_ns()}"
+        shutil.copytree(chosen, self.folder / f".{unique}")
+        os.rename(self.folder / f".{unique}", self.folder / unique)
+
+    def split_journal(self, step: int, retired: Path) -> None:
+        """Move what the journal has from `step` on to the folder `retired`: it is neither this
+        branch's work nor lost by a kill. What earlier kills lost stays: the journal does not say of
+        which branch it was."""
+        path = self.folder / "journal.jsonl"
+        entries = read_journal(path)
+        gone = [entry for entry in entries if step <= entry["step"] < math.inf]
+        kept = [entry for entry in entries if not step <= entry["step"] < math.inf]
+        write_journal(retired / path.name, gone)
+        write_journal(path, kept)
+
     def read(self, folder: Path) -> Loaded:
         """One checkpoint, the parts it names checked with it."""
         loaded, parts = read_checkpoint(folder)
@@ -180,11 +241,9 @@ class Checkpoints:
         }
         kept = [entry for entry in entries if 0 <= entry["step"] < step]
         if any(lost.values()):
-            kept.append(
-                {"step": LOST_STEP, **lost}
-            )  # in the same file, so that a kill cannot count it twice
-        text = "".join(json.dumps(entry) + "\n" for entry in kept)
-        replace_file(path, lambda file: file.write(text.encode()))
+            # in the same file, so that a kill cannot count it twice
+            kept.append({"step": math.inf, **lost})
+        write_journal(path, kept)
         return lost
 
     def delete(self) -> None:
@@ -223,6 +282,24 @@ def read_journal(path: Path) -> list[dict[str, float]]:
         {**entry, "step": math.inf if entry["step"] == LOST_STEP else entry["step"]}
         for entry in entries
     ]
+
+
+def write_journal(path: Path, entries: list[dict[str, float]]) -> None:
+    """The inverse of `read_journal`."""
+    lines = [
+        {**entry, "step": LOST_STEP if entry["step"] == math.inf else entry["step"]}
+        for entry in entries
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    replace_file(path, lambda file: file.write(text.encode()))
+
+
+def read_parts(folder: Path) -> list[str]:
+    """The names of the parts that a checkpoint needs; none where it is too damaged to say."""
+    try:
+        return list(read_json(folder / "state.json")["parts"])
+    except (ArtifactError, KeyError, TypeError):
+        return []
 
 
 def flush(path: Path) -> None:

@@ -66,7 +66,7 @@ class Collector:
         self, prompts: Prompts, asked: GroupRequest, rng: np.random.Generator, place: Place
     ) -> tuple[Rollouts, Cost]:
         """The graded rollouts of one request of control, sampled from policy `place.version`."""
-        token_ids = [prompts.token_ids[row] for row in asked.prompt_rows]
+        token_ids = prompts.token_ids(asked.prompt_rows)
         if asked.prefixes is not None:
             token_ids = [ids + more for ids, more in zip(token_ids, asked.prefixes, strict=True)]
         seeds = rng.integers(0, 2**63 - 1, size=int(asked.counts.sum())).tolist()
@@ -130,10 +130,7 @@ class Collector:
             return None
         counted = rows.group_by("group", maintain_order=True).agg(pl.first("prompt_id"), pl.len())
         found = counted.drop("group").rows()
-        asked_for = [
-            (prompts.ids[row], int(count))
-            for row, count in zip(asked.prompt_rows, asked.counts, strict=True)
-        ]
+        asked_for = list(zip(prompts.ids[asked.prompt_rows], asked.counts.tolist(), strict=True))
         if found != asked_for:
             message = (
                 f"step {place.step}: the record has (prompt, rollouts) {found}, and control asks "
@@ -171,9 +168,12 @@ class Collector:
         """Texts and verdicts of completions of the prompts in `rows_B`."""
         ranks = self.run.ranks
         texts = decode(samples.token_ids, samples.finish_reasons, self.tokenizer)
+        golds = prompts.table.select("verifier", "answer")[rows_B].iter_rows()
         answers = [
-            Answer(prompts.verifiers[row], text, prompts.answers[row], reason == "length")
-            for row, text, reason in zip(rows_B, texts, samples.finish_reasons, strict=True)
+            Answer(verifier, text, gold, reason == "length")
+            for (verifier, gold), text, reason in zip(
+                golds, texts, samples.finish_reasons, strict=True
+            )
         ]
         verdicts = self.grader.grade(ranks.shard(answers), min_judged=MIN_JUDGED)
         return texts, ranks.gather_shards(verdicts, len(answers))
@@ -181,9 +181,10 @@ class Collector:
     def pass_rates(self, prompts: Prompts, num_samples: int) -> tuple[Floats, Cost]:
         """Pass rate of every prompt, with the same seeds every time: differences are the
         policy's."""
-        num = len(prompts.ids)
+        num = len(prompts)
         seeds = [sample_seed("validation", i, k) for i in range(num) for k in range(num_samples)]
-        request = Request(prompts.token_ids, [num_samples] * num, seeds, self.run.sampling)
+        token_ids = prompts.token_ids(np.arange(num))
+        request = Request(token_ids, [num_samples] * num, seeds, self.run.sampling)
         samples = self.sample(request, None)
         rows_B = request.owner_B()
         _, verdicts = self.grade(prompts, rows_B, samples)
@@ -195,7 +196,7 @@ class Collector:
     def probe(self, prompts: Prompts, num_tokens: int) -> Rollouts:
         """One short rollout of the first prompt, from this rank's engine; it is not graded."""
         sampling = replace(self.run.sampling, max_tokens=num_tokens)
-        token_ids = prompts.token_ids[:1]
+        token_ids = prompts.token_ids(np.zeros(1, dtype=np.int64))
         request = Request(token_ids, [1], [sample_seed("probe")], sampling)
         samples = self.engine.generate(request)
         rows, is_replayed = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.bool_)

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import polars as pl
 import torch
 
 from tasks.train.learner.update import UpdateStats
@@ -70,7 +71,7 @@ def describe_update(stats: UpdateStats) -> dict[str, float | None]:
 
 def rollout_rows(
     step: int,
-    prompt_ids: list[str],
+    prompt_ids: pl.Series,
     rollouts: Rollouts,
     keep_B: Bools | None = None,
     advantages_B: Floats | None = None,
@@ -79,12 +80,12 @@ def rollout_rows(
     keep_B = np.zeros(len(rollouts.group_B), dtype=np.bool_) if keep_B is None else keep_B
     advantages_B = np.zeros(len(rollouts.group_B)) if advantages_B is None else advantages_B
     first_of_group = np.searchsorted(rollouts.group_B, rollouts.group_B)
-    samples = rollouts.samples
+    samples, ids_Q = rollouts.samples, prompt_ids[rollouts.prompt_rows_Q].to_list()
     return [
         {
             "step": step,
             "group": int(group),
-            "prompt_id": prompt_ids[rollouts.prompt_rows_Q[group]],
+            "prompt_id": ids_Q[group],
             "sample_index": row - int(first_of_group[row]),
             "outcome": rollouts.outcomes[row],
             "reward": float(rollouts.rewards_B[row]),

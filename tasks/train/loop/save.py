@@ -28,6 +28,7 @@ METHOD = "method"  # before the slot's name and the field's, in the names of a c
 def save(trainer: Trainer, checkpoints: Checkpoints) -> None:
     """Checkpoint a copy of the trainer; the rollouts since the last one become a part of their own,
     which is not written again."""
+    checkpoints.wait()  # before the copy is made: two of them may be more than main memory holds
     state, learner, part = trainer.state, trainer.learner, None
     if state.rollouts:
         first, last = state.rollouts[0]["step"], state.rollouts[-1]["step"]
@@ -50,6 +51,9 @@ def resume(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> N
         raise TrainingError(
             "the processes of this run found different checkpoints: is the data root shared by all?"
         )
+    if chosen is not None and trainer.run.ranks.is_main:
+        checkpoints.branch_from(chosen)
+    trainer.run.ranks.barrier()  # the others must not find what is being retired
     trainer.collector.in_flight = checkpoints.in_flight()
     if loaded is None:
         return

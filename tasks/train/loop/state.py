@@ -34,7 +34,8 @@ class State:
     """How far a run has come, but for the learner's tensors and the methods' states.
 
     `steps` and `curve` are rows of STEPS and CURVE; `rollouts` are rows of TRAIN_ROLLOUTS since the
-    last checkpoint, and `parts` the files that hold those before.
+    last checkpoint, and `parts` the files that hold those before. `next_validation` is the share of
+    the run at which the curve's next point is due.
     """
 
     num_steps: int = 0

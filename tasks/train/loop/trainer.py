@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 SAMPLING_STREAM, LEARNING_STREAM, CONTROL_STREAM = 0, 1, 2
 PROBE_TOKENS = 8
+ROUNDING = 1e-9  # of shares of a run: 0.15 / 0.05 is not quite 3
 VALIDATION_DRAWS = 200  # of the bootstrap behind a point's interval
 
 
@@ -224,7 +225,7 @@ class Trainer:
     def skip_nonfinite(self, rollouts: Rollouts) -> None:
         """Leave the policy as it was. The step's rollouts are in the record, to be replayed with
         --from-rollouts."""
-        ids = sorted({self.prompts.ids[row] for row in rollouts.prompt_rows_Q})
+        ids = self.prompts.ids[rollouts.prompt_rows_Q].unique().sort()
         message = (
             f"step {self.state.num_steps}: loss, gradient or log-probabilities are not finite; "
             f"prompts: {', '.join(ids)}"
@@ -313,25 +314,27 @@ class Trainer:
             **describe_step(rollouts, estimate.keep_B, update.stats),
         }
         state.steps.append(row)
-        state.rollouts += rollout_rows(
-            state.num_steps,
-            self.prompts.ids,
-            rollouts,
-            estimate.keep_B,
-            estimate.mean_B(rollouts),
-        )
+        if self.run.ranks.is_main:  # which alone writes them
+            state.rollouts += rollout_rows(
+                state.num_steps,
+                self.prompts.ids,
+                rollouts,
+                estimate.keep_B,
+                estimate.mean_B(rollouts),
+            )
         state.num_steps += 1
         return row
 
     def validate_if_due(self, *, last: bool = False) -> dict[str, Any] | None:
-        """Add a point to the curve when the next interval of charged FLOPs is reached, and at the
+        """Add a point to the curve at the start, when the next share of the run is done, and at the
         end."""
         state, settings = self.state, self.run.settings.validation
-        done = state.trained("charged")
+        done = self.slots.control.progress()
         is_measured = bool(state.curve) and state.curve[-1]["step"] == state.num_steps
         if is_measured or (done < state.next_validation and not last):
             return None
-        state.next_validation = (done // settings.every_flops + 1) * settings.every_flops
+        num_shares = int(done / settings.every_share + ROUNDING)
+        state.next_validation = (num_shares + 1) * settings.every_share - ROUNDING
         with state.timed("validate"):
             rates, cost = self.collector.pass_rates(self.validation, settings.num_samples)
         state.ledger.add(
@@ -340,7 +343,7 @@ class Trainer:
         low, high = bootstrap_interval(rates, VALIDATION_DRAWS, np.random.default_rng(0))
         point = {
             "step": state.num_steps,
-            "flops_charged": done,
+            "flops_charged": state.trained("charged"),
             "flops_charged_mixed": state.trained("charged_mixed"),
             "flops_executed": state.trained("executed"),
             "rollouts": int(state.ledger.rollouts["generate"]),

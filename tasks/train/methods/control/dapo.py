@@ -58,9 +58,8 @@ class Method(Control):
             self.state.unfilled_steps += 1
             return None
         self.state.refills += 1
-        visits = plan.rest_of_phase(first)
-        num = plan.num_visits(plan.group_sizes_V[visits], missing, is_last=False)
-        return self.take(visits[:num])
+        visits = plan.window(first, missing)
+        return self.take(visits[: plan.num_visits(plan.group_sizes_V[visits], missing)])
 
     def take(self, visits: Ints) -> GroupRequest:
         """The request for `visits`; the next ones come after them."""

@@ -62,21 +62,37 @@ class Method(Control):
         """The next visits of one phase that are not skipped, up to a batch of them; None when they
         were sampled, or at the plan's end."""
         plan, state = self.plan, self.state
-        room = max(plan.batch.size - so_far.replayed, 1)
+        room = so_far.room(plan.batch)
         while not so_far.num_requests and state.position < len(plan):
-            visits = plan.rest_of_phase(state.position)
-            taken = visits[rng.random(len(visits)) >= self.skip_probability(visits)]
-            if not len(taken):
-                state.position += len(visits)
-                state.skipped += len(visits)
-                continue
-            num = plan.num_visits(plan.group_sizes_V[taken], room)
-            end = int(taken[num - 1] if num < len(taken) else visits[-1]) + 1
-            state.taken += num
-            state.skipped += end - state.position - num
+            taken, end = self.draw(room, rng)
+            state.taken += len(taken)
+            state.skipped += end - state.position - len(taken)
             state.position = end
-            return plan.request(taken[:num], plan.group_sizes_V[taken[:num]])
+            if len(taken):
+                return plan.request(taken, plan.group_sizes_V[taken])
         return None
+
+    def draw(self, room: int, rng: np.random.Generator) -> tuple[Ints, int]:
+        """The next visits of one phase that are not skipped, as many as fit `room`, and the visit
+        after the last that was decided.
+
+        It is decided for a window of visits, which is doubled until it has a batch and one visit
+        more, or all of the phase: not for ten million visits a step.
+        """
+        plan = self.plan
+        width, kept_V = room, np.zeros(0, dtype=np.bool_)
+        while True:
+            visits = plan.rest_of_phase(self.state.position, width)
+            new = visits[len(kept_V) :]
+            kept = rng.random(len(new)) >= self.skip_probability(new)
+            kept_V = np.concatenate([kept_V, kept])
+            taken = visits[kept_V]
+            num = plan.num_visits(plan.group_sizes_V[taken], room)
+            if num < len(taken):
+                return taken[:num], int(taken[num - 1]) + 1
+            if len(visits) < width:
+                return taken, int(visits[-1]) + 1
+            width *= 2
 
     def skip_probability(self, visits: Ints) -> Floats:
         """How likely each visit is skipped; never in the first pass."""

@@ -35,5 +35,6 @@ class Method(Control):
 
 def next_visits(plan: Plan, first: int, so_far: SoFar) -> Ints:
     """The visits from `first` on that make a batch, with what is replayed."""
-    visits, room = plan.rest_of_phase(first), max(plan.batch.size - so_far.replayed, 1)
+    room = so_far.room(plan.batch)
+    visits = plan.window(first, room)
     return visits[: plan.num_visits(plan.group_sizes_V[visits], room)]

@@ -27,11 +27,11 @@ class Pool:
 
     def room(self, so_far: SoFar, spent: int) -> int:
         """How much the step may take, in the batch's unit; 0 where the budget is spent."""
-        return max(self.plan.batch.size - so_far.replayed, 1) if spent < self.budget else 0
+        return so_far.room(self.plan.batch) if spent < self.budget else 0
 
     def take(self, order: Ints, room: int) -> Ints:
         """The first places of `order` whose groups fit `room`, at least one."""
-        return order[: self.plan.num_visits(self.group_sizes[order], room, is_last=False)]
+        return order[: self.plan.fit(self.group_sizes[order], room)]
 
     def request(self, places: Ints, spent: int) -> GroupRequest:
         """A group for each of `places`, the last ones cut to the budget."""

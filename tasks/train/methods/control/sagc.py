@@ -73,9 +73,10 @@ class Method(Control):
         if so_far.num_requests or state.position == len(plan):
             return None
         state.last_size = self.choose_size(rng)
-        visits = plan.rest_of_phase(state.position)
+        room = so_far.room(plan.batch)
+        visits = plan.window(state.position, room)
         sizes = np.minimum(plan.group_sizes_V[visits], state.last_size)
-        num = plan.num_visits(sizes, max(plan.batch.size - so_far.replayed, 1))
+        num = plan.num_visits(sizes, room)
         state.position += num
         return plan.request(visits[:num], sizes[:num])
 

@@ -1,0 +1,72 @@
+"""vLLM in several processes: each samples by itself, on the GPU of its rank."""
+
+import json
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tasks.common.artifacts import Layout
+from tasks.engines.engine import Request, Sampling, load_engine
+from tasks.engines.vllm import executor
+from tasks.models.policy import load_model, named_weights, read_policy
+from tasks.train.learner.ranks import join_ranks
+from tests.policies import ENGINE, place_policy
+from tests.stages import FORKS
+
+PROMPTS = [[20, 14, 20, 3], [21, 14, 22, 9]]
+SAMPLING = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=6, seed=0)
+
+
+def test_only_one_of_several_processes_is_told_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    for size, expected in ((None, "uni"), ("1", "uni"), ("4", "external_launcher")):
+        monkeypatch.delenv("WORLD_SIZE", raising=False)
+        if size is not None:
+            monkeypatch.setenv("WORLD_SIZE", size)
+        assert executor() == expected
+
+
+def sample(layout: Layout, environment: dict[str, str], num_prompts: int, out: Path) -> None:
+    """One of several processes: its place among vLLM's devices, and what it sampled."""
+    os.environ.update(environment)
+    join_ranks(torch.device("cpu"))
+    policy = read_policy(layout)
+    model = load_model(policy.folder, dtype=torch.float32, device=torch.device("cpu"))
+    engine: Any = load_engine(replace(ENGINE, name="vllm", num_processes=2), policy, model)
+    seeds = list(range(2 * num_prompts))
+    request = Request(PROMPTS[:num_prompts], [2] * num_prompts, seeds, SAMPLING)
+    drawn = engine.generate(request).token_ids
+    engine.set_weights(named_weights(model))
+    (place,) = engine.llm.collective_rpc(lambda worker: worker.local_rank)
+    out.write_text(json.dumps([place, drawn, engine.generate(request).token_ids]))
+
+
+@pytest.mark.vllm
+def test_each_process_samples_by_itself_on_the_device_of_its_rank(
+    qwen: Path, tmp_path: Path
+) -> None:
+    layout = Layout(tmp_path / "data")
+    place_policy(qwen, layout, load_model(qwen, dtype=torch.float32, device=torch.device("cpu")))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    outs, processes = [tmp_path / "0.json", tmp_path / "1.json"], []
+    for rank, out in enumerate(outs):
+        environment = {**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        # not as many prompts each: neither may wait for the other
+        arguments = (layout, environment, 2 - rank, out)
+        processes.append(FORKS.Process(target=sample, args=arguments))
+        processes[-1].start()
+    for process in processes:
+        process.join()
+    (first, drawn, again), (second, others, others_again) = (
+        json.loads(out.read_text()) for out in outs
+    )
+    assert (first, second) == (0, 1)
+    assert (drawn, others) == (again, others_again)
+    assert others == drawn[:2]

@@ -1,0 +1,122 @@
+"""Checkpoints on the disk: which one a restart goes on from, and what `--resume` leaves behind."""
+
+import json
+from concurrent.futures import Future
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+
+from tasks.common.files import read_json
+from tasks.train.loop.checkpoint import Checkpoints, Snapshot
+from tasks.train.loop.save import save as save_trainer
+from tasks.train.loop.sync import train
+from tasks.train.settings import CheckpointSettings
+from tests.train.worlds import make_trainer, make_world
+
+COMPONENTS = {"recipe": "r", "seed": 0}
+
+
+def save(checkpoints: Checkpoints, step: int, branch: int) -> Path:
+    """A checkpoint after `step` steps, with a part of rollouts for each; the folder it is in."""
+    parts = [f"rollouts-{n:09d}.parquet" for n in range(1, step + 1)]
+    state = {"num_steps": step, "branch": branch, "parts": parts}
+    rollouts = pl.DataFrame({"branch": [branch]})
+    tensors = {"policy.w": torch.full((2,), float(branch))}
+    checkpoints.journal({"step": step - 1, "seconds": 1.0, "flops": 10.0, "tokens": 100.0})
+    checkpoints.save(Snapshot(step, tensors, state, {}, (parts[-1], rollouts)))
+    checkpoints.wait()
+    return checkpoints.steps()[-1]
+
+
+def branches(checkpoints: Checkpoints, folder: Path | None = None) -> tuple[int, list[int]]:
+    """The branch of the checkpoint that is loaded, and of each part that it names."""
+    loaded = checkpoints.load(folder)
+    assert loaded is not None
+    beside = checkpoints.folder if folder is None else folder.parent
+    parts = [pl.read_parquet(beside / name) for name in loaded[1]["parts"]]
+    return loaded[1]["branch"], [int(part["branch"][0]) for part in parts]
+
+
+def test_an_older_checkpoint_retires_the_branch_it_leaves(tmp_path: Path) -> None:
+    first = Checkpoints(tmp_path, COMPONENTS, keep=2)
+    older, _ = save(first, 1, branch=1), save(first, 2, branch=1)
+    first.save_in_flight(pl.DataFrame({"step": [2]}))
+
+    second = Checkpoints(tmp_path, COMPONENTS, keep=2)
+    assert second.load(older) is not None
+    second.branch_from(older)
+    assert branches(second) == (1, [1])  # what a restart would go on from now
+    assert second.in_flight() is None
+    assert second.count_lost(1) == {"seconds": 0.0, "flops": 0.0, "tokens": 0.0}
+
+    for step in (2, 3):
+        save(second, step, branch=2)
+        assert branches(second) == (2, [1] + [2] * (step - 1))
+    (retired,) = second.folder.glob("retired-*")
+    lines = (retired / "journal.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1]
+    assert (retired / "in_flight.parquet").exists()
+
+
+def test_the_retired_branch_can_be_taken_up_again(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, COMPONENTS, keep=2)
+    older, _ = save(checkpoints, 1, branch=1), save(checkpoints, 2, branch=1)
+    checkpoints.load(older)
+    checkpoints.branch_from(older)
+    save(checkpoints, 2, branch=2)
+    (newer,) = checkpoints.folder.glob("retired-*/step-*")
+    assert branches(checkpoints, newer) == (1, [1, 1])  # not the part that has replaced its own
+    checkpoints.branch_from(newer)
+    assert branches(checkpoints) == (1, [1, 1])
+    assert len(checkpoints.steps()) == 1
+
+
+def test_the_newest_checkpoint_retires_nothing(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, COMPONENTS, keep=2)
+    save(checkpoints, 1, branch=1)
+    newest = save(checkpoints, 2, branch=1)
+    checkpoints.journal({"step": 2, "seconds": 3.0, "flops": 30.0, "tokens": 300.0})
+    checkpoints.load(newest)
+    checkpoints.branch_from(newest)
+    assert list(checkpoints.folder.glob("retired-*")) == []
+    assert checkpoints.count_lost(2) == {"seconds": 3.0, "flops": 30.0, "tokens": 300.0}
+
+
+def test_a_run_resumed_from_an_older_checkpoint_goes_on_on_its_own_branch(
+    guesser: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    layout = make_world(tmp_path, guesser, [4, 4, 4] * 4)
+
+    def run(chosen: Path | None, **changes: Any) -> Checkpoints:
+        trainer = make_trainer(layout, **changes)
+        checkpoints = Checkpoints(layout.checkpoints, COMPONENTS, keep=3)
+        settings = CheckpointSettings(every_seconds=0.0, keep=3)
+        with closing(trainer.collector.grader):
+            train(trainer, checkpoints, settings, lambda *_: None, None, chosen)
+        return checkpoints
+
+    done = run(None, max_steps=3)
+    oldest = done.steps()[0]
+    again = run(oldest, max_steps=2)
+    assert "are now in" in caplog.text
+    newest = again.steps()[-1]
+    assert newest.name > oldest.name
+    assert read_json(newest / "state.json")["state"]["num_steps"] == 2
+
+
+def test_a_snapshot_waits_for_the_last_one_before_it_copies(guesser: Path, tmp_path: Path) -> None:
+    """Had it copied first, the rollouts would have become a part already when the waiting shows
+    what went wrong with the last one."""
+    trainer = make_trainer(make_world(tmp_path, guesser, [4, 4, 4]))
+    trainer.state.rollouts = [{"step": 0}]
+    checkpoints = Checkpoints(tmp_path / "checkpoints", COMPONENTS, keep=1)
+    checkpoints.writing = Future()
+    checkpoints.writing.set_exception(OSError("the disk is full"))
+    with closing(trainer.collector.grader), pytest.raises(OSError, match="the disk is full"):
+        save_trainer(trainer, checkpoints)
+    assert trainer.state.rollouts == [{"step": 0}]
+    assert trainer.state.parts == []

@@ -1,0 +1,54 @@
+"""The training prompts as columns: what is read at the start, and what when it is asked for."""
+
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from tasks.common.artifacts import PLAN, PROMPTS
+from tasks.common.files import ArtifactError
+from tasks.train.plan import read_plan
+from tasks.train.rollouts import Prompts
+from tests.train.steps import BATCH
+from tests.train.worlds import make_trainer, make_world
+
+
+def test_only_the_prompts_that_are_asked_for_are_encoded() -> None:
+    rows = [{**PROMPTS.example, "prompt_id": f"p{n}", "prompt": "x" * n} for n in range(9)]
+    asked: list[str] = []
+
+    def encode(table: pl.DataFrame) -> list[list[int]]:
+        asked.extend(table["prompt_id"])
+        return [[len(text)] for text in table["prompt"]]
+
+    prompts = Prompts(PROMPTS.frame(rows), encode)
+    assert len(prompts) == 9
+    assert asked == []
+    assert prompts.token_ids(np.array([7, 2, 7])) == [[7], [2], [7]]
+    assert asked == ["p7", "p2", "p7"]
+    assert prompts.ids[np.array([3, 0])].to_list() == ["p3", "p0"]
+
+
+def test_a_prompt_that_does_not_fit_is_refused_when_it_is_sampled(
+    guesser: Path, tmp_path: Path
+) -> None:
+    layout = make_world(tmp_path, guesser, [4, 4, 4, 4])
+    path = layout.prompts("train")
+    long = pl.when(pl.col("prompt_id") == "p2").then(pl.lit("1" * 600)).otherwise("prompt")
+    PROMPTS.write(path, PROMPTS.read(path).with_columns(prompt=long))
+    trainer = make_trainer(layout, batch={"unit": "prompts", "size": 2, "counts": "generated"})
+    with closing(trainer.collector.grader):
+        assert trainer.sample() is not None  # p0 and p1
+        with pytest.raises(ArtifactError, match="prompt p2 has 600 tokens"):
+            trainer.sample()
+
+
+def test_a_plan_is_read_by_the_rows_of_its_prompts() -> None:
+    visit = {"visit": 0, "pass": 0, "phase": 0, "order": 0, "group_size": 2}
+    table = PLAN.frame([{**visit, "prompt_id": name} for name in ("c", "a", "c", "b")])
+    ids = pl.Series(["a", "b", "c"])
+    assert read_plan(table, ids, BATCH).prompt_rows_V.tolist() == [2, 0, 2, 1]
+    with pytest.raises(ArtifactError, match="visits prompt b, which is not among"):
+        read_plan(table, ids.filter(ids == "a"), BATCH)

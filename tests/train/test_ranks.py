@@ -1,0 +1,92 @@
+"""Several processes: what only the first keeps, and gradients that are summed in buckets."""
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as distributed
+
+from tasks.train.learner.ranks import Ranks, buckets
+from tasks.train.learner.update import UpdateStats
+from tasks.train.loop.trainer import Update
+from tests.stages import FORKS
+from tests.train.worlds import make_trainer, make_world
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_the_first_rank_keeps_rows_of_rollouts(
+    rank: int, guesser: Path, tmp_path: Path
+) -> None:
+    trainer = make_trainer(make_world(tmp_path, guesser, [4, 4, 4]))
+    with closing(trainer.collector.grader):
+        batch = trainer.sample()
+        assert batch is not None
+        trainer.run = replace(trainer.run, ranks=Ranks(rank, 2))
+        estimate = trainer.estimate(batch.fresh, trainer.rng(1))
+        trainer.record(batch, batch.fresh, estimate, Update(UpdateStats(), [], 1.0, False), 0.0)
+    assert len(trainer.state.rollouts) == (4 if rank == 0 else 0)
+    assert len(trainer.state.steps) == 1
+
+
+def test_buckets_by_hand() -> None:
+    single, double = torch.float32, torch.float64
+    shapes = [(2, single), (3, double), (2, single), (1, single), (9, single), (1, double)]
+    tensors = [torch.zeros(size, dtype=dtype) for size, dtype in shapes]
+    assert by_identity(tensors, 16) == [[0, 2], [1], [3], [4], [5]]
+    assert buckets([], 16) == []
+
+
+def by_identity(tensors: list[torch.Tensor], max_bytes: int) -> list[list[int]]:
+    """The places in `tensors` of each bucket's tensors."""
+    places = {id(tensor): place for place, tensor in enumerate(tensors)}
+    return [[places[id(t)] for t in bucket] for bucket in buckets(tensors, max_bytes)]
+
+
+def sum_gradients(rank: int, folder: Path, bucket_bytes: int) -> None:
+    """One of two processes: the gradients after the sum, in a file."""
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2
+    )
+    model = gradients_of(rank)
+    Ranks(rank, 2).all_reduce_gradients(model, bucket_bytes)
+    torch.save([parameter.grad for parameter in model.parameters()], folder / f"{rank}.pt")
+    distributed.destroy_process_group()
+
+
+def gradients_of(rank: int) -> torch.nn.Module:
+    """A model whose gradients are a rank's own; one parameter has none on rank 1, one is
+    transposed in memory."""
+    model = torch.nn.Sequential(*[torch.nn.Linear(3, 4) for _ in range(4)]).double()
+    model[3].float()
+    generator = torch.Generator().manual_seed(rank)
+    for number, parameter in enumerate(model.parameters()):
+        values = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        if number == 2:
+            values = values.t().contiguous().t()
+        if not (rank == 1 and number == 5):
+            parameter.grad = values.to(parameter.dtype)
+    return model
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 150, 10**6])
+def test_gradients_are_summed_over_ranks_whatever_the_buckets(
+    bucket_bytes: int, tmp_path: Path
+) -> None:
+    arguments = [(rank, tmp_path, bucket_bytes) for rank in (0, 1)]
+    processes = [FORKS.Process(target=sum_gradients, args=each) for each in arguments]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    expected = [
+        sum(g for g in pair if g is not None)
+        for pair in zip(
+            *([p.grad for p in gradients_of(rank).parameters()] for rank in (0, 1)), strict=True
+        )
+    ]
+    for rank in (0, 1):
+        found = torch.load(tmp_path / f"{rank}.pt")
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
