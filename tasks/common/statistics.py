@@ -43,14 +43,26 @@ def log_binomial(n: Floats, k: int) -> Floats:
 def bootstrap_interval(
     values: npt.ArrayLike, num_bootstrap: int, rng: np.random.Generator, confidence: float = 0.95
 ) -> tuple[float, float]:
-    """Percentile interval of the mean, resampling prompts (the samples of one prompt are not
-    independent)."""
+    """Percentile interval of the mean of shares, resampling prompts (the samples of one prompt are
+    not independent). Wilson's interval where all prompts are at 0, or all at 1."""
     observed = np.asarray(values, dtype=np.float64)
+    if len(np.unique(observed)) == 1:
+        return equal_interval(float(observed[0]), len(observed), (0.0, 1.0), confidence)
     means = [
         observed[rng.integers(0, len(observed), len(observed))].mean() for _ in range(num_bootstrap)
     ]
     low, high = np.quantile(means, [0.5 - confidence / 2, 0.5 + confidence / 2])
     return float(low), float(high)
+
+
+def equal_interval(
+    value: float, num: int, bounds: tuple[float, float], confidence: float = 0.95
+) -> tuple[float, float]:
+    """Interval of a mean of which `num` equal values were seen: a bootstrap would say that it is
+    exact. The share of other values may be up to Wilson's upper end for 0 of `num`, and these may
+    lie anywhere within `bounds`. At a bound of shares this is Wilson's interval itself."""
+    others = float(wilson_interval(0, num, confidence)[1])
+    return value - others * (value - bounds[0]), value + others * (bounds[1] - value)
 
 
 def fit_beta(correct: npt.ArrayLike, trials: npt.ArrayLike) -> tuple[float, float]:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tasks.common.statistics import (
     bootstrap_interval,
+    equal_interval,
     fit_beta,
     mixed_probability,
     pass_at_k,
@@ -75,3 +76,21 @@ def test_bootstrap_interval_covers() -> None:
         low, high = bootstrap_interval(rng.random(60), 200, rng)
         covered += low <= 0.5 <= high
     assert 175 <= covered <= 200
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_none_or_all_of_n_has_wilsons_interval(value: float) -> None:
+    """0 of 40: 0 to 3.84 / 43.84, not 0 to 0, which says that the policy can solve nothing."""
+    low, high = bootstrap_interval(np.full(40, value), 200, np.random.default_rng(0))
+    known_low, known_high = wilson_interval(40 * value, 40)
+    assert (low, high) == pytest.approx((float(known_low), float(known_high)))
+    assert high - low == pytest.approx(0.0876, abs=1e-4)
+
+
+def test_equal_values_may_hide_others() -> None:
+    """Up to 8.76 % of the prompts may differ, by half a point each way, or by one point or two."""
+    assert bootstrap_interval([0.5] * 40, 9, np.random.default_rng(0)) == pytest.approx(
+        (0.4562, 0.5438), abs=1e-4
+    )
+    assert equal_interval(0.0, 40, (-1.0, 1.0)) == pytest.approx((-0.0876, 0.0876), abs=1e-4)
+    assert equal_interval(1.0, 40, (-1.0, 1.0)) == pytest.approx((0.8247, 1.0), abs=1e-4)
