@@ -1,12 +1,12 @@
 """The numbers of the report: a row per recipe and seed, a summary per recipe, and which policy is
-the champion.
+the champion. Policies are compared by the paired differences of `paired`.
 
 Profiling is added to a recipe's bill exactly if its strategy reads the profile. Validation during
 training and the evaluation on test are measurements, the same for all: their FLOPs are shown
 outside every total. Work lost to kills was executed, but the method does not need it, so it is not
 charged."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,10 @@ import polars as pl
 
 from tasks.common.ledger import ACCOUNTS
 from tasks.report.evidence import Evidence, Trained
+from tasks.report.paired import INITIAL, Difference, Paired, difference
 
 Row = dict[str, Any]
+BASELINE = "grpo"  # the recipe that others are compared with, if it is in the experiment
 # the parts of the bill in every account
 PARTS = ("profile", "generate", "score", "update")
 # the values of a row that are summarised over the seeds
@@ -32,15 +34,15 @@ SUMMARISED = {
 }
 
 
-def leaderboard(evidence: Evidence) -> list[Row]:
+def leaderboard(evidence: Evidence, paired: Paired) -> list[Row]:
     """Return one row per recipe and seed, the best test pass@1 first, of equal ones the cheaper."""
-    rows = [row_of(evidence, run) for run in evidence.trained]
+    rows = [row_of(evidence, run, paired) for run in evidence.trained]
     return sorted(
         rows, key=lambda r: (-r["pass_at_1"], r["flops_charged"]["total"], r["recipe"], r["seed"])
     )
 
 
-def row_of(evidence: Evidence, run: Trained) -> Row:
+def row_of(evidence: Evidence, run: Trained, paired: Paired) -> Row:
     """Return what one training reached and everything it cost."""
     reads = evidence.plan(run.recipe).reads_profile
     bills = {f"flops_{account}": bill(evidence, run, account) for account in ACCOUNTS}
@@ -54,6 +56,7 @@ def row_of(evidence: Evidence, run: Trained) -> Row:
             key: run.metrics[key]
             for key in ("pass_at_1", "pass_at_1_low", "pass_at_1_high", "greedy", "pass_at")
         },
+        "over_initial": compare(paired, [run.name], [INITIAL]),
         "validation": run.curve["accuracy"][-1],
         "steps": len(run.steps),
         "rollouts": round(run.flops["rollouts"]["generate"]),
@@ -65,6 +68,12 @@ def row_of(evidence: Evidence, run: Trained) -> Row:
         "flops_validation": run.flops["executed"]["evaluate"],
         "seconds": seconds(evidence, run),
     }
+
+
+def compare(paired: Paired, mine: Sequence[str], other: Sequence[str]) -> Difference:
+    """Return a paired difference. Its draws are the same in every run of the report, so that equal
+    files give equal reports."""
+    return difference(paired, mine, other, np.random.default_rng(0))
 
 
 def bill(evidence: Evidence, run: Trained, account: str) -> dict[str, float]:
@@ -108,14 +117,16 @@ def curve_table(evidence: Evidence) -> pl.DataFrame:
     return pl.concat(curves)
 
 
-def summarise(evidence: Evidence, rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the summary: `recipes` with mean, min and max over the seeds, `champion` and `why`,
-    and the metrics of the initial policy."""
+def summarise(evidence: Evidence, rows: Sequence[Row], paired: Paired) -> dict[str, Any]:
+    """Return the summary: `recipes` with mean, min and max over the seeds and `differences`,
+    `champion` and `why`, and the metrics of the initial policy."""
+    reference = reference_of(evidence)
     recipes = {plan.recipe: summary_of(evidence, plan.recipe, rows) for plan in evidence.plans}
     champion, why = choose_champion(evidence, rows, recipes)
+    for recipe, summary in recipes.items():
+        summary["differences"] = differences_of(evidence, recipe, reference, champion, paired)
     keys = ("pass_at_1", "pass_at_1_low", "pass_at_1_high", "greedy", "num_prompts", "num_samples")
     initial = {key: evidence.baseline[key] for key in keys}
-    reference = evidence.plans[0].recipe
     return {
         "initial": initial,
         "reference": reference,
@@ -138,6 +149,36 @@ def summary_of(evidence: Evidence, recipe: str, rows: Sequence[Row]) -> Row:
     }
 
 
+def reference_of(evidence: Evidence) -> str:
+    """Return the recipe that all others are compared with: BASELINE, or the first one."""
+    recipes = [plan.recipe for plan in evidence.plans]
+    return BASELINE if BASELINE in recipes else recipes[0]
+
+
+def differences_of(
+    evidence: Evidence,
+    recipe: str,
+    reference: str,
+    champion: Mapping[str, Any] | None,
+    paired: Paired,
+) -> dict[str, Difference | None]:
+    """Return the paired differences of a recipe, over all its seeds, from the reference (seed by
+    seed), from the champion and from the initial policy. None where it would be compared with
+    itself, and where there is no champion."""
+    mine = [run.name for run in evidence.seeds(recipe)]
+    others = {
+        "reference": None if recipe == reference else [r.name for r in evidence.seeds(reference)],
+        "champion": None
+        if champion is None or recipe == champion["recipe"]
+        else [f"{champion['recipe']}/{champion['seed']}"],
+        "initial": [INITIAL],
+    }
+    return {
+        name: None if other is None else compare(paired, mine, other)
+        for name, other in others.items()
+    }
+
+
 def spread(rows: Sequence[Row], value: Callable[[Row], float]) -> dict[str, float]:
     """Return mean, smallest and largest value over the seeds."""
     values = [float(value(row)) for row in rows]
@@ -146,12 +187,10 @@ def spread(rows: Sequence[Row], value: Callable[[Row], float]) -> dict[str, floa
 
 def flops_to_reference(evidence: Evidence, recipe: str) -> float | None:
     """Return the charged FLOPs, profiling included, until the validation curve first reaches the
-    first recipe's last accuracy, the mean over the seeds; None if a seed never reaches it.
+    reference's last accuracy, the mean over the seeds; None if a seed never reaches it.
 
     The first point of a noisy curve above a target is optimistic, for every recipe alike."""
-    target = np.mean(
-        [run.curve["accuracy"][-1] for run in evidence.seeds(evidence.plans[0].recipe)]
-    )
+    target = np.mean([run.curve["accuracy"][-1] for run in evidence.seeds(reference_of(evidence))])
     reached = []
     for run in evidence.seeds(recipe):
         there = run.curve.filter(pl.col("accuracy") >= target)
@@ -168,7 +207,7 @@ def choose_champion(
 
     Validation chooses the recipe (best mean) and its seed (best). Only that one policy is then
     compared with the initial policy on test: choosing by test accuracy would bias that accuracy
-    upwards."""
+    upwards. It is kept if the interval of the paired difference is above 0."""
     recipe = min(
         recipes,
         key=lambda r: (-recipes[r]["validation"]["mean"], recipes[r]["flops_charged"]["mean"]),
@@ -177,16 +216,16 @@ def choose_champion(
         (row for row in rows if row["recipe"] == recipe),
         key=lambda r: (r["validation"], -r["seed"]),
     )
-    initial = evidence.baseline["pass_at_1"]
-    low = row["pass_at_1_low"]
+    over = row["over_initial"]
     chosen = (
         f"{recipe}/{row['seed']} has the best validation accuracy ({row['validation']:.1%}); on "
-        "test it reaches "
+        f"test it reaches {row['pass_at_1']:.1%} pass@1, {100 * over['mean']:+.1f} points against "
+        f"the initial policy (paired over {over['num_prompts']} prompts, 95 % interval "
+        f"{100 * over['low']:+.1f} to {100 * over['high']:+.1f})"
     )
-    reached = f"{row['pass_at_1']:.1%} pass@1, and the lower end of its interval ({low:.1%})"
-    if low > initial:
+    if over["low"] > 0:
         kept = {
-            key: row[key] for key in ("recipe", "seed", "validation", "pass_at_1", "pass_at_1_low")
+            key: row[key] for key in ("recipe", "seed", "validation", "pass_at_1", "over_initial")
         }
-        return kept, f"{chosen}{reached} is above the initial policy's {initial:.1%}"
-    return None, f"{chosen}{reached} is not above the initial policy's {initial:.1%}: no champion"
+        return kept, chosen
+    return None, f"{chosen}: not shown to be above it, so no champion"

@@ -29,6 +29,7 @@ def page(
         level_legend=figures.legend(evidence, ("initial policy", "background:var(--initial)")),
         histogram_legend=figures.legend(evidence, ("left out", "background:var(--left-out)")),
         leaderboard=tables.leaderboard_table(evidence, rows),
+        differences=tables.differences_table(evidence, summary),
         seeds=tables.seeds_table(evidence, summary["recipes"]),
         accuracy_charged=figures.accuracy_over(evidence, curves, "charged"),
         accuracy_executed=figures.accuracy_over(evidence, curves, "executed"),

@@ -12,6 +12,8 @@ from tasks.report.drift import Drift
 from tasks.report.evidence import Evidence, Plan
 from tasks.report.figures import PART_WORDS, colours
 from tasks.report.leaderboard import Row
+from tasks.report.paired import Difference
+from tasks.report.words import points_words
 
 # columns of the leaderboard
 HEADERS = (
@@ -25,12 +27,34 @@ HEADERS = (
     "executed",
     "seconds",
 )
+# above the differences
+DIFFERENCES = (
+    "Differences of pass@1 in points, paired by test prompt (95 % intervals resample {resampled}):"
+)
 
 
-def text_table(rows: Sequence[Row]) -> str:
-    """Return the leaderboard for a terminal, with notes on its columns below."""
-    cells = [HEADERS, *(leader_cells(row) for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(HEADERS))]
+def text_table(rows: Sequence[Row], summary: Mapping[str, Any]) -> str:
+    """Return the leaderboard for a terminal with notes on its columns, and below it the paired
+    differences."""
+    headers, *differences = difference_cells(summary)
+    lines = [
+        *aligned([HEADERS, *(leader_cells(row) for row in rows)]),
+        "",
+        f"initial policy: pass@1 {rows[0]['pass_at_1_initial']:.1%}, greedy "
+        f"{rows[0]['greedy_initial']:.1%}",
+        "* profiling included (charged to recipes that read the profile); validation and "
+        "evaluation are not",
+        "",
+        DIFFERENCES.format(resampled=resampled(summary)),
+        "",
+        *aligned([headers, *differences]),
+    ]
+    return "\n".join(line.rstrip() for line in lines) + "\n\n"
+
+
+def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table for a terminal: the headers, a rule, and the rows."""
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     lines = [
         "  ".join(
             pad(cell, width, column)
@@ -39,19 +63,42 @@ def text_table(rows: Sequence[Row]) -> str:
         for row in cells
     ]
     lines.insert(1, "  ".join("-" * width for width in widths))
-    lines += [
-        "",
-        f"initial policy: pass@1 {rows[0]['pass_at_1_initial']:.1%}, greedy "
-        f"{rows[0]['greedy_initial']:.1%}",
-        "* profiling included (charged to recipes that read the profile); validation and "
-        "evaluation are not",
-    ]
-    return "\n".join(line.rstrip() for line in lines) + "\n"
+    return lines
 
 
 def pad(cell: str, width: int, column: int) -> str:
     """Return the cell padded: names align left, numbers right."""
     return cell.ljust(width) if column == 0 else cell.rjust(width)
+
+
+def difference_cells(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Return the headers and a row for each recipe, the best first: by how many points its pass@1
+    is above that of the reference, of the champion (if there is one) and of the initial policy."""
+    champion = summary["champion"]
+    headers = {"reference": f"over {summary['reference']}"}
+    if champion:
+        headers["champion"] = f"over the champion {champion['recipe']}/{champion['seed']}"
+    headers["initial"] = "over the initial policy"
+    recipes = summary["recipes"]
+    ranked = sorted(recipes, key=lambda name: -recipes[name]["differences"]["initial"]["mean"])
+    body = [
+        (name, *(difference_words(recipes[name]["differences"][key]) for key in headers))
+        for name in ranked
+    ]
+    return [("recipe", *headers.values()), *body]
+
+
+def difference_words(found: Difference | None) -> str:
+    """Return a difference in points with its interval; a dash where there is none."""
+    return "–" if found is None else f"{points(found['mean'], '+')} ({points_words(found)})"
+
+
+def resampled(summary: Mapping[str, Any]) -> str:
+    """Return what the intervals of the differences resample."""
+    words = {
+        recipe["differences"]["initial"]["resampled"] for recipe in summary["recipes"].values()
+    }
+    return str(words.pop())
 
 
 def leader_cells(row: Row) -> tuple[str, ...]:
@@ -112,6 +159,14 @@ def leaderboard_table(evidence: Evidence, rows: Sequence[Row]) -> str:
     return html_table(
         ["recipe/seed", *HEADERS[2:5], f"pass@{most}", "validation", *HEADERS[5:]], body, raw=1
     )
+
+
+def differences_table(evidence: Evidence, summary: Mapping[str, Any]) -> str:
+    """Return the paired differences of every recipe."""
+    headers, *body = difference_cells(summary)
+    marked = [[mark(evidence, recipe), *cells] for recipe, *cells in body]
+    words = escape(DIFFERENCES.format(resampled=resampled(summary)))
+    return f"<h3>Differences</h3><p>{words}</p>" + html_table(headers, marked, raw=1)
 
 
 def seeds_table(evidence: Evidence, recipes: dict[str, Row]) -> str:

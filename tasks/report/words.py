@@ -5,13 +5,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from tasks.report.charts import flops_words
+from tasks.report.paired import Difference, is_apart
 
 MAX_NAMED = 5  # recipes in the verdict
 
 
 def verdict(summary: Mapping[str, Any]) -> str:
-    """Return one paragraph: what each recipe reached with which compute, compared with the first
-    recipe."""
+    """Return one paragraph: what each recipe reached with which compute, compared with the
+    reference."""
     initial = summary["initial"]
     recipes = summary["recipes"]
     reference = summary["reference"]
@@ -23,6 +24,12 @@ def verdict(summary: Mapping[str, Any]) -> str:
     sentences = [start, *(reached(name, recipes[name]) for name in ranked[:MAX_NAMED])]
     others = [name for name in ranked if name != reference][:MAX_NAMED]
     sentences += [compared(name, recipes[name], reference, recipes[reference]) for name in others]
+    if others:
+        resampled = recipes[others[0]]["differences"]["reference"]["resampled"]
+        sentences.append(
+            "Differences are paired over the test prompts; their 95 % intervals resample "
+            f"{resampled}."
+        )
     if len(ranked) > MAX_NAMED:
         sentences.append(f"{len(ranked) - MAX_NAMED} more recipes are in the table.")
     sentences.append(caveat(recipes))
@@ -33,8 +40,11 @@ def reached(name: str, summary: Mapping[str, Any]) -> str:
     """Return the accuracy with its interval, and the whole bill."""
     profiled = ", profiling included" if summary["reads_profile"] else ""
     seeds = "" if summary["num_seeds"] == 1 else f", mean of {summary['num_seeds']} seeds"
+    unclear = (
+        "" if is_apart(summary["differences"]["initial"]) else ", not told apart from the initial"
+    )
     return (
-        f"{name} reaches {summary['pass_at_1']['mean']:.1%} ({interval(summary)}{seeds}) "
+        f"{name} reaches {summary['pass_at_1']['mean']:.1%} ({interval(summary)}{seeds}{unclear}) "
         f"for {flops_words(summary['flops_charged']['mean'])} charged{profiled}."
     )
 
@@ -45,41 +55,31 @@ def interval(summary: Mapping[str, Any]) -> str:
 
 
 def compared(name: str, mine: Mapping[str, Any], reference: str, other: Mapping[str, Any]) -> str:
-    """Return `name` against the first recipe: accuracy, whether the difference is shown,
-    compute."""
-    points = 100 * (mine["pass_at_1"]["mean"] - other["pass_at_1"]["mean"])
-    if overlap(mine, other):
+    """Return `name` against the reference: the paired difference, whether it is shown, compute."""
+    found = mine["differences"]["reference"]
+    points = 100 * found["mean"]
+    if not is_apart(found):
         direction = (
             "level with" if abs(points) < 0.05 else f"{abs(points):.1f} points {side(points)}"
         )
         result = (
-            f"{name} is {direction} {reference}, but their intervals overlap: this run does not "
-            "tell them apart"
-        )
-    elif points > 0:
-        result = (
-            f"{name} beats {reference} by {points:.1f} points, and their intervals do not overlap"
+            f"{name} is {direction} {reference}, but the interval of the difference "
+            f"({points_words(found)}) holds 0: this run does not tell them apart"
         )
     else:
-        result = (
-            f"{name} loses to {reference} by {-points:.1f} points, and their intervals do not "
-            "overlap"
-        )
+        verb = "beats" if points > 0 else "loses to"
+        result = f"{name} {verb} {reference} by {abs(points):.1f} points ({points_words(found)})"
     return f"{result}; {cost_words(name, mine, other)}.{matched(name, mine, reference, other)}"
+
+
+def points_words(found: Difference) -> str:
+    """Return the interval of a difference in points."""
+    return f"{100 * found['low']:+.1f} to {100 * found['high']:+.1f}"
 
 
 def side(points: float) -> str:
     """Return whether a difference is above or below."""
     return "above" if points > 0 else "below"
-
-
-def overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether the intervals of pass@1 overlap (over several seeds: from the lowest to the highest
-    end)."""
-    return bool(
-        one["pass_at_1_low"] <= other["pass_at_1_high"]
-        and other["pass_at_1_low"] <= one["pass_at_1_high"]
-    )
 
 
 def cost_words(name: str, mine: Mapping[str, Any], other: Mapping[str, Any]) -> str:
@@ -100,7 +100,7 @@ def ratio(mine: float, other: float) -> str:
 
 
 def matched(name: str, mine: Mapping[str, Any], reference: str, other: Mapping[str, Any]) -> str:
-    """Return when `name` reached the final accuracy of the first recipe, on validation."""
+    """Return when `name` reached the final accuracy of the reference, on validation."""
     needed = mine["flops_to_reference"]
     if needed is None:
         return f" On validation it never reaches the accuracy that {reference} ends with."

@@ -94,3 +94,20 @@ def test_equal_values_may_hide_others() -> None:
     )
     assert equal_interval(0.0, 40, (-1.0, 1.0)) == pytest.approx((-0.0876, 0.0876), abs=1e-4)
     assert equal_interval(1.0, 40, (-1.0, 1.0)) == pytest.approx((0.8247, 1.0), abs=1e-4)
+
+
+def test_two_seeds_that_disagree_widen_the_interval() -> None:
+    """One seed solves nothing and one everything: a draw is either twice, once in four each.
+
+    The two seeds' mean is 0.5 and its variance 0.5^2 / 2 * 2 / (2 - 1) = 0.5^2: drawn values are
+    0.5 - 0.5 sqrt(2), 0.5, 0.5 + 0.5 sqrt(2), whose variance is that, and not half of it."""
+    found = bootstrap_interval([[0.0] * 30, [1.0] * 30], 400, np.random.default_rng(0))
+    assert found == pytest.approx((0.5 - 0.5**0.5, 0.5 + 0.5**0.5))
+
+
+def test_seeds_do_not_multiply_the_prompts() -> None:
+    """Three equal seeds say of the prompts what one says."""
+    values = np.random.default_rng(1).random(80)
+    one = bootstrap_interval(values, 2000, np.random.default_rng(0))
+    three = bootstrap_interval(np.tile(values, (3, 1)), 2000, np.random.default_rng(0))
+    assert three == pytest.approx(one, abs=0.005)

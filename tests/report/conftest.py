@@ -13,6 +13,7 @@ from tasks.common.artifacts import (
     OUTCOMES,
     PLAN,
     PROFILE,
+    ROLLOUTS,
     STEPS,
     TRAIN_ROLLOUTS,
     Layout,
@@ -21,6 +22,7 @@ from tasks.common.files import write_json
 from tasks.common.ledger import Ledger
 
 NUM_PROMPTS = 40
+NUM_TEST = 256  # prompts, 8 samples each
 
 
 def ledger(**phases: dict[str, float]) -> dict[str, Any]:
@@ -51,6 +53,30 @@ def metrics(pass_at_1: float, half: float = 0.04) -> dict[str, Any]:
     }
 
 
+def solved(pass_at_1: float, seed: int) -> list[int]:
+    """How many of 8 samples of each test prompt are right: together the share `pass_at_1`, the
+    prompts as chance has it."""
+    slots = np.random.default_rng(seed).permutation(NUM_TEST * 8)
+    return list((slots < round(pass_at_1 * NUM_TEST * 8)).reshape(NUM_TEST, 8).sum(axis=1))
+
+
+def write_answers(folder: Path, correct: list[int]) -> None:
+    """The rollouts on test: `correct` of the 8 samples of each prompt are right; the greedy ones
+    are all wrong."""
+    rows = [
+        {
+            **ROLLOUTS.example,
+            "prompt_id": f"t{prompt}",
+            "sample_index": sample % 8,
+            "greedy": sample == 8,
+            "outcome": "correct" if sample < right else "wrong",
+        }
+        for prompt, right in enumerate(correct)
+        for sample in range(9)
+    ]
+    ROLLOUTS.write(folder / "rollouts.parquet", ROLLOUTS.frame(rows))
+
+
 def write_shared(layout: Layout) -> None:
     """Policy card, profile and baseline: solved 0 to 8 of 8, evenly; profiling costs 100 charged,
     80 executed."""
@@ -61,7 +87,7 @@ def write_shared(layout: Layout) -> None:
         "source": "tiny",
     }
     write_json(layout.policy_card, card)
-    solved = [index % 9 for index in range(NUM_PROMPTS)]
+    counts = [index % 9 for index in range(NUM_PROMPTS)]
     rows = [
         {
             **PROFILE.example,
@@ -71,7 +97,7 @@ def write_shared(layout: Layout) -> None:
             "wrong": 8 - right,
             "pass_rate": right / 8,
         }
-        for index, right in enumerate(solved)
+        for index, right in enumerate(counts)
     ]
     PROFILE.write(layout.profile / "profile.parquet", PROFILE.frame(rows))
     amounts = {
@@ -84,6 +110,7 @@ def write_shared(layout: Layout) -> None:
     write_json(layout.profile / "flops.json", ledger(profile=amounts))
     write_json(layout.profile / "cost.json", {"seconds": {"profile": 6.0}})
     write_json(layout.baseline / "metrics.json", metrics(0.40))
+    write_answers(layout.baseline, solved(0.40, 99))
 
 
 def write_plan(layout: Layout, recipe: str, reads_profile: bool) -> None:
@@ -169,6 +196,7 @@ def write_training(
     }
     write_json(folder / "cost.json", {"seconds": spent, "lost": lost})
     write_json(layout.evaluation(recipe, seed) / "metrics.json", metrics(test))
+    write_answers(layout.evaluation(recipe, seed), solved(test, 10 * ord(recipe[0]) + seed))
     rng = np.random.default_rng(seed)
     shares = np.linspace(0.4, validation, 8) + np.append(0, np.append(rng.normal(0, 0.01, 6), 0))
     points = [
@@ -217,7 +245,7 @@ def write_params(folder: Path, recipes: list[str], seeds: list[int]) -> Path:
     path = folder / "params.yaml"
     path.write_text(
         f"experiment: {{recipes: {recipes}, seeds: {seeds}}}\n"
-        "report: {stale_above: 0.15}\n"
+        "report: {stale_above: 0.15, num_bootstrap: 200}\n"
         "tracking: {uri: null, experiment: winnow, log_weights: false}\n"
     )
     return path

@@ -2,6 +2,7 @@
 self-contained page."""
 
 import json
+import re
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -17,11 +18,12 @@ from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError
 from tasks.common.params import Experiment
 from tasks.report.charts import Line, flops_words, line_chart, ticks, unit
-from tasks.report.drift import ReportSettings
 from tasks.report.evidence import Evidence, read_evidence
-from tasks.report.leaderboard import curve_table, leaderboard, summarise
+from tasks.report.leaderboard import Row, curve_table, leaderboard, summarise
 from tasks.report.page import page
+from tasks.report.paired import pair
 from tasks.report.run import measure
+from tasks.report.settings import ReportSettings
 from tasks.report.tables import text_table
 from tasks.report.words import verdict
 from tests.report.conftest import write_params, write_plan, write_training
@@ -39,21 +41,22 @@ def row(rows: list[dict[str, Any]], recipe: str, seed: int) -> dict[str, Any]:
     return next(row for row in rows if (row["recipe"], row["seed"]) == (recipe, seed))
 
 
-def summary_of_files(layout: Layout) -> dict[str, Any]:
-    evidence = read_evidence(layout, BOTH)
-    return summarise(evidence, leaderboard(evidence))
+def rows_of(evidence: Evidence) -> list[Row]:
+    return leaderboard(evidence, pair(evidence, 200))
+
+
+def summary_of(evidence: Evidence) -> dict[str, Any]:
+    return summarise(evidence, rows_of(evidence), pair(evidence, 200))
 
 
 def page_of(evidence: Evidence) -> str:
-    rows = leaderboard(evidence)
-    drifts = measure(evidence, ReportSettings(stale_above=0.15))
-    return page(
-        evidence, rows, {**summarise(evidence, rows), "drift": drifts}, curve_table(evidence)
-    )
+    drifts = measure(evidence, ReportSettings(stale_above=0.15, num_bootstrap=200))
+    summary = {**summary_of(evidence), "drift": drifts}
+    return page(evidence, rows_of(evidence), summary, curve_table(evidence))
 
 
 def test_profiling_is_charged_only_where_it_is_read(evidence: Evidence) -> None:
-    rows = leaderboard(evidence)
+    rows = rows_of(evidence)
     without = {"profile": 0.0, "generate": 300e9, "score": 0.0, "update": 600e9, "total": 900e9}
     assert row(rows, "grpo", 0)["flops_charged"] == without
     assert row(rows, "sgpo", 0)["flops_charged"] == pytest.approx(
@@ -69,7 +72,7 @@ def test_profiling_is_charged_only_where_it_is_read(evidence: Evidence) -> None:
 def test_lost_work_is_executed_but_not_charged_and_validation_is_in_no_total(
     evidence: Evidence,
 ) -> None:
-    grpo = row(leaderboard(evidence), "grpo", 0)
+    grpo = row(rows_of(evidence), "grpo", 0)
     assert grpo["flops_executed"] == {
         "profile": 0.0,
         "generate": 200e9,
@@ -80,13 +83,13 @@ def test_lost_work_is_executed_but_not_charged_and_validation_is_in_no_total(
     }
     assert "lost" not in grpo["flops_charged"]
     assert grpo["flops_validation"] == 50e9
-    assert row(leaderboard(evidence), "sgpo", 1)["flops_executed"]["total"] == pytest.approx(
+    assert row(rows_of(evidence), "sgpo", 1)["flops_executed"]["total"] == pytest.approx(
         (80 + 200 + 30) * 1e9
     )
 
 
 def test_seconds_and_counts(evidence: Evidence) -> None:
-    rows = leaderboard(evidence)
+    rows = rows_of(evidence)
     assert row(rows, "grpo", 1)["seconds"] == {
         "profile": 0.0,
         "train": 60.0,
@@ -103,7 +106,7 @@ def test_seconds_and_counts(evidence: Evidence) -> None:
 
 
 def test_the_leaderboard_is_sorted_by_test_accuracy(evidence: Evidence) -> None:
-    rows = leaderboard(evidence)
+    rows = rows_of(evidence)
     assert [(r["recipe"], r["seed"]) for r in rows] == [
         ("sgpo", 1),
         ("grpo", 1),
@@ -115,7 +118,7 @@ def test_the_leaderboard_is_sorted_by_test_accuracy(evidence: Evidence) -> None:
 
 
 def test_the_summary_spreads_over_the_seeds(evidence: Evidence) -> None:
-    summary = summarise(evidence, leaderboard(evidence))
+    summary = summary_of(evidence)
     grpo = summary["recipes"]["grpo"]
     assert grpo["pass_at_1"] == pytest.approx({"mean": 0.52, "min": 0.50, "max": 0.54})
     assert (grpo["pass_at_1_low"], grpo["pass_at_1_high"]) == pytest.approx((0.46, 0.58))
@@ -126,7 +129,7 @@ def test_the_summary_spreads_over_the_seeds(evidence: Evidence) -> None:
 def test_flops_to_reference_counts_profiling(evidence: Evidence) -> None:
     """grpo ends at 0.53 on average; a curve that touches it at its last point has paid
     everything."""
-    recipes = summarise(evidence, leaderboard(evidence))["recipes"]
+    recipes = summary_of(evidence)["recipes"]
     first = [
         run.curve.filter(pl.col("accuracy") >= 0.53)["flops_charged"][0]
         for run in evidence.seeds("sgpo")
@@ -136,14 +139,13 @@ def test_flops_to_reference_counts_profiling(evidence: Evidence) -> None:
 
 
 def test_the_champion_is_chosen_by_validation_and_confirmed_on_test(layout: Layout) -> None:
-    summary = summary_of_files(layout)
+    summary = summary_of(read_evidence(layout, BOTH))
     assert (summary["champion"]["recipe"], summary["champion"]["seed"]) == ("sgpo", 1)
-    write_training(layout, "sgpo", 1, scale=1 / 3, validation=0.57, test=0.43)
-    summary = summary_of_files(layout)
-    assert summary["champion"] is None, (
-        "0.43 - 0.04 is below 0.40, though grpo/1 is far above it on test"
-    )
-    assert "is not above the initial policy's 40.0%: no champion" in summary["why"]
+    write_training(layout, "sgpo", 1, scale=1 / 3, validation=0.57, test=0.42)
+    summary = summary_of(read_evidence(layout, BOTH))
+    assert summary["champion"] is None, "not clearly above 0.40, as grpo/1 is on test"
+    assert "42.0% pass@1, +2.0 points against the initial policy" in summary["why"]
+    assert summary["why"].endswith("not shown to be above it, so no champion")
 
 
 def test_curves_start_where_profiling_ended(evidence: Evidence) -> None:
@@ -160,13 +162,16 @@ def test_curves_start_where_profiling_ended(evidence: Evidence) -> None:
     ("sgpo", "expected"),
     [
         (
-            0.53,
-            "sgpo is 3.0 points above grpo, but their intervals overlap: this run does not tell "
-            "them apart",
+            0.52,
+            r"sgpo is 2\.0 points above grpo, but the interval of the difference \(-.* to \+.*\) "
+            "holds 0: this run does not tell them apart",
         ),
-        (0.50, "sgpo is level with grpo, but their intervals overlap"),
-        (0.70, "sgpo beats grpo by 20.0 points, and their intervals do not overlap"),
-        (0.30, "sgpo loses to grpo by 20.0 points, and their intervals do not overlap"),
+        (
+            0.50,
+            r"sgpo is level with grpo, but the interval of the difference \(-.* to \+.*\) holds 0",
+        ),
+        (0.70, r"sgpo beats grpo by 20\.0 points \(\+1\d\.\d to \+2\d\.\d\)"),
+        (0.30, r"sgpo loses to grpo by 20\.0 points \(-2\d\.\d to -1\d\.\d\)"),
     ],
 )
 def test_the_verdict_says_who_is_ahead_and_whether_it_can_be_told(
@@ -174,8 +179,9 @@ def test_the_verdict_says_who_is_ahead_and_whether_it_can_be_told(
 ) -> None:
     write_training(layout, "sgpo", 0, scale=1 / 3, validation=0.55, test=sgpo)
     evidence = read_evidence(layout, Experiment(["grpo", "sgpo"], [0]))
-    words = verdict(summarise(evidence, leaderboard(evidence)))
-    assert expected in words
+    words = verdict(summary_of(evidence))
+    assert re.search(expected, words), words
+    assert "their 95 % intervals resample prompts." in words
     assert "it is charged 2.2 times less compute, and executed 2.0 times less compute" in words
     assert "With one seed" in words
 
@@ -183,7 +189,7 @@ def test_the_verdict_says_who_is_ahead_and_whether_it_can_be_told(
 def test_the_verdict_does_not_hide_a_dearer_recipe(layout: Layout) -> None:
     write_training(layout, "sgpo", 0, scale=2.0, validation=0.45, test=0.5)
     evidence = read_evidence(layout, Experiment(["grpo", "sgpo"], [0]))
-    words = verdict(summarise(evidence, leaderboard(evidence)))
+    words = verdict(summary_of(evidence))
     assert "charged 2.1 times more compute" in words
     assert "On validation it never reaches the accuracy that grpo ends with" in words
 
@@ -197,6 +203,7 @@ def test_the_verdict_does_not_hide_a_dearer_recipe(layout: Layout) -> None:
         "train/flops.json",
         "train/cost.json",
         "eval/metrics.json",
+        "eval/rollouts.parquet",
     ],
 )
 def test_a_missing_file_is_named_with_recipe_and_seed(layout: Layout, name: str) -> None:
@@ -293,7 +300,7 @@ def test_the_stage_fails_with_the_name_of_the_missing_file(layout: Layout, tmp_p
 
 
 def test_the_terminal_table(evidence: Evidence) -> None:
-    lines = text_table(leaderboard(evidence)).splitlines()
+    lines = text_table(rows_of(evidence), summary_of(evidence)).splitlines()
     assert (
         " ".join(lines[0].split())
         == "recipe seed pass@1 95 % interval greedy rollouts charged executed seconds"
