@@ -13,11 +13,15 @@ import numpy as np
 import polars as pl
 
 from tasks.common.ledger import ACCOUNTS
+from tasks.report.curves import Fitted, fit_curve
 from tasks.report.evidence import Evidence, Trained
 from tasks.report.paired import INITIAL, Difference, Paired, difference
 
 Row = dict[str, Any]
+Fits = Mapping[str, Mapping[str, Fitted]]  # by recipe, then account
 BASELINE = "grpo"  # the recipe that others are compared with, if it is in the experiment
+# the accounts that recipes are compared by; the other one reproduces the figures of a paper
+COMPARED = ("charged", "charged_mixed", "executed")
 # the parts of the bill in every account
 PARTS = ("profile", "generate", "score", "update")
 # the values of a row that are summarised over the seeds
@@ -98,38 +102,61 @@ def seconds(evidence: Evidence, run: Trained) -> dict[str, float]:
     return {**parts, "total": sum(parts.values())}
 
 
-def curve_table(evidence: Evidence) -> pl.DataFrame:
-    """Return all validation curves in one table. For recipes that read the profile, FLOPs start
-    where profiling ended."""
-    curves = []
-    for run in evidence.trained:
-        offset = {
-            account: bill(evidence, run, account)["profile"] for account in ("charged", "executed")
+def fit_curves(evidence: Evidence, num_bootstrap: int) -> Fits:
+    """Return the fitted validation curve of each recipe in each account of COMPARED. Its draws are
+    the same in every run of the report."""
+    fits: dict[str, dict[str, Fitted]] = {}
+    for plan in evidence.plans:
+        points = [shifted_curve(evidence, run) for run in evidence.seeds(plan.recipe)]
+        fits[plan.recipe] = {
+            account: fit_curve(points, account, num_bootstrap, np.random.default_rng(0))
+            for account in COMPARED
         }
-        shifted = [pl.col(f"flops_{account}") + offset[account] for account in offset]
-        named = run.curve.with_columns(*shifted).select(
+    return fits
+
+
+def shifted_curve(evidence: Evidence, run: Trained) -> pl.DataFrame:
+    """Return the validation curve of a run. For recipes that read the profile, FLOPs start where
+    profiling ended."""
+    return run.curve.with_columns(
+        pl.col(f"flops_{account}") + bill(evidence, run, account)["profile"] for account in COMPARED
+    )
+
+
+def curve_table(evidence: Evidence) -> pl.DataFrame:
+    """Return all validation curves in one table."""
+    return pl.concat(
+        shifted_curve(evidence, run).select(
             pl.lit(run.recipe).alias("recipe"),
             pl.lit(run.seed).alias("seed"),
             pl.lit(run.name).alias("run"),
             pl.all(),
         )
-        curves.append(named)
-    return pl.concat(curves)
+        for run in evidence.trained
+    )
 
 
-def summarise(evidence: Evidence, rows: Sequence[Row], paired: Paired) -> dict[str, Any]:
-    """Return the summary: `recipes` with mean, min and max over the seeds and `differences`,
-    `champion` and `why`, and the metrics of the initial policy."""
+def summarise(
+    evidence: Evidence, rows: Sequence[Row], paired: Paired, fits: Fits
+) -> dict[str, Any]:
+    """Return the summary: `recipes` with mean, min and max over the seeds, `differences`, and the
+    compute until the accuracy that the reference ends with (`target`); `champion` and `why`; and
+    the metrics of the initial policy."""
     reference = reference_of(evidence)
     recipes = {plan.recipe: summary_of(evidence, plan.recipe, rows) for plan in evidence.plans}
+    target = recipes[reference]["validation"]["mean"]
     champion, why = choose_champion(evidence, rows, recipes)
     for recipe, summary in recipes.items():
         summary["differences"] = differences_of(evidence, recipe, reference, champion, paired)
+        summary["compute_to_reference"] = {
+            account: fitted.compute_to(target) for account, fitted in fits[recipe].items()
+        }
     keys = ("pass_at_1", "pass_at_1_low", "pass_at_1_high", "greedy", "num_prompts", "num_samples")
     initial = {key: evidence.baseline[key] for key in keys}
     return {
         "initial": initial,
         "reference": reference,
+        "target": target,
         "recipes": recipes,
         "champion": champion,
         "why": why,
@@ -145,7 +172,6 @@ def summary_of(evidence: Evidence, recipe: str, rows: Sequence[Row]) -> Row:
         **{name: spread(mine, value) for name, value in SUMMARISED.items()},
         "pass_at_1_low": min(row["pass_at_1_low"] for row in mine),
         "pass_at_1_high": max(row["pass_at_1_high"] for row in mine),
-        "flops_to_reference": flops_to_reference(evidence, recipe),
     }
 
 
@@ -183,21 +209,6 @@ def spread(rows: Sequence[Row], value: Callable[[Row], float]) -> dict[str, floa
     """Return mean, smallest and largest value over the seeds."""
     values = [float(value(row)) for row in rows]
     return {"mean": float(np.mean(values)), "min": min(values), "max": max(values)}
-
-
-def flops_to_reference(evidence: Evidence, recipe: str) -> float | None:
-    """Return the charged FLOPs, profiling included, until the validation curve first reaches the
-    reference's last accuracy, the mean over the seeds; None if a seed never reaches it.
-
-    The first point of a noisy curve above a target is optimistic, for every recipe alike."""
-    target = np.mean([run.curve["accuracy"][-1] for run in evidence.seeds(reference_of(evidence))])
-    reached = []
-    for run in evidence.seeds(recipe):
-        there = run.curve.filter(pl.col("accuracy") >= target)
-        if there.is_empty():
-            return None
-        reached.append(there["flops_charged"][0] + bill(evidence, run, "charged")["profile"])
-    return float(np.mean(reached))
 
 
 def choose_champion(

@@ -12,12 +12,16 @@ import polars as pl
 from tasks.report import figures, tables
 from tasks.report.drift import Drift, groups_of, passes_of
 from tasks.report.evidence import Evidence
-from tasks.report.leaderboard import Row
+from tasks.report.leaderboard import Fits, Row
 from tasks.report.words import stale_words, verdict
 
 
 def page(
-    evidence: Evidence, rows: Sequence[Row], summary: Mapping[str, Any], curves: pl.DataFrame
+    evidence: Evidence,
+    rows: Sequence[Row],
+    summary: Mapping[str, Any],
+    curves: pl.DataFrame,
+    fits: Fits,
 ) -> str:
     """Return the whole page as HTML."""
     template = Template((Path(__file__).parent / "page.html").read_text())
@@ -31,8 +35,9 @@ def page(
         leaderboard=tables.leaderboard_table(evidence, rows),
         differences=tables.differences_table(evidence, summary),
         seeds=tables.seeds_table(evidence, summary["recipes"]),
-        accuracy_charged=figures.accuracy_over(evidence, curves, "charged"),
-        accuracy_executed=figures.accuracy_over(evidence, curves, "executed"),
+        accuracy_charged=figures.accuracy_over(evidence, curves, fits, "charged"),
+        accuracy_executed=figures.accuracy_over(evidence, curves, fits, "executed"),
+        reach=tables.reach_table(evidence, summary),
         signal=figures.signal_over_steps(evidence),
         parts_charged=figures.compute_parts(evidence, rows, "charged"),
         parts_executed=figures.compute_parts(evidence, rows, "executed"),

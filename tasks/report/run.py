@@ -10,7 +10,7 @@ from tasks.common.params import Experiment
 from tasks.common.stage import Stage
 from tasks.report.drift import Drift, drift_of, groups_of
 from tasks.report.evidence import Evidence, read_evidence
-from tasks.report.leaderboard import Row, curve_table, leaderboard, summarise
+from tasks.report.leaderboard import Row, curve_table, fit_curves, leaderboard, summarise
 from tasks.report.page import page
 from tasks.report.paired import pair
 from tasks.report.settings import ReportSettings
@@ -28,14 +28,15 @@ def main(stage: Stage) -> None:
     paired = pair(evidence, settings.num_bootstrap)
     rows = leaderboard(evidence, paired)
     curves = curve_table(evidence)
+    fits = fit_curves(evidence, settings.num_bootstrap)
     drifts = measure(evidence, settings)
-    summary = {**summarise(evidence, rows, paired), "drift": drifts}
+    summary = {**summarise(evidence, rows, paired, fits), "drift": drifts}
     table = text_table(rows, summary)
     write_json(out / "leaderboard.json", rows)
     write_json(out / "summary.json", summary)
     write_text(out / "leaderboard.txt", f"{table}{summary['why']}\n")
     write_text(out / "curve.csv", curves.write_csv())
-    write_text(out / "index.html", page(evidence, rows, summary, curves))
+    write_text(out / "index.html", page(evidence, rows, summary, curves, fits))
     record(stage, rows, summary)
     print(f"\n{table}{summary['why']}\n")
 

@@ -11,7 +11,7 @@ from tasks.report.charts import colour, flops_words
 from tasks.report.drift import Drift
 from tasks.report.evidence import Evidence, Plan
 from tasks.report.figures import PART_WORDS, colours
-from tasks.report.leaderboard import Row
+from tasks.report.leaderboard import COMPARED, Row
 from tasks.report.paired import Difference
 from tasks.report.words import points_words
 
@@ -167,6 +167,30 @@ def differences_table(evidence: Evidence, summary: Mapping[str, Any]) -> str:
     marked = [[mark(evidence, recipe), *cells] for recipe, *cells in body]
     words = escape(DIFFERENCES.format(resampled=resampled(summary)))
     return f"<h3>Differences</h3><p>{words}</p>" + html_table(headers, marked, raw=1)
+
+
+def reach_table(evidence: Evidence, summary: Mapping[str, Any]) -> str:
+    """Return the compute that each recipe's fitted curve takes to the accuracy that the reference
+    ends with, in each account."""
+    body = [
+        [
+            mark(evidence, recipe),
+            *(reach_words(found["compute_to_reference"][account]) for account in COMPARED),
+        ]
+        for recipe, found in summary["recipes"].items()
+    ]
+    words = (
+        f"Compute to a validation accuracy of {summary['target']:.1%}, which "
+        f"{summary['reference']} ends with, by the fitted curves."
+    )
+    return f"<p>{escape(words)}</p>" + html_table(["recipe", *COMPARED], body, raw=1)
+
+
+def reach_words(needed: Mapping[str, float | None]) -> str:
+    """Return the compute that an accuracy takes, with its interval; a dash where it was not
+    reached."""
+    words = {name: "–" if flops is None else flops_words(flops) for name, flops in needed.items()}
+    return f"{words['flops']} ({words['low']} to {words['high']})"
 
 
 def seeds_table(evidence: Evidence, recipes: dict[str, Row]) -> str:

@@ -23,7 +23,11 @@ def verdict(summary: Mapping[str, Any]) -> str:
     )
     sentences = [start, *(reached(name, recipes[name]) for name in ranked[:MAX_NAMED])]
     others = [name for name in ranked if name != reference][:MAX_NAMED]
-    sentences += [compared(name, recipes[name], reference, recipes[reference]) for name in others]
+    for name in others:
+        sentences.append(
+            compared(name, recipes[name], reference, recipes[reference])
+            + matched(recipes[name], reference, recipes[reference], summary["target"])
+        )
     if others:
         resampled = recipes[others[0]]["differences"]["reference"]["resampled"]
         sentences.append(
@@ -69,7 +73,7 @@ def compared(name: str, mine: Mapping[str, Any], reference: str, other: Mapping[
     else:
         verb = "beats" if points > 0 else "loses to"
         result = f"{name} {verb} {reference} by {abs(points):.1f} points ({points_words(found)})"
-    return f"{result}; {cost_words(name, mine, other)}.{matched(name, mine, reference, other)}"
+    return f"{result}; {cost_words(name, mine, other)}."
 
 
 def points_words(found: Difference) -> str:
@@ -99,16 +103,28 @@ def ratio(mine: float, other: float) -> str:
     return f"{mine / other:.1f} times more compute"
 
 
-def matched(name: str, mine: Mapping[str, Any], reference: str, other: Mapping[str, Any]) -> str:
-    """Return when `name` reached the final accuracy of the reference, on validation."""
-    needed = mine["flops_to_reference"]
-    if needed is None:
-        return f" On validation it never reaches the accuracy that {reference} ends with."
+def matched(
+    mine: Mapping[str, Any], reference: str, other: Mapping[str, Any], target: float
+) -> str:
+    """Return when a recipe's fitted validation curve reached the accuracy that the reference ends
+    with."""
+    needed = mine["compute_to_reference"]["charged"]
+    accuracy = f"the {target:.1%} that {reference} ends with"
+    if needed["flops"] is None:
+        return f" On validation its fitted curve never reaches {accuracy}."
     whole = flops_words(other["flops_charged"]["mean"])
     return (
-        f" On validation it first touches the accuracy {reference} ends with after "
-        f"{flops_words(needed)} charged ({reference}'s whole run: {whole})."
+        f" On validation its fitted curve reaches {accuracy} after {needed_words(needed)} charged "
+        f"({reference}'s whole run: {whole})."
     )
+
+
+def needed_words(needed: Mapping[str, float | None]) -> str:
+    """Return the compute that an accuracy takes, with its interval."""
+    words = {name: "more than spent" if x is None else flops_words(x) for name, x in needed.items()}
+    if needed["high"] is None and needed["low"] is None:
+        return words["flops"]
+    return f"{words['flops']} (95 % interval {words['low']} to {words['high']})"
 
 
 def stale_words(name: str, drift: Mapping[str, Any], *, reads_profile: bool) -> str:

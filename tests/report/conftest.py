@@ -103,6 +103,7 @@ def write_shared(layout: Layout) -> None:
     amounts = {
         "executed": 80e9,
         "charged": 100e9,
+        "charged_mixed": 90e9,
         "charged_paper": 100e9,
         "tokens": 5000,
         "rollouts": 320,
@@ -169,18 +170,25 @@ def write_plan(layout: Layout, recipe: str, reads_profile: bool) -> None:
 def write_training(
     layout: Layout, recipe: str, seed: int, *, scale: float, validation: float, test: float
 ) -> None:
-    """Training costs `scale` times 300 + 600 charged and 200 + 400 executed, loses 30, validates
-    for 50 (all e9)."""
+    """Training costs `scale` times 300 + 600 charged, 300 + 450 for mixed groups, and 200 + 400
+    executed; it loses 30 and validates for 50 (all e9)."""
     folder = layout.train(recipe, seed)
     phases = {
         "generate": {
             "executed": 200e9,
             "charged": 300e9,
+            "charged_mixed": 300e9,
             "charged_paper": 300e9,
             "tokens": 9000,
             "rollouts": 320,
         },
-        "update": {"executed": 400e9, "charged": 600e9, "charged_paper": 900e9, "tokens": 9000},
+        "update": {
+            "executed": 400e9,
+            "charged": 600e9,
+            "charged_mixed": 450e9,
+            "charged_paper": 900e9,
+            "tokens": 9000,
+        },
     }
     scaled = {
         name: {key: value * scale for key, value in amounts.items()}
@@ -203,6 +211,7 @@ def write_training(
         {
             "step": step * 5,
             "flops_charged": 900e9 * scale * step / 7,
+            "flops_charged_mixed": 750e9 * scale * step / 7,
             "flops_executed": 600e9 * scale * step / 7,
             "rollouts": step * 40,
             "accuracy": share,

@@ -1,5 +1,7 @@
 """Policies compared prompt by prompt: what two overlapping intervals hide, and seeds."""
 
+from typing import Any
+
 import numpy as np
 import polars as pl
 import pytest
@@ -8,8 +10,8 @@ from tasks.common.artifacts import ROLLOUTS, Layout
 from tasks.common.files import ArtifactError, read_json, write_json
 from tasks.common.params import Experiment
 from tasks.common.statistics import bootstrap_interval
-from tasks.report.evidence import read_evidence
-from tasks.report.leaderboard import leaderboard, summarise
+from tasks.report.evidence import Evidence, read_evidence
+from tasks.report.leaderboard import fit_curves, leaderboard, summarise
 from tasks.report.paired import Paired, difference, is_apart, pair
 from tasks.report.tables import text_table
 from tasks.report.words import verdict
@@ -41,6 +43,11 @@ def give(layout: Layout, recipe: str | None, correct: list[int]) -> tuple[float,
     return low, high
 
 
+def summary_of(evidence: Evidence, paired: Paired) -> dict[str, Any]:
+    rows = leaderboard(evidence, paired)
+    return summarise(evidence, rows, paired, fit_curves(evidence, 10))
+
+
 def test_a_paired_difference_tells_apart_what_two_intervals_do_not(layout: Layout) -> None:
     """121 more of 2,048 samples right: 5.9 points, 95 % [3.9, 7.9], and the intervals overlap."""
     grpo = give(layout, "grpo", FIRST)
@@ -53,7 +60,7 @@ def test_a_paired_difference_tells_apart_what_two_intervals_do_not(layout: Layou
     assert values == pytest.approx((0.0591, 0.039, 0.079), abs=0.0015)
     assert is_apart(found)
     assert (found["num_prompts"], found["resampled"]) == (256, "prompts")
-    summary = summarise(evidence, leaderboard(evidence, paired), paired)
+    summary = summary_of(evidence, paired)
     assert summary["recipes"]["sgpo"]["differences"]["reference"] == found
     assert "sgpo beats grpo by 5.9 points (+3.9 to +7.8)" in verdict(summary)
 
@@ -65,7 +72,7 @@ def test_the_champion_is_confirmed_by_the_paired_difference(layout: Layout) -> N
     assert low < np.mean(FIRST) / 8
     evidence = read_evidence(layout, ONE_SEED)
     paired = pair(evidence, 1000)
-    summary = summarise(evidence, leaderboard(evidence, paired), paired)
+    summary = summary_of(evidence, paired)
     assert (summary["champion"]["recipe"], summary["champion"]["seed"]) == ("sgpo", 0)
     assert "+2.9 points against the initial policy (paired over 256 prompts" in summary["why"]
 
@@ -73,7 +80,7 @@ def test_the_champion_is_confirmed_by_the_paired_difference(layout: Layout) -> N
 def test_the_reference_is_grpo_wherever_it_stands(layout: Layout) -> None:
     evidence = read_evidence(layout, Experiment(["sgpo", "grpo"], [0, 1]))
     paired = pair(evidence, 100)
-    summary = summarise(evidence, leaderboard(evidence, paired), paired)
+    summary = summary_of(evidence, paired)
     assert (summary["reference"], summary["champion"]["recipe"]) == ("grpo", "sgpo")
     grpo, sgpo = (summary["recipes"][name]["differences"] for name in ("grpo", "sgpo"))
     assert grpo["reference"] is None

@@ -19,7 +19,7 @@ from tasks.common.files import ArtifactError
 from tasks.common.params import Experiment
 from tasks.report.charts import Line, flops_words, line_chart, ticks, unit
 from tasks.report.evidence import Evidence, read_evidence
-from tasks.report.leaderboard import Row, curve_table, leaderboard, summarise
+from tasks.report.leaderboard import Row, curve_table, fit_curves, leaderboard, summarise
 from tasks.report.page import page
 from tasks.report.paired import pair
 from tasks.report.run import measure
@@ -46,13 +46,15 @@ def rows_of(evidence: Evidence) -> list[Row]:
 
 
 def summary_of(evidence: Evidence) -> dict[str, Any]:
-    return summarise(evidence, rows_of(evidence), pair(evidence, 200))
+    paired, fits = pair(evidence, 200), fit_curves(evidence, 200)
+    return summarise(evidence, rows_of(evidence), paired, fits)
 
 
 def page_of(evidence: Evidence) -> str:
     drifts = measure(evidence, ReportSettings(stale_above=0.15, num_bootstrap=200))
     summary = {**summary_of(evidence), "drift": drifts}
-    return page(evidence, rows_of(evidence), summary, curve_table(evidence))
+    fits = fit_curves(evidence, 200)
+    return page(evidence, rows_of(evidence), summary, curve_table(evidence), fits)
 
 
 def test_profiling_is_charged_only_where_it_is_read(evidence: Evidence) -> None:
@@ -126,16 +128,24 @@ def test_the_summary_spreads_over_the_seeds(evidence: Evidence) -> None:
     assert summary["recipes"]["sgpo"]["flops_charged"]["mean"] == pytest.approx(400e9)
 
 
-def test_flops_to_reference_counts_profiling(evidence: Evidence) -> None:
-    """grpo ends at 0.53 on average; a curve that touches it at its last point has paid
-    everything."""
-    recipes = summary_of(evidence)["recipes"]
-    first = [
-        run.curve.filter(pl.col("accuracy") >= 0.53)["flops_charged"][0]
-        for run in evidence.seeds("sgpo")
-    ]
-    assert recipes["sgpo"]["flops_to_reference"] == pytest.approx(sum(first) / 2 + 100e9)
-    assert recipes["grpo"]["flops_to_reference"] is None  # one of its seeds ends below its own mean
+def test_compute_to_the_reference_counts_profiling(evidence: Evidence) -> None:
+    """grpo ends at 0.53 on average. A third of its cost takes sgpo as far, and profiling is added
+    in every account."""
+    summary = summary_of(evidence)
+    assert summary["target"] == pytest.approx(0.53)
+    found = summary["recipes"]["sgpo"]["compute_to_reference"]
+    assert list(found) == ["charged", "charged_mixed", "executed"]
+    # the fitted curve rises from 0.40 to 0.56
+    share = pytest.approx(0.13 / 0.16, abs=0.1)
+    assert (found["charged"]["flops"] - 100e9) / 300e9 == share
+    assert (found["charged_mixed"]["flops"] - 90e9) / 250e9 == share
+    assert (found["executed"]["flops"] - 80e9) / 200e9 == share
+    for needed in found.values():
+        assert needed["low"] < needed["flops"]
+        assert needed["high"] is None or needed["flops"] < needed["high"]
+    grpo = summary["recipes"]["grpo"]["compute_to_reference"]["charged"]
+    assert grpo["flops"] == pytest.approx(900e9), "it ends there"
+    assert grpo["high"] is None, "half of its draws end below"
 
 
 def test_the_champion_is_chosen_by_validation_and_confirmed_on_test(layout: Layout) -> None:
@@ -150,11 +160,11 @@ def test_the_champion_is_chosen_by_validation_and_confirmed_on_test(layout: Layo
 
 def test_curves_start_where_profiling_ended(evidence: Evidence) -> None:
     starts = curve_table(evidence).filter(pl.col("step") == 0)
-    assert starts.select("run", "flops_charged", "flops_executed").rows() == [
-        ("grpo/0", 0.0, 0.0),
-        ("grpo/1", 0.0, 0.0),
-        ("sgpo/0", 100e9, 80e9),
-        ("sgpo/1", 100e9, 80e9),
+    assert starts.select("run", "^flops_.*$").rows() == [
+        ("grpo/0", 0.0, 0.0, 0.0),
+        ("grpo/1", 0.0, 0.0, 0.0),
+        ("sgpo/0", 100e9, 90e9, 80e9),
+        ("sgpo/1", 100e9, 90e9, 80e9),
     ]
 
 
@@ -191,7 +201,7 @@ def test_the_verdict_does_not_hide_a_dearer_recipe(layout: Layout) -> None:
     evidence = read_evidence(layout, Experiment(["grpo", "sgpo"], [0]))
     words = verdict(summary_of(evidence))
     assert "charged 2.1 times more compute" in words
-    assert "On validation it never reaches the accuracy that grpo ends with" in words
+    assert "On validation its fitted curve never reaches the 52.0% that grpo ends with" in words
 
 
 @pytest.mark.parametrize(
