@@ -12,7 +12,7 @@ import polars as pl
 from tasks.report import figures, tables
 from tasks.report.drift import Drift, groups_of, passes_of
 from tasks.report.evidence import Evidence
-from tasks.report.leaderboard import Fits, Row
+from tasks.report.leaderboard import COMPARED, Fits, Row
 from tasks.report.words import stale_words, verdict
 
 
@@ -35,12 +35,10 @@ def page(
         leaderboard=tables.leaderboard_table(evidence, rows),
         differences=tables.differences_table(evidence, summary),
         seeds=tables.seeds_table(evidence, summary["recipes"]),
-        accuracy_charged=figures.accuracy_over(evidence, curves, fits, "charged"),
-        accuracy_executed=figures.accuracy_over(evidence, curves, fits, "executed"),
+        **{f"accuracy_{a}": figures.accuracy_over(evidence, curves, fits, a) for a in COMPARED},
+        **{f"parts_{a}": figures.compute_parts(evidence, rows, a) for a in COMPARED},
         reach=tables.reach_table(evidence, summary),
         signal=figures.signal_over_steps(evidence),
-        parts_charged=figures.compute_parts(evidence, rows, "charged"),
-        parts_executed=figures.compute_parts(evidence, rows, "executed"),
         bills=tables.bills_table(evidence, rows),
         histograms=histograms(evidence),
         decisions=tables.decisions_table(evidence),

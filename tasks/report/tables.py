@@ -7,7 +7,8 @@ from typing import Any
 
 import polars as pl
 
-from tasks.report.charts import colour, flops_words
+from tasks.common.ledger import ACCOUNTS
+from tasks.report.charts import colour, flops_words, unit
 from tasks.report.drift import Drift
 from tasks.report.evidence import Evidence, Plan
 from tasks.report.figures import PART_WORDS, colours
@@ -23,8 +24,7 @@ HEADERS = (
     "95 % interval",
     "greedy",
     "rollouts",
-    "charged",
-    "executed",
+    *COMPARED,
     "seconds",
 )
 # above the differences
@@ -36,10 +36,12 @@ DIFFERENCES = (
 def text_table(rows: Sequence[Row], summary: Mapping[str, Any]) -> str:
     """Return the leaderboard for a terminal with notes on its columns, and below it the paired
     differences."""
+    size, unit_name = flops_unit(rows)
     headers, *differences = difference_cells(summary)
     lines = [
-        *aligned([HEADERS, *(leader_cells(row) for row in rows)]),
+        *aligned([HEADERS, *(leader_cells(row, size) for row in rows)]),
         "",
+        unit_words(unit_name),
         f"initial policy: pass@1 {rows[0]['pass_at_1_initial']:.1%}, greedy "
         f"{rows[0]['greedy_initial']:.1%}",
         "* profiling included (charged to recipes that read the profile); validation and "
@@ -101,8 +103,19 @@ def resampled(summary: Mapping[str, Any]) -> str:
     return str(words.pop())
 
 
-def leader_cells(row: Row) -> tuple[str, ...]:
-    """Return the cells of a leaderboard row, in the order of HEADERS."""
+def flops_unit(rows: Sequence[Row]) -> tuple[float, str]:
+    """Return the size and the name of one unit for the compute of all rows."""
+    return unit(max(row[f"flops_{account}"]["total"] for row in rows for account in COMPARED))
+
+
+def unit_words(name: str) -> str:
+    """Return what stands in the columns of compute."""
+    return f"{', '.join(COMPARED)}: compute in {name}, by the rule of each account"
+
+
+def leader_cells(row: Row, size: float) -> tuple[str, ...]:
+    """Return the cells of a leaderboard row, in the order of HEADERS; compute in units of
+    `size`."""
     star = "*" if row["reads_profile"] else ""
     return (
         row["recipe"],
@@ -111,8 +124,7 @@ def leader_cells(row: Row) -> tuple[str, ...]:
         f"{row['pass_at_1_low']:.1%} to {row['pass_at_1_high']:.1%}",
         f"{row['greedy']:.1%}",
         f"{row['rollouts']:,.0f}",
-        flops_words(row["flops_charged"]["total"]) + star,
-        flops_words(row["flops_executed"]["total"]) + star,
+        *(f"{row[f'flops_{account}']['total'] / size:.3g}{star}" for account in COMPARED),
         f"{row['seconds']['total']:,.0f}",
     )
 
@@ -139,9 +151,10 @@ def mark(evidence: Evidence, recipe: str, more: str = "") -> str:
 def leaderboard_table(evidence: Evidence, rows: Sequence[Row]) -> str:
     """Return the leaderboard with the initial policy as its last row."""
     most = sorted(rows[0]["pass_at"], key=int)[-1]
+    size, unit_name = flops_unit(rows)
     body = []
     for row in rows:
-        _, seed, *cells = leader_cells(row)
+        _, seed, *cells = leader_cells(row, size)
         name = mark(evidence, row["recipe"], f"/{seed}")
         body.append(
             [name, *cells[:3], share(row["pass_at"][most]), f"{row['validation']:.1%}", *cells[3:]]
@@ -155,10 +168,10 @@ def leaderboard_table(evidence: Evidence, rows: Sequence[Row]) -> str:
         share(base["pass_at"][most]),
     ]
     validation = f"{evidence.trained[0].curve['accuracy'][0]:.1%}"
-    body.append(['<i class="mark initial"></i>initial', *first, validation, "0", "0", "0", "0"])
-    return html_table(
-        ["recipe/seed", *HEADERS[2:5], f"pass@{most}", "validation", *HEADERS[5:]], body, raw=1
-    )
+    nothing = ["0"] * len(HEADERS[5:])
+    body.append(['<i class="mark initial"></i>initial', *first, validation, *nothing])
+    headers = ["recipe/seed", *HEADERS[2:5], f"pass@{most}", "validation", *HEADERS[5:]]
+    return f'<p class="note">{unit_words(unit_name)}.</p>' + html_table(headers, body, raw=1)
 
 
 def differences_table(evidence: Evidence, summary: Mapping[str, Any]) -> str:
@@ -204,8 +217,7 @@ def seeds_table(evidence: Evidence, recipes: dict[str, Row]) -> str:
             share_range(summary["pass_at_1"]),
             share_range(summary["greedy"]),
             share_range(summary["validation"]),
-            flops_words(summary["flops_charged"]["mean"]),
-            flops_words(summary["flops_executed"]["mean"]),
+            *(flops_words(summary[f"flops_{account}"]["mean"]) for account in COMPARED),
         ]
         for recipe, summary in recipes.items()
     ]
@@ -215,8 +227,7 @@ def seeds_table(evidence: Evidence, recipes: dict[str, Row]) -> str:
         "pass@1",
         "greedy",
         "validation",
-        "charged, mean",
-        "executed, mean",
+        *COMPARED,
     ]
     caption = "<h3>Over the seeds</h3><p>Mean, and in brackets the lowest and the highest seed.</p>"
     return caption + html_table(headers, body, raw=1)
@@ -234,10 +245,10 @@ def share_range(value: dict[str, float]) -> str:
 
 
 def bills_table(evidence: Evidence, rows: Sequence[Row]) -> str:
-    """Return FLOPs by part in the three accounts, with validation beside them."""
+    """Return FLOPs by part in every account, with validation beside them."""
     body = []
     for row in rows:
-        for account in ("charged", "charged_paper", "executed"):
+        for account in (*COMPARED, *(name for name in ACCOUNTS if name not in COMPARED)):
             parts = row[f"flops_{account}"]
             cells = [
                 flops_words(parts[part]) if parts.get(part) else "0"
@@ -245,7 +256,7 @@ def bills_table(evidence: Evidence, rows: Sequence[Row]) -> str:
             ]
             beside = flops_words(row["flops_validation"]) if account == "executed" else ""
             name = mark(evidence, row["recipe"], f"/{row['seed']}")
-            body.append([name, account.replace("_", ", "), *cells, beside])
+            body.append([name, account, *cells, beside])
     return html_table(
         ["recipe/seed", "account", *PART_WORDS.values(), "total", "validation, outside"],
         body,

@@ -1,10 +1,11 @@
 """The verdict in words. It states what was measured, also if the first recipe loses or no
 difference can be shown."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.report.charts import flops_words
+from tasks.report.leaderboard import COMPARED
 from tasks.report.paired import Difference, is_apart
 
 MAX_NAMED = 5  # recipes in the verdict
@@ -26,7 +27,7 @@ def verdict(summary: Mapping[str, Any]) -> str:
     for name in others:
         sentences.append(
             compared(name, recipes[name], reference, recipes[reference])
-            + matched(recipes[name], reference, recipes[reference], summary["target"])
+            + matched(recipes[name], reference, summary["target"])
         )
     if others:
         resampled = recipes[others[0]]["differences"]["reference"]["resampled"]
@@ -49,7 +50,7 @@ def reached(name: str, summary: Mapping[str, Any]) -> str:
     )
     return (
         f"{name} reaches {summary['pass_at_1']['mean']:.1%} ({interval(summary)}{seeds}{unclear}) "
-        f"for {flops_words(summary['flops_charged']['mean'])} charged{profiled}."
+        f"for {costs(totals(summary))}{profiled}."
     )
 
 
@@ -87,44 +88,47 @@ def side(points: float) -> str:
 
 
 def cost_words(name: str, mine: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """Return how the two bills compare in both accounts."""
-    charged = ratio(mine["flops_charged"]["mean"], other["flops_charged"]["mean"])
-    executed = ratio(mine["flops_executed"]["mean"], other["flops_executed"]["mean"])
-    return f"it is charged {charged}, and executed {executed}"
+    """Return how the two bills compare in each account."""
+    ratios = {
+        account: ratio(mine[f"flops_{account}"]["mean"], other[f"flops_{account}"]["mean"])
+        for account in COMPARED
+    }
+    words = listed([f"{compared} {account}" for account, compared in ratios.items()])
+    return f"it takes {words} compute"
+
+
+def listed(words: Sequence[str]) -> str:
+    """Return `a, b and c`."""
+    return f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def costs(flops: Mapping[str, float]) -> str:
+    """Return compute by account: `4.6 TFLOPs charged, ...`."""
+    return listed([f"{flops_words(value)} {account}" for account, value in flops.items()])
+
+
+def totals(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Return the whole bill of a recipe in each account, the mean over its seeds."""
+    return {account: summary[f"flops_{account}"]["mean"] for account in COMPARED}
 
 
 def ratio(mine: float, other: float) -> str:
-    """Return a comparison: `2.5 times less compute`, `1.2 times more compute`, `as much
-    compute`."""
+    """Return a comparison: `2.5 times less`, `1.2 times more`, `as much`."""
     if not mine or not other or 0.98 < mine / other < 1.02:
-        return "as much compute"
+        return "as much"
     if mine < other:
-        return f"{other / mine:.1f} times less compute"
-    return f"{mine / other:.1f} times more compute"
+        return f"{other / mine:.1f} times less"
+    return f"{mine / other:.1f} times more"
 
 
-def matched(
-    mine: Mapping[str, Any], reference: str, other: Mapping[str, Any], target: float
-) -> str:
+def matched(mine: Mapping[str, Any], reference: str, target: float) -> str:
     """Return when a recipe's fitted validation curve reached the accuracy that the reference ends
     with."""
-    needed = mine["compute_to_reference"]["charged"]
+    needed = {name: found["flops"] for name, found in mine["compute_to_reference"].items()}
     accuracy = f"the {target:.1%} that {reference} ends with"
-    if needed["flops"] is None:
+    if None in needed.values():
         return f" On validation its fitted curve never reaches {accuracy}."
-    whole = flops_words(other["flops_charged"]["mean"])
-    return (
-        f" On validation its fitted curve reaches {accuracy} after {needed_words(needed)} charged "
-        f"({reference}'s whole run: {whole})."
-    )
-
-
-def needed_words(needed: Mapping[str, float | None]) -> str:
-    """Return the compute that an accuracy takes, with its interval."""
-    words = {name: "more than spent" if x is None else flops_words(x) for name, x in needed.items()}
-    if needed["high"] is None and needed["low"] is None:
-        return words["flops"]
-    return f"{words['flops']} (95 % interval {words['low']} to {words['high']})"
+    return f" On validation its fitted curve reaches {accuracy} after {costs(needed)}."
 
 
 def stale_words(name: str, drift: Mapping[str, Any], *, reads_profile: bool) -> str:

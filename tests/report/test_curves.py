@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tasks.common.artifacts import CURVE
 from tasks.report.curves import Monotone, fit_curve, isotonic, monotone
-from tasks.report.words import needed_words
+from tasks.report.tables import reach_words
 
 
 def rng() -> np.random.Generator:
@@ -96,9 +96,7 @@ def test_first_touch_of_a_noisy_curve_is_early_and_the_fit_is_not() -> None:
 def test_what_was_not_reached_has_no_number() -> None:
     needed = fit_curve([points(np.linspace(0.4, 0.5, 11))], "charged", 200, rng()).compute_to(0.6)
     assert needed["flops"] is None
-    assert needed_words({"flops": None, "low": None, "high": None}) == "more than spent"
-    words = needed_words({"flops": 2e9, "low": 1e9, "high": None})
-    assert words == "2 GFLOPs (95 % interval 1 GFLOPs to more than spent)"
+    assert reach_words({"flops": None, "low": 3e9, "high": None}) == "– (3 GFLOPs to –)"
 
 
 def test_seeds_that_disagree_widen_the_band() -> None:

@@ -71,6 +71,40 @@ def test_profiling_is_charged_only_where_it_is_read(evidence: Evidence) -> None:
     assert row(rows, "sgpo", 0)["tokens_profile"] == 5000
 
 
+def test_recipes_are_compared_in_every_account(evidence: Evidence) -> None:
+    """The page's tables, the summary and the leaderboard name the accounts alike."""
+    rows = rows_of(evidence)
+    for account, grpo, sgpo in (("charged", 900, 400), ("charged_mixed", 750, 340)):
+        assert row(rows, "grpo", 0)[f"flops_{account}"]["total"] == grpo * 1e9
+        assert row(rows, "sgpo", 0)[f"flops_{account}"]["total"] == pytest.approx(sgpo * 1e9)
+        recipes = summary_of(evidence)["recipes"]
+        assert recipes["grpo"][f"flops_{account}"]["mean"] == grpo * 1e9
+    html = page_of(evidence)
+    heads = re.findall(r"<thead><tr>(.*?)</tr>", html)
+    compared = [head for head in heads if "charged" in head and "executed" in head]
+    assert len(compared) == 3, "the leaderboard, over the seeds, and to an accuracy"
+    assert all("charged_mixed" in head for head in compared)
+    accounts = ["charged", "charged_mixed", "executed", "charged_paper"]
+    assert re.findall(r"</td><td>((?:charged|executed)\w*)</td>", html) == accounts * 4
+    assert all(f"{account} compute, GFLOPs" in html for account in accounts[:3])
+
+
+def test_leaving_dead_groups_out_makes_no_recipe_win(layout: Layout) -> None:
+    """The same weights for a smaller bill in `charged`, and the same one in `charged_mixed`."""
+    write_plan(layout, "grpo_mixed", reads_profile=False)
+    write_training(layout, "grpo_mixed", 0, scale=1.0, validation=0.52, test=0.50)
+    path = layout.train("grpo_mixed", 0) / "flops.json"
+    flops = json.loads(path.read_text())
+    flops["charged"] = flops["charged_mixed"]
+    path.write_text(json.dumps(flops))
+    evidence = read_evidence(layout, Experiment(["grpo", "grpo_mixed"], [0]))
+    assert [row["recipe"] for row in rows_of(evidence)] == ["grpo", "grpo_mixed"]
+    summary = summary_of(evidence)
+    assert summary["champion"]["recipe"] == "grpo"
+    words = verdict(summary)
+    assert "it takes 1.2 times less charged, as much charged_mixed and as much executed" in words
+
+
 def test_lost_work_is_executed_but_not_charged_and_validation_is_in_no_total(
     evidence: Evidence,
 ) -> None:
@@ -192,7 +226,10 @@ def test_the_verdict_says_who_is_ahead_and_whether_it_can_be_told(
     words = verdict(summary_of(evidence))
     assert re.search(expected, words), words
     assert "their 95 % intervals resample prompts." in words
-    assert "it is charged 2.2 times less compute, and executed 2.0 times less compute" in words
+    assert (
+        "it takes 2.2 times less charged, 2.2 times less charged_mixed and 2.0 times less executed "
+        "compute"
+    ) in words
     assert "With one seed" in words
 
 
@@ -200,7 +237,7 @@ def test_the_verdict_does_not_hide_a_dearer_recipe(layout: Layout) -> None:
     write_training(layout, "sgpo", 0, scale=2.0, validation=0.45, test=0.5)
     evidence = read_evidence(layout, Experiment(["grpo", "sgpo"], [0]))
     words = verdict(summary_of(evidence))
-    assert "charged 2.1 times more compute" in words
+    assert "2.1 times more charged, 2.1 times more charged_mixed and 2.1 times more" in words
     assert "On validation its fitted curve never reaches the 52.0% that grpo ends with" in words
 
 
@@ -261,7 +298,7 @@ def test_the_page_fetches_nothing_and_is_well_formed(evidence: Evidence) -> None
     assert "url(" not in html
     assert "@import" not in html
     assert html.count("http") == html.count("http://www.w3.org/2000/svg")
-    assert html.count("<svg") == 10
+    assert html.count("<svg") == 12
     assert "$" not in html
 
 
@@ -313,11 +350,13 @@ def test_the_terminal_table(evidence: Evidence) -> None:
     lines = text_table(rows_of(evidence), summary_of(evidence)).splitlines()
     assert (
         " ".join(lines[0].split())
-        == "recipe seed pass@1 95 % interval greedy rollouts charged executed seconds"
+        == "recipe seed pass@1 95 % interval greedy rollouts charged charged_mixed executed seconds"
     )
     assert lines[2].split()[:3] == ["sgpo", "1", "55.0%"]
-    assert "400 GFLOPs*" in lines[2]
-    assert "900 GFLOPs " in lines[3]
+    assert lines[2].split()[-4:] == ["400*", "340*", "310*", "28"]
+    assert lines[3].split()[-4:] == ["900", "750", "630", "62"]
+    assert "charged, charged_mixed, executed: compute in GFLOPs" in lines[7]
+    assert max(map(len, lines)) <= 100
 
 
 @given(st.floats(1e6, 1e25))
