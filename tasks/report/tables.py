@@ -241,7 +241,7 @@ def share(value: float | None) -> str:
 
 def share_range(value: dict[str, float]) -> str:
     """Return the mean of a share with its range."""
-    return f"{value['mean']:.1%} ({value['min']:.1%} to {value['max']:.1%})"
+    return f"{value['mean']:.1%} ({100 * value['min']:.1f} to {100 * value['max']:.1f})"
 
 
 def bills_table(evidence: Evidence, rows: Sequence[Row]) -> str:

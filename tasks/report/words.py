@@ -4,7 +4,7 @@ difference can be shown."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasks.report.charts import flops_words
+from tasks.report.charts import unit
 from tasks.report.leaderboard import COMPARED
 from tasks.report.paired import Difference, is_apart
 
@@ -103,8 +103,11 @@ def listed(words: Sequence[str]) -> str:
 
 
 def costs(flops: Mapping[str, float]) -> str:
-    """Return compute by account: `4.6 TFLOPs charged, ...`."""
-    return listed([f"{flops_words(value)} {account}" for account, value in flops.items()])
+    """Return compute by account in one unit: `4.6 TFLOPs charged and 1.75 executed`."""
+    size, name = unit(max(flops.values()))
+    words = [f"{value / size:.3g}" for value in flops.values()]
+    words[0] += f" {name}"
+    return listed([f"{number} {account}" for number, account in zip(words, flops, strict=True)])
 
 
 def totals(summary: Mapping[str, Any]) -> dict[str, float]:
