@@ -41,16 +41,45 @@ def log_binomial(n: Floats, k: int) -> Floats:
 
 
 def bootstrap_interval(
-    values: npt.ArrayLike, num_bootstrap: int, rng: np.random.Generator, confidence: float = 0.95
+    values: npt.ArrayLike,
+    num_bootstrap: int,
+    rng: np.random.Generator,
+    confidence: float = 0.95,
+    bounds: tuple[float, float] = (0.0, 1.0),
 ) -> tuple[float, float]:
-    """Percentile interval of the mean, resampling prompts (the samples of one prompt are not
-    independent)."""
-    observed = np.asarray(values, dtype=np.float64)
-    means = [
-        observed[rng.integers(0, len(observed), len(observed))].mean() for _ in range(num_bootstrap)
-    ]
+    """Percentile interval of the mean of `values` within `bounds`, a value a prompt [P]: prompts
+    are resampled, because the samples of one prompt are not independent. Where all values are
+    equal, that of `equal_interval`.
+
+    Of values by seed and prompt [S, P], seeds are resampled, then prompts. All seeds share the
+    prompts, and so every drawn seed gets the same drawn prompts (the pigeonhole bootstrap, Owen,
+    Annals of Applied Statistics 1, 2007): other prompts for each would count P prompts as S P.
+    Means of S resampled seeds vary (S - 1) / S as much as they should, so deviations from the mean
+    over the seeds are scaled up by that (Rao and Wu, JASA 83, 1988)."""
+    values_SP = np.atleast_2d(np.asarray(values, dtype=np.float64))
+    num_seeds, num_prompts = values_SP.shape
+    if len(np.unique(values_SP.round(12))) == 1:  # equal but for rounding
+        return equal_interval(float(values_SP[0, 0]), num_prompts, bounds, confidence)
+    middle_P = values_SP.mean(axis=0)
+    scale = np.sqrt(num_seeds / max(num_seeds - 1, 1))
+    scaled_SP = middle_P + scale * (values_SP - middle_P)
+    means = []
+    for _ in range(num_bootstrap):
+        seeds = rng.integers(0, num_seeds, num_seeds)
+        prompts = rng.integers(0, num_prompts, num_prompts)
+        means.append(scaled_SP[seeds].mean(axis=0)[prompts].mean())
     low, high = np.quantile(means, [0.5 - confidence / 2, 0.5 + confidence / 2])
     return float(low), float(high)
+
+
+def equal_interval(
+    value: float, num: int, bounds: tuple[float, float], confidence: float = 0.95
+) -> tuple[float, float]:
+    """Interval of a mean of which `num` equal values were seen: a bootstrap would say that it is
+    exact. The share of other values may be up to Wilson's upper end for 0 of `num`, and these may
+    lie anywhere within `bounds`. At a bound of shares this is Wilson's interval itself."""
+    others = float(wilson_interval(0, num, confidence)[1])
+    return value - others * (value - bounds[0]), value + others * (bounds[1] - value)
 
 
 def fit_beta(correct: npt.ArrayLike, trials: npt.ArrayLike) -> tuple[float, float]:

@@ -15,6 +15,7 @@ import polars as pl
 
 from tasks.common.artifacts import OUTCOMES, PROMPTS, ROLLOUTS, Layout
 from tasks.common.files import ArtifactError, digest_file, write_json
+from tasks.common.scores import score_prompts
 from tasks.common.stage import Stage
 from tasks.common.statistics import bootstrap_interval, pass_at_k
 from tasks.grading.grader import Verify
@@ -117,22 +118,6 @@ def measure(rollouts: pl.DataFrame, prompts: pl.DataFrame, settings: Evaluate) -
         "outcomes": {outcome: int((sampled["outcome"] == outcome).sum()) for outcome in OUTCOMES},
         "levels": by_level(graded),
     }
-
-
-def score_prompts(rollouts: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per prompt: successes and trials of its samples (without errors), and the
-    greedy success."""
-    valid = pl.col("outcome") != "error"
-    greedy = pl.col("greedy")
-    return rollouts.group_by("prompt_id", maintain_order=True).agg(
-        (valid & ~greedy & (pl.col("outcome") == "correct")).sum().cast(pl.Int64).alias("correct"),
-        (valid & ~greedy).sum().cast(pl.Int64).alias("trials"),
-        (pl.col("outcome") == "correct")
-        .cast(pl.Float64)
-        .filter(greedy & valid)
-        .first()
-        .alias("greedy"),
-    )
 
 
 def pass_at(graded: pl.DataFrame, settings: Evaluate) -> Mapping[str, float | None]:

@@ -33,7 +33,8 @@ NUM_COLOURS = 8  # of `page.html`
 @dataclass(frozen=True)
 class Line:
     """A curve with its band. `lead` adds a dotted line up to the first point, for what was spent
-    before it; a `strength` below 1 gives a paler colour."""
+    before it; a `strength` below 1 gives a paler colour; the points may be dots, joined, or
+    both."""
 
     name: str
     colour: int
@@ -43,6 +44,8 @@ class Line:
     high: Sequence[float] = field(default_factory=list)
     lead: bool = False
     strength: float = 1.0
+    dots: bool = True
+    joined: bool = True
 
 
 @dataclass(frozen=True)
@@ -202,10 +205,12 @@ def curve(line: Line, x: Scale, y: Scale, percent: bool) -> list[str]:
             f'<line {where} class="lead" style="stroke:{hue}">'
             f"<title>{escape(line.name)}: profiling</title></line>"
         )
-    path = " ".join(f"{a},{b}" for a, b in points)
-    parts.append(
-        f'<polyline points="{path}" class="curve" stroke-dasharray="{dash}" style="stroke:{hue}"/>'
-    )
+    if line.joined:
+        path = " ".join(f"{a},{b}" for a, b in points)
+        style = f'class="curve" stroke-dasharray="{dash}" style="stroke:{hue}"'
+        parts.append(f'<polyline points="{path}" {style}/>')
+    if not line.dots:
+        return parts
     for (a, b), across, up in zip(points, line.xs, line.ys, strict=True):
         number = f"{up:.1%}" if percent else f"{up:.3g}"
         words = f"{line.name}: {number} at {across:.3g}"

@@ -10,7 +10,6 @@ success nor a failure of the policy, so the group counts as smaller. Prompts who
 errors are left out, because there is nothing to compare with. A group that a recipe replays counts
 again where it is replayed."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,13 +21,6 @@ from tasks.common.statistics import Floats, fit_beta, mixed_probability, wilson_
 Drift = dict[str, Any]
 MAX_VALUES = 12  # different pass rates up to which each has a bin of its own
 NUM_BINS = 9  # otherwise
-
-
-@dataclass(frozen=True)
-class ReportSettings:
-    """The section `report`."""
-
-    stale_above: float
 
 
 def drift_of(groups: pl.DataFrame, stale_above: float) -> Drift:

@@ -3,7 +3,7 @@ the experiment.
 
 Nothing is computed here. A missing or damaged file is an error that names recipe, seed and file."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +11,24 @@ from typing import Any
 
 import polars as pl
 
-from tasks.common.artifacts import CURVE, DECISIONS, PLAN, PROFILE, STEPS, TRAIN_ROLLOUTS, Layout
+from tasks.common.artifacts import (
+    CURVE,
+    DECISIONS,
+    PLAN,
+    PROFILE,
+    ROLLOUTS,
+    STEPS,
+    TRAIN_ROLLOUTS,
+    Layout,
+    Table,
+)
 from tasks.common.files import ArtifactError, read_json
 from tasks.common.params import Experiment
 
 Json = Mapping[str, Any]
+# the columns that are read of the rollouts on test, and of those in training
+ANSWERS = ("prompt_id", "greedy", "outcome")
+TRAINED = ("step", "group", "prompt_id", "outcome")
 
 
 @dataclass(frozen=True)
@@ -34,7 +47,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class Trained:
-    """The training of a recipe with one seed, and the metrics of its policy on the test prompts."""
+    """The training of a recipe with one seed, and the metrics and outcomes (`answers`) of its
+    policy on the test prompts."""
 
     recipe: str
     seed: int
@@ -44,6 +58,7 @@ class Trained:
     flops: Json
     cost: Json
     metrics: Json
+    answers: pl.DataFrame
 
     @property
     def name(self) -> str:
@@ -59,6 +74,7 @@ class Evidence:
     profile_flops: Json
     profile_cost: Json
     baseline: Json
+    baseline_answers: pl.DataFrame
     plans: list[Plan]
     trained: list[Trained]
 
@@ -81,6 +97,7 @@ def read_evidence(layout: Layout, experiment: Experiment) -> Evidence:
         read_json(layout.profile / "flops.json"),
         read_json(layout.profile / "cost.json"),
         read_json(layout.baseline / "metrics.json"),
+        read_columns(ROLLOUTS, layout.baseline / "rollouts.parquet", ANSWERS),
         [read_plan(layout.recipe(recipe), recipe) for recipe in experiment.recipes],
         [
             read_trained(layout, recipe, seed)
@@ -110,24 +127,25 @@ def read_trained(layout: Layout, recipe: str, seed: int) -> Trained:
             recipe,
             seed,
             STEPS.read(train / "steps.parquet"),
-            read_outcomes(train / "rollouts.parquet"),
+            read_columns(TRAIN_ROLLOUTS, train / "rollouts.parquet", TRAINED),
             CURVE.read(train / "curve.parquet"),
             read_json(train / "flops.json"),
             read_json(train / "cost.json"),
             read_json(evaluation / "metrics.json"),
+            read_columns(ROLLOUTS, evaluation / "rollouts.parquet", ANSWERS),
         )
 
 
-def read_outcomes(path: Path) -> pl.DataFrame:
-    """Read the outcome of each rollout of a training. All columns are checked but only a few are
-    read: the tokens and log-probabilities of a long run are gigabytes that no figure needs."""
+def read_columns(table: Table, path: Path, columns: Sequence[str]) -> pl.DataFrame:
+    """Read the outcome of each rollout. All columns are checked but only a few are read: the tokens
+    and texts of a long run are gigabytes that no figure needs."""
     if not path.exists():
         raise ArtifactError(
-            f"{path} does not exist: run the stage that writes the {TRAIN_ROLLOUTS.name} table"
+            f"{path} does not exist: run the stage that writes the {table.name} table"
         )
     try:
-        TRAIN_ROLLOUTS.check(pl.read_parquet(path, n_rows=0), str(path))
-        return pl.read_parquet(path, columns=["step", "group", "prompt_id", "outcome"])
+        table.check(pl.read_parquet(path, n_rows=0), str(path))
+        return pl.read_parquet(path, columns=list(columns))
     except (pl.exceptions.PolarsError, OSError) as error:
         raise ArtifactError(
             f"{path} cannot be read as Parquet: {error}. Run the stage that writes it again"

@@ -21,7 +21,7 @@ from tasks.report.charts import (
 )
 from tasks.report.drift import Drift
 from tasks.report.evidence import Evidence, Plan
-from tasks.report.leaderboard import Row
+from tasks.report.leaderboard import Fits, Row
 
 # the parts of the bill by name, and the strength of their colour
 PART_WORDS = {
@@ -34,6 +34,8 @@ PART_WORDS = {
 PART_SHARE = {"profile": 1.0, "generate": 0.72, "score": 0.55, "update": 0.38, "lost": 0.15}
 NUM_BINS = 12  # of steps
 MAX_PASSES = 5  # in a calibration figure
+MAX_BANDS = 4  # in a figure of accuracy
+DOT_SHARE = 0.55  # of the line's colour, of single validations
 
 
 def colours(evidence: Evidence) -> dict[str, int]:
@@ -57,20 +59,24 @@ def keys(entries: Sequence[tuple[str, str]]) -> str:
     return f'<p class="legend">{"".join(shown)}</p>'
 
 
-def accuracy_over(evidence: Evidence, curves: pl.DataFrame, account: str) -> str:
-    """Return validation accuracy over charged or executed FLOPs, a line per recipe and seed."""
+def accuracy_over(evidence: Evidence, curves: pl.DataFrame, fits: Fits, account: str) -> str:
+    """Return validation accuracy over the FLOPs of an account: a fitted line per recipe, with its
+    band where there are few, and a dot per validation of each seed."""
     column = f"flops_{account}"
     size, name = unit(float(curves[column].max() or 0.0))  # type: ignore[arg-type]
-    few = curves["run"].n_unique() <= 4
     lines = []
+    for recipe, index in colours(evidence).items():
+        fitted = fits[recipe][account]
+        xs = (fitted.curve.flops / size).tolist()
+        low, high = fitted.band() if len(fits) <= MAX_BANDS else ((), ())
+        ys = fitted.curve.accuracy.tolist()
+        lines.append(Line(recipe, index, xs, ys, list(low), list(high), lead=True, dots=False))
     for (run,), part in curves.group_by("run", maintain_order=True):
         index = colours(evidence)[part["recipe"][0]]
         xs = (part[column] / size).to_list()
         ys = part["accuracy"].to_list()
-        low = part["accuracy_low"].to_list() if few else []
-        high = part["accuracy_high"].to_list() if few else []
-        lines.append(Line(str(run), index, xs, ys, low, high, lead=True))
-    words = f"validation accuracy over {account} compute, a line per recipe and seed"
+        lines.append(Line(str(run), index, xs, ys, strength=DOT_SHARE, joined=False))
+    words = f"validation accuracy over {account} compute, a fitted line per recipe"
     return line_chart(lines, f"{account} compute, {name}", "validation accuracy", words)
 
 

@@ -1,21 +1,29 @@
 """The numbers of the report: a row per recipe and seed, a summary per recipe, and which policy is
-the champion.
+the champion. Policies are compared by the paired differences of `paired`.
 
 Profiling is added to a recipe's bill exactly if its strategy reads the profile. Validation during
 training and the evaluation on test are measurements, the same for all: their FLOPs are shown
 outside every total. Work lost to kills was executed, but the method does not need it, so it is not
 charged."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import polars as pl
 
 from tasks.common.ledger import ACCOUNTS
+from tasks.report.curves import Fitted, fit_curve
 from tasks.report.evidence import Evidence, Trained
+from tasks.report.paired import INITIAL, Difference, Paired, difference
 
 Row = dict[str, Any]
+Fits = Mapping[str, Mapping[str, Fitted]]  # by recipe, then account
+BASELINE = "grpo"  # the recipe that others are compared with, if it is in the experiment
+# the accounts that recipes are compared by; the other one reproduces the figures of a paper
+COMPARED = ("charged", "charged_mixed", "executed")
+# the account that says which of two equal policies was cheaper: nobody pays for dead groups in it
+CHEAPER = "flops_charged_mixed"
 # the parts of the bill in every account
 PARTS = ("profile", "generate", "score", "update")
 # the values of a row that are summarised over the seeds
@@ -24,6 +32,7 @@ SUMMARISED = {
     "greedy": lambda row: row["greedy"],
     "validation": lambda row: row["validation"],
     "flops_charged": lambda row: row["flops_charged"]["total"],
+    "flops_charged_mixed": lambda row: row["flops_charged_mixed"]["total"],
     "flops_charged_paper": lambda row: row["flops_charged_paper"]["total"],
     "flops_executed": lambda row: row["flops_executed"]["total"],
     "rollouts": lambda row: row["rollouts"],
@@ -32,15 +41,15 @@ SUMMARISED = {
 }
 
 
-def leaderboard(evidence: Evidence) -> list[Row]:
+def leaderboard(evidence: Evidence, paired: Paired) -> list[Row]:
     """Return one row per recipe and seed, the best test pass@1 first, of equal ones the cheaper."""
-    rows = [row_of(evidence, run) for run in evidence.trained]
+    rows = [row_of(evidence, run, paired) for run in evidence.trained]
     return sorted(
-        rows, key=lambda r: (-r["pass_at_1"], r["flops_charged"]["total"], r["recipe"], r["seed"])
+        rows, key=lambda r: (-r["pass_at_1"], r[CHEAPER]["total"], r["recipe"], r["seed"])
     )
 
 
-def row_of(evidence: Evidence, run: Trained) -> Row:
+def row_of(evidence: Evidence, run: Trained, paired: Paired) -> Row:
     """Return what one training reached and everything it cost."""
     reads = evidence.plan(run.recipe).reads_profile
     bills = {f"flops_{account}": bill(evidence, run, account) for account in ACCOUNTS}
@@ -54,6 +63,7 @@ def row_of(evidence: Evidence, run: Trained) -> Row:
             key: run.metrics[key]
             for key in ("pass_at_1", "pass_at_1_low", "pass_at_1_high", "greedy", "pass_at")
         },
+        "over_initial": compare(paired, [run.name], [INITIAL]),
         "validation": run.curve["accuracy"][-1],
         "steps": len(run.steps),
         "rollouts": round(run.flops["rollouts"]["generate"]),
@@ -65,6 +75,12 @@ def row_of(evidence: Evidence, run: Trained) -> Row:
         "flops_validation": run.flops["executed"]["evaluate"],
         "seconds": seconds(evidence, run),
     }
+
+
+def compare(paired: Paired, mine: Sequence[str], other: Sequence[str]) -> Difference:
+    """Return a paired difference. Its draws are the same in every run of the report, so that equal
+    files give equal reports."""
+    return difference(paired, mine, other, np.random.default_rng(0))
 
 
 def bill(evidence: Evidence, run: Trained, account: str) -> dict[str, float]:
@@ -89,36 +105,61 @@ def seconds(evidence: Evidence, run: Trained) -> dict[str, float]:
     return {**parts, "total": sum(parts.values())}
 
 
-def curve_table(evidence: Evidence) -> pl.DataFrame:
-    """Return all validation curves in one table. For recipes that read the profile, FLOPs start
-    where profiling ended."""
-    curves = []
-    for run in evidence.trained:
-        offset = {
-            account: bill(evidence, run, account)["profile"] for account in ("charged", "executed")
+def fit_curves(evidence: Evidence, num_bootstrap: int) -> Fits:
+    """Return the fitted validation curve of each recipe in each account of COMPARED. Its draws are
+    the same in every run of the report."""
+    fits: dict[str, dict[str, Fitted]] = {}
+    for plan in evidence.plans:
+        points = [shifted_curve(evidence, run) for run in evidence.seeds(plan.recipe)]
+        fits[plan.recipe] = {
+            account: fit_curve(points, account, num_bootstrap, np.random.default_rng(0))
+            for account in COMPARED
         }
-        shifted = [pl.col(f"flops_{account}") + offset[account] for account in offset]
-        named = run.curve.with_columns(*shifted).select(
+    return fits
+
+
+def shifted_curve(evidence: Evidence, run: Trained) -> pl.DataFrame:
+    """Return the validation curve of a run. For recipes that read the profile, FLOPs start where
+    profiling ended."""
+    return run.curve.with_columns(
+        pl.col(f"flops_{account}") + bill(evidence, run, account)["profile"] for account in COMPARED
+    )
+
+
+def curve_table(evidence: Evidence) -> pl.DataFrame:
+    """Return all validation curves in one table."""
+    return pl.concat(
+        shifted_curve(evidence, run).select(
             pl.lit(run.recipe).alias("recipe"),
             pl.lit(run.seed).alias("seed"),
             pl.lit(run.name).alias("run"),
             pl.all(),
         )
-        curves.append(named)
-    return pl.concat(curves)
+        for run in evidence.trained
+    )
 
 
-def summarise(evidence: Evidence, rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the summary: `recipes` with mean, min and max over the seeds, `champion` and `why`,
-    and the metrics of the initial policy."""
+def summarise(
+    evidence: Evidence, rows: Sequence[Row], paired: Paired, fits: Fits
+) -> dict[str, Any]:
+    """Return the summary: `recipes` with mean, min and max over the seeds, `differences`, and the
+    compute until the accuracy that the reference ends with (`target`); `champion` and `why`; and
+    the metrics of the initial policy."""
+    reference = reference_of(evidence)
     recipes = {plan.recipe: summary_of(evidence, plan.recipe, rows) for plan in evidence.plans}
+    target = recipes[reference]["validation"]["mean"]
     champion, why = choose_champion(evidence, rows, recipes)
+    for recipe, summary in recipes.items():
+        summary["differences"] = differences_of(evidence, recipe, reference, champion, paired)
+        summary["compute_to_reference"] = {
+            account: fitted.compute_to(target) for account, fitted in fits[recipe].items()
+        }
     keys = ("pass_at_1", "pass_at_1_low", "pass_at_1_high", "greedy", "num_prompts", "num_samples")
     initial = {key: evidence.baseline[key] for key in keys}
-    reference = evidence.plans[0].recipe
     return {
         "initial": initial,
         "reference": reference,
+        "target": target,
         "recipes": recipes,
         "champion": champion,
         "why": why,
@@ -134,7 +175,36 @@ def summary_of(evidence: Evidence, recipe: str, rows: Sequence[Row]) -> Row:
         **{name: spread(mine, value) for name, value in SUMMARISED.items()},
         "pass_at_1_low": min(row["pass_at_1_low"] for row in mine),
         "pass_at_1_high": max(row["pass_at_1_high"] for row in mine),
-        "flops_to_reference": flops_to_reference(evidence, recipe),
+    }
+
+
+def reference_of(evidence: Evidence) -> str:
+    """Return the recipe that all others are compared with: BASELINE, or the first one."""
+    recipes = [plan.recipe for plan in evidence.plans]
+    return BASELINE if BASELINE in recipes else recipes[0]
+
+
+def differences_of(
+    evidence: Evidence,
+    recipe: str,
+    reference: str,
+    champion: Mapping[str, Any] | None,
+    paired: Paired,
+) -> dict[str, Difference | None]:
+    """Return the paired differences of a recipe, over all its seeds, from the reference (seed by
+    seed), from the champion and from the initial policy. None where it would be compared with
+    itself, and where there is no champion."""
+    mine = [run.name for run in evidence.seeds(recipe)]
+    others = {
+        "reference": None if recipe == reference else [r.name for r in evidence.seeds(reference)],
+        "champion": None
+        if champion is None or recipe == champion["recipe"]
+        else [f"{champion['recipe']}/{champion['seed']}"],
+        "initial": [INITIAL],
+    }
+    return {
+        name: None if other is None else compare(paired, mine, other)
+        for name, other in others.items()
     }
 
 
@@ -144,23 +214,6 @@ def spread(rows: Sequence[Row], value: Callable[[Row], float]) -> dict[str, floa
     return {"mean": float(np.mean(values)), "min": min(values), "max": max(values)}
 
 
-def flops_to_reference(evidence: Evidence, recipe: str) -> float | None:
-    """Return the charged FLOPs, profiling included, until the validation curve first reaches the
-    first recipe's last accuracy, the mean over the seeds; None if a seed never reaches it.
-
-    The first point of a noisy curve above a target is optimistic, for every recipe alike."""
-    target = np.mean(
-        [run.curve["accuracy"][-1] for run in evidence.seeds(evidence.plans[0].recipe)]
-    )
-    reached = []
-    for run in evidence.seeds(recipe):
-        there = run.curve.filter(pl.col("accuracy") >= target)
-        if there.is_empty():
-            return None
-        reached.append(there["flops_charged"][0] + bill(evidence, run, "charged")["profile"])
-    return float(np.mean(reached))
-
-
 def choose_champion(
     evidence: Evidence, rows: Sequence[Row], recipes: dict[str, Row]
 ) -> tuple[dict[str, Any] | None, str]:
@@ -168,25 +221,25 @@ def choose_champion(
 
     Validation chooses the recipe (best mean) and its seed (best). Only that one policy is then
     compared with the initial policy on test: choosing by test accuracy would bias that accuracy
-    upwards."""
+    upwards. It is kept if the interval of the paired difference is above 0."""
     recipe = min(
         recipes,
-        key=lambda r: (-recipes[r]["validation"]["mean"], recipes[r]["flops_charged"]["mean"]),
+        key=lambda r: (-recipes[r]["validation"]["mean"], recipes[r][CHEAPER]["mean"]),
     )
     row = max(
         (row for row in rows if row["recipe"] == recipe),
         key=lambda r: (r["validation"], -r["seed"]),
     )
-    initial = evidence.baseline["pass_at_1"]
-    low = row["pass_at_1_low"]
+    over = row["over_initial"]
     chosen = (
         f"{recipe}/{row['seed']} has the best validation accuracy ({row['validation']:.1%}); on "
-        "test it reaches "
+        f"test it reaches {row['pass_at_1']:.1%} pass@1, {100 * over['mean']:+.1f} points against "
+        f"the initial policy (paired over {over['num_prompts']} prompts, 95 % interval "
+        f"{100 * over['low']:+.1f} to {100 * over['high']:+.1f})"
     )
-    reached = f"{row['pass_at_1']:.1%} pass@1, and the lower end of its interval ({low:.1%})"
-    if low > initial:
+    if over["low"] > 0:
         kept = {
-            key: row[key] for key in ("recipe", "seed", "validation", "pass_at_1", "pass_at_1_low")
+            key: row[key] for key in ("recipe", "seed", "validation", "pass_at_1", "over_initial")
         }
-        return kept, f"{chosen}{reached} is above the initial policy's {initial:.1%}"
-    return None, f"{chosen}{reached} is not above the initial policy's {initial:.1%}: no champion"
+        return kept, chosen
+    return None, f"{chosen}: not shown to be above it, so no champion"

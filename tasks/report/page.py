@@ -12,12 +12,16 @@ import polars as pl
 from tasks.report import figures, tables
 from tasks.report.drift import Drift, groups_of, passes_of
 from tasks.report.evidence import Evidence
-from tasks.report.leaderboard import Row
+from tasks.report.leaderboard import COMPARED, Fits, Row
 from tasks.report.words import stale_words, verdict
 
 
 def page(
-    evidence: Evidence, rows: Sequence[Row], summary: Mapping[str, Any], curves: pl.DataFrame
+    evidence: Evidence,
+    rows: Sequence[Row],
+    summary: Mapping[str, Any],
+    curves: pl.DataFrame,
+    fits: Fits,
 ) -> str:
     """Return the whole page as HTML."""
     template = Template((Path(__file__).parent / "page.html").read_text())
@@ -29,12 +33,12 @@ def page(
         level_legend=figures.legend(evidence, ("initial policy", "background:var(--initial)")),
         histogram_legend=figures.legend(evidence, ("left out", "background:var(--left-out)")),
         leaderboard=tables.leaderboard_table(evidence, rows),
+        differences=tables.differences_table(evidence, summary),
         seeds=tables.seeds_table(evidence, summary["recipes"]),
-        accuracy_charged=figures.accuracy_over(evidence, curves, "charged"),
-        accuracy_executed=figures.accuracy_over(evidence, curves, "executed"),
+        **{f"accuracy_{a}": figures.accuracy_over(evidence, curves, fits, a) for a in COMPARED},
+        **{f"parts_{a}": figures.compute_parts(evidence, rows, a) for a in COMPARED},
+        reach=tables.reach_table(evidence, summary),
         signal=figures.signal_over_steps(evidence),
-        parts_charged=figures.compute_parts(evidence, rows, "charged"),
-        parts_executed=figures.compute_parts(evidence, rows, "executed"),
         bills=tables.bills_table(evidence, rows),
         histograms=histograms(evidence),
         decisions=tables.decisions_table(evidence),

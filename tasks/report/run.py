@@ -8,10 +8,12 @@ from typing import Any
 from tasks.common.files import replace_file, write_json
 from tasks.common.params import Experiment
 from tasks.common.stage import Stage
-from tasks.report.drift import Drift, ReportSettings, drift_of, groups_of
+from tasks.report.drift import Drift, drift_of, groups_of
 from tasks.report.evidence import Evidence, read_evidence
-from tasks.report.leaderboard import Row, curve_table, leaderboard, summarise
+from tasks.report.leaderboard import Row, curve_table, fit_curves, leaderboard, summarise
 from tasks.report.page import page
+from tasks.report.paired import pair
+from tasks.report.settings import ReportSettings
 from tasks.report.tables import text_table
 from tasks.report.words import stale_words
 
@@ -21,17 +23,20 @@ logger = logging.getLogger(__name__)
 def main(stage: Stage) -> None:
     """Read everything, write the report, print the leaderboard, and record the champion."""
     evidence = read_evidence(stage.layout, stage.section("experiment", Experiment))
+    settings = stage.section("report", ReportSettings)
     out = stage.layout.report
-    rows = leaderboard(evidence)
+    paired = pair(evidence, settings.num_bootstrap)
+    rows = leaderboard(evidence, paired)
     curves = curve_table(evidence)
-    drifts = measure(evidence, stage.section("report", ReportSettings))
-    summary = {**summarise(evidence, rows), "drift": drifts}
-    table = text_table(rows)
+    fits = fit_curves(evidence, settings.num_bootstrap)
+    drifts = measure(evidence, settings)
+    summary = {**summarise(evidence, rows, paired, fits), "drift": drifts}
+    table = text_table(rows, summary)
     write_json(out / "leaderboard.json", rows)
     write_json(out / "summary.json", summary)
     write_text(out / "leaderboard.txt", f"{table}{summary['why']}\n")
     write_text(out / "curve.csv", curves.write_csv())
-    write_text(out / "index.html", page(evidence, rows, summary, curves))
+    write_text(out / "index.html", page(evidence, rows, summary, curves, fits))
     record(stage, rows, summary)
     print(f"\n{table}{summary['why']}\n")
 

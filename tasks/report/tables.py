@@ -7,11 +7,14 @@ from typing import Any
 
 import polars as pl
 
-from tasks.report.charts import colour, flops_words
+from tasks.common.ledger import ACCOUNTS
+from tasks.report.charts import colour, flops_words, unit
 from tasks.report.drift import Drift
 from tasks.report.evidence import Evidence, Plan
 from tasks.report.figures import PART_WORDS, colours
-from tasks.report.leaderboard import Row
+from tasks.report.leaderboard import COMPARED, Row
+from tasks.report.paired import Difference
+from tasks.report.words import points_words
 
 # columns of the leaderboard
 HEADERS = (
@@ -21,16 +24,39 @@ HEADERS = (
     "95 % interval",
     "greedy",
     "rollouts",
-    "charged",
-    "executed",
+    *COMPARED,
     "seconds",
+)
+# above the differences
+DIFFERENCES = (
+    "Differences of pass@1 in points, paired by test prompt (95 % intervals resample {resampled}):"
 )
 
 
-def text_table(rows: Sequence[Row]) -> str:
-    """Return the leaderboard for a terminal, with notes on its columns below."""
-    cells = [HEADERS, *(leader_cells(row) for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(HEADERS))]
+def text_table(rows: Sequence[Row], summary: Mapping[str, Any]) -> str:
+    """Return the leaderboard for a terminal with notes on its columns, and below it the paired
+    differences."""
+    size, unit_name = flops_unit(rows)
+    headers, *differences = difference_cells(summary)
+    lines = [
+        *aligned([HEADERS, *(leader_cells(row, size) for row in rows)]),
+        "",
+        unit_words(unit_name),
+        f"initial policy: pass@1 {rows[0]['pass_at_1_initial']:.1%}, greedy "
+        f"{rows[0]['greedy_initial']:.1%}",
+        "* profiling included (charged to recipes that read the profile); validation and "
+        "evaluation are not",
+        "",
+        DIFFERENCES.format(resampled=resampled(summary)),
+        "",
+        *aligned([headers, *differences]),
+    ]
+    return "\n".join(line.rstrip() for line in lines) + "\n\n"
+
+
+def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table for a terminal: the headers, a rule, and the rows."""
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     lines = [
         "  ".join(
             pad(cell, width, column)
@@ -39,14 +65,7 @@ def text_table(rows: Sequence[Row]) -> str:
         for row in cells
     ]
     lines.insert(1, "  ".join("-" * width for width in widths))
-    lines += [
-        "",
-        f"initial policy: pass@1 {rows[0]['pass_at_1_initial']:.1%}, greedy "
-        f"{rows[0]['greedy_initial']:.1%}",
-        "* profiling included (charged to recipes that read the profile); validation and "
-        "evaluation are not",
-    ]
-    return "\n".join(line.rstrip() for line in lines) + "\n"
+    return lines
 
 
 def pad(cell: str, width: int, column: int) -> str:
@@ -54,8 +73,49 @@ def pad(cell: str, width: int, column: int) -> str:
     return cell.ljust(width) if column == 0 else cell.rjust(width)
 
 
-def leader_cells(row: Row) -> tuple[str, ...]:
-    """Return the cells of a leaderboard row, in the order of HEADERS."""
+def difference_cells(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Return the headers and a row for each recipe, the best first: by how many points its pass@1
+    is above that of the reference, of the champion (if there is one) and of the initial policy."""
+    champion = summary["champion"]
+    headers = {"reference": f"over {summary['reference']}"}
+    if champion:
+        headers["champion"] = f"over the champion {champion['recipe']}/{champion['seed']}"
+    headers["initial"] = "over the initial policy"
+    recipes = summary["recipes"]
+    ranked = sorted(recipes, key=lambda name: -recipes[name]["differences"]["initial"]["mean"])
+    body = [
+        (name, *(difference_words(recipes[name]["differences"][key]) for key in headers))
+        for name in ranked
+    ]
+    return [("recipe", *headers.values()), *body]
+
+
+def difference_words(found: Difference | None) -> str:
+    """Return a difference in points with its interval; a dash where there is none."""
+    return "–" if found is None else f"{points(found['mean'], '+')} ({points_words(found)})"
+
+
+def resampled(summary: Mapping[str, Any]) -> str:
+    """Return what the intervals of the differences resample."""
+    words = {
+        recipe["differences"]["initial"]["resampled"] for recipe in summary["recipes"].values()
+    }
+    return str(words.pop())
+
+
+def flops_unit(rows: Sequence[Row]) -> tuple[float, str]:
+    """Return the size and the name of one unit for the compute of all rows."""
+    return unit(max(row[f"flops_{account}"]["total"] for row in rows for account in COMPARED))
+
+
+def unit_words(name: str) -> str:
+    """Return what stands in the columns of compute."""
+    return f"{', '.join(COMPARED)}: compute in {name}, by the rule of each account"
+
+
+def leader_cells(row: Row, size: float) -> tuple[str, ...]:
+    """Return the cells of a leaderboard row, in the order of HEADERS; compute in units of
+    `size`."""
     star = "*" if row["reads_profile"] else ""
     return (
         row["recipe"],
@@ -64,8 +124,7 @@ def leader_cells(row: Row) -> tuple[str, ...]:
         f"{row['pass_at_1_low']:.1%} to {row['pass_at_1_high']:.1%}",
         f"{row['greedy']:.1%}",
         f"{row['rollouts']:,.0f}",
-        flops_words(row["flops_charged"]["total"]) + star,
-        flops_words(row["flops_executed"]["total"]) + star,
+        *(f"{row[f'flops_{account}']['total'] / size:.3g}{star}" for account in COMPARED),
         f"{row['seconds']['total']:,.0f}",
     )
 
@@ -92,9 +151,10 @@ def mark(evidence: Evidence, recipe: str, more: str = "") -> str:
 def leaderboard_table(evidence: Evidence, rows: Sequence[Row]) -> str:
     """Return the leaderboard with the initial policy as its last row."""
     most = sorted(rows[0]["pass_at"], key=int)[-1]
+    size, unit_name = flops_unit(rows)
     body = []
     for row in rows:
-        _, seed, *cells = leader_cells(row)
+        _, seed, *cells = leader_cells(row, size)
         name = mark(evidence, row["recipe"], f"/{seed}")
         body.append(
             [name, *cells[:3], share(row["pass_at"][most]), f"{row['validation']:.1%}", *cells[3:]]
@@ -108,10 +168,42 @@ def leaderboard_table(evidence: Evidence, rows: Sequence[Row]) -> str:
         share(base["pass_at"][most]),
     ]
     validation = f"{evidence.trained[0].curve['accuracy'][0]:.1%}"
-    body.append(['<i class="mark initial"></i>initial', *first, validation, "0", "0", "0", "0"])
-    return html_table(
-        ["recipe/seed", *HEADERS[2:5], f"pass@{most}", "validation", *HEADERS[5:]], body, raw=1
+    nothing = ["0"] * len(HEADERS[5:])
+    body.append(['<i class="mark initial"></i>initial', *first, validation, *nothing])
+    headers = ["recipe/seed", *HEADERS[2:5], f"pass@{most}", "validation", *HEADERS[5:]]
+    return f'<p class="note">{unit_words(unit_name)}.</p>' + html_table(headers, body, raw=1)
+
+
+def differences_table(evidence: Evidence, summary: Mapping[str, Any]) -> str:
+    """Return the paired differences of every recipe."""
+    headers, *body = difference_cells(summary)
+    marked = [[mark(evidence, recipe), *cells] for recipe, *cells in body]
+    words = escape(DIFFERENCES.format(resampled=resampled(summary)))
+    return f"<h3>Differences</h3><p>{words}</p>" + html_table(headers, marked, raw=1)
+
+
+def reach_table(evidence: Evidence, summary: Mapping[str, Any]) -> str:
+    """Return the compute that each recipe's fitted curve takes to the accuracy that the reference
+    ends with, in each account."""
+    body = [
+        [
+            mark(evidence, recipe),
+            *(reach_words(found["compute_to_reference"][account]) for account in COMPARED),
+        ]
+        for recipe, found in summary["recipes"].items()
+    ]
+    words = (
+        f"Compute to a validation accuracy of {summary['target']:.1%}, which "
+        f"{summary['reference']} ends with, by the fitted curves."
     )
+    return f"<p>{escape(words)}</p>" + html_table(["recipe", *COMPARED], body, raw=1)
+
+
+def reach_words(needed: Mapping[str, float | None]) -> str:
+    """Return the compute that an accuracy takes, with its interval; a dash where it was not
+    reached."""
+    words = {name: "–" if flops is None else flops_words(flops) for name, flops in needed.items()}
+    return f"{words['flops']} ({words['low']} to {words['high']})"
 
 
 def seeds_table(evidence: Evidence, recipes: dict[str, Row]) -> str:
@@ -125,8 +217,7 @@ def seeds_table(evidence: Evidence, recipes: dict[str, Row]) -> str:
             share_range(summary["pass_at_1"]),
             share_range(summary["greedy"]),
             share_range(summary["validation"]),
-            flops_words(summary["flops_charged"]["mean"]),
-            flops_words(summary["flops_executed"]["mean"]),
+            *(flops_words(summary[f"flops_{account}"]["mean"]) for account in COMPARED),
         ]
         for recipe, summary in recipes.items()
     ]
@@ -136,8 +227,7 @@ def seeds_table(evidence: Evidence, recipes: dict[str, Row]) -> str:
         "pass@1",
         "greedy",
         "validation",
-        "charged, mean",
-        "executed, mean",
+        *COMPARED,
     ]
     caption = "<h3>Over the seeds</h3><p>Mean, and in brackets the lowest and the highest seed.</p>"
     return caption + html_table(headers, body, raw=1)
@@ -151,14 +241,14 @@ def share(value: float | None) -> str:
 
 def share_range(value: dict[str, float]) -> str:
     """Return the mean of a share with its range."""
-    return f"{value['mean']:.1%} ({value['min']:.1%} to {value['max']:.1%})"
+    return f"{value['mean']:.1%} ({100 * value['min']:.1f} to {100 * value['max']:.1f})"
 
 
 def bills_table(evidence: Evidence, rows: Sequence[Row]) -> str:
-    """Return FLOPs by part in the three accounts, with validation beside them."""
+    """Return FLOPs by part in every account, with validation beside them."""
     body = []
     for row in rows:
-        for account in ("charged", "charged_paper", "executed"):
+        for account in (*COMPARED, *(name for name in ACCOUNTS if name not in COMPARED)):
             parts = row[f"flops_{account}"]
             cells = [
                 flops_words(parts[part]) if parts.get(part) else "0"
@@ -166,7 +256,7 @@ def bills_table(evidence: Evidence, rows: Sequence[Row]) -> str:
             ]
             beside = flops_words(row["flops_validation"]) if account == "executed" else ""
             name = mark(evidence, row["recipe"], f"/{row['seed']}")
-            body.append([name, account.replace("_", ", "), *cells, beside])
+            body.append([name, account, *cells, beside])
     return html_table(
         ["recipe/seed", "account", *PART_WORDS.values(), "total", "validation, outside"],
         body,

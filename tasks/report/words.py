@@ -1,17 +1,19 @@
 """The verdict in words. It states what was measured, also if the first recipe loses or no
 difference can be shown."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasks.report.charts import flops_words
+from tasks.report.charts import unit
+from tasks.report.leaderboard import COMPARED
+from tasks.report.paired import Difference, is_apart
 
 MAX_NAMED = 5  # recipes in the verdict
 
 
 def verdict(summary: Mapping[str, Any]) -> str:
-    """Return one paragraph: what each recipe reached with which compute, compared with the first
-    recipe."""
+    """Return one paragraph: what each recipe reached with which compute, compared with the
+    reference."""
     initial = summary["initial"]
     recipes = summary["recipes"]
     reference = summary["reference"]
@@ -22,7 +24,17 @@ def verdict(summary: Mapping[str, Any]) -> str:
     )
     sentences = [start, *(reached(name, recipes[name]) for name in ranked[:MAX_NAMED])]
     others = [name for name in ranked if name != reference][:MAX_NAMED]
-    sentences += [compared(name, recipes[name], reference, recipes[reference]) for name in others]
+    for name in others:
+        sentences.append(
+            compared(name, recipes[name], reference, recipes[reference])
+            + matched(recipes[name], reference, summary["target"])
+        )
+    if others:
+        resampled = recipes[others[0]]["differences"]["reference"]["resampled"]
+        sentences.append(
+            "Differences are paired over the test prompts; their 95 % intervals resample "
+            f"{resampled}."
+        )
     if len(ranked) > MAX_NAMED:
         sentences.append(f"{len(ranked) - MAX_NAMED} more recipes are in the table.")
     sentences.append(caveat(recipes))
@@ -33,9 +45,12 @@ def reached(name: str, summary: Mapping[str, Any]) -> str:
     """Return the accuracy with its interval, and the whole bill."""
     profiled = ", profiling included" if summary["reads_profile"] else ""
     seeds = "" if summary["num_seeds"] == 1 else f", mean of {summary['num_seeds']} seeds"
+    unclear = (
+        "" if is_apart(summary["differences"]["initial"]) else ", not told apart from the initial"
+    )
     return (
-        f"{name} reaches {summary['pass_at_1']['mean']:.1%} ({interval(summary)}{seeds}) "
-        f"for {flops_words(summary['flops_charged']['mean'])} charged{profiled}."
+        f"{name} reaches {summary['pass_at_1']['mean']:.1%} ({interval(summary)}{seeds}{unclear}) "
+        f"for {costs(totals(summary))}{profiled}."
     )
 
 
@@ -45,27 +60,26 @@ def interval(summary: Mapping[str, Any]) -> str:
 
 
 def compared(name: str, mine: Mapping[str, Any], reference: str, other: Mapping[str, Any]) -> str:
-    """Return `name` against the first recipe: accuracy, whether the difference is shown,
-    compute."""
-    points = 100 * (mine["pass_at_1"]["mean"] - other["pass_at_1"]["mean"])
-    if overlap(mine, other):
+    """Return `name` against the reference: the paired difference, whether it is shown, compute."""
+    found = mine["differences"]["reference"]
+    points = 100 * found["mean"]
+    if not is_apart(found):
         direction = (
             "level with" if abs(points) < 0.05 else f"{abs(points):.1f} points {side(points)}"
         )
         result = (
-            f"{name} is {direction} {reference}, but their intervals overlap: this run does not "
-            "tell them apart"
-        )
-    elif points > 0:
-        result = (
-            f"{name} beats {reference} by {points:.1f} points, and their intervals do not overlap"
+            f"{name} is {direction} {reference}, but the interval of the difference "
+            f"({points_words(found)}) holds 0: this run does not tell them apart"
         )
     else:
-        result = (
-            f"{name} loses to {reference} by {-points:.1f} points, and their intervals do not "
-            "overlap"
-        )
-    return f"{result}; {cost_words(name, mine, other)}.{matched(name, mine, reference, other)}"
+        verb = "beats" if points > 0 else "loses to"
+        result = f"{name} {verb} {reference} by {abs(points):.1f} points ({points_words(found)})"
+    return f"{result}; {cost_words(name, mine, other)}."
+
+
+def points_words(found: Difference) -> str:
+    """Return the interval of a difference in points."""
+    return f"{100 * found['low']:+.1f} to {100 * found['high']:+.1f}"
 
 
 def side(points: float) -> str:
@@ -73,42 +87,51 @@ def side(points: float) -> str:
     return "above" if points > 0 else "below"
 
 
-def overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether the intervals of pass@1 overlap (over several seeds: from the lowest to the highest
-    end)."""
-    return bool(
-        one["pass_at_1_low"] <= other["pass_at_1_high"]
-        and other["pass_at_1_low"] <= one["pass_at_1_high"]
-    )
-
-
 def cost_words(name: str, mine: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """Return how the two bills compare in both accounts."""
-    charged = ratio(mine["flops_charged"]["mean"], other["flops_charged"]["mean"])
-    executed = ratio(mine["flops_executed"]["mean"], other["flops_executed"]["mean"])
-    return f"it is charged {charged}, and executed {executed}"
+    """Return how the two bills compare in each account."""
+    ratios = {
+        account: ratio(mine[f"flops_{account}"]["mean"], other[f"flops_{account}"]["mean"])
+        for account in COMPARED
+    }
+    words = listed([f"{compared} {account}" for account, compared in ratios.items()])
+    return f"it takes {words} compute"
+
+
+def listed(words: Sequence[str]) -> str:
+    """Return `a, b and c`."""
+    return f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def costs(flops: Mapping[str, float]) -> str:
+    """Return compute by account in one unit: `4.6 TFLOPs charged and 1.75 executed`."""
+    size, name = unit(max(flops.values()))
+    words = [f"{value / size:.3g}" for value in flops.values()]
+    words[0] += f" {name}"
+    return listed([f"{number} {account}" for number, account in zip(words, flops, strict=True)])
+
+
+def totals(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Return the whole bill of a recipe in each account, the mean over its seeds."""
+    return {account: summary[f"flops_{account}"]["mean"] for account in COMPARED}
 
 
 def ratio(mine: float, other: float) -> str:
-    """Return a comparison: `2.5 times less compute`, `1.2 times more compute`, `as much
-    compute`."""
+    """Return a comparison: `2.5 times less`, `1.2 times more`, `as much`."""
     if not mine or not other or 0.98 < mine / other < 1.02:
-        return "as much compute"
+        return "as much"
     if mine < other:
-        return f"{other / mine:.1f} times less compute"
-    return f"{mine / other:.1f} times more compute"
+        return f"{other / mine:.1f} times less"
+    return f"{mine / other:.1f} times more"
 
 
-def matched(name: str, mine: Mapping[str, Any], reference: str, other: Mapping[str, Any]) -> str:
-    """Return when `name` reached the final accuracy of the first recipe, on validation."""
-    needed = mine["flops_to_reference"]
-    if needed is None:
-        return f" On validation it never reaches the accuracy that {reference} ends with."
-    whole = flops_words(other["flops_charged"]["mean"])
-    return (
-        f" On validation it first touches the accuracy {reference} ends with after "
-        f"{flops_words(needed)} charged ({reference}'s whole run: {whole})."
-    )
+def matched(mine: Mapping[str, Any], reference: str, target: float) -> str:
+    """Return when a recipe's fitted validation curve reached the accuracy that the reference ends
+    with."""
+    needed = {name: found["flops"] for name, found in mine["compute_to_reference"].items()}
+    accuracy = f"the {target:.1%} that {reference} ends with"
+    if None in needed.values():
+        return f" On validation its fitted curve never reaches {accuracy}."
+    return f" On validation its fitted curve reaches {accuracy} after {costs(needed)}."
 
 
 def stale_words(name: str, drift: Mapping[str, Any], *, reads_profile: bool) -> str:

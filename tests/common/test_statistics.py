@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tasks.common.statistics import (
     bootstrap_interval,
+    equal_interval,
     fit_beta,
     mixed_probability,
     pass_at_k,
@@ -75,3 +76,38 @@ def test_bootstrap_interval_covers() -> None:
         low, high = bootstrap_interval(rng.random(60), 200, rng)
         covered += low <= 0.5 <= high
     assert 175 <= covered <= 200
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_none_or_all_of_n_has_wilsons_interval(value: float) -> None:
+    """0 of 40: 0 to 3.84 / 43.84, not 0 to 0, which says that the policy can solve nothing."""
+    low, high = bootstrap_interval(np.full(40, value), 200, np.random.default_rng(0))
+    known_low, known_high = wilson_interval(40 * value, 40)
+    assert (low, high) == pytest.approx((float(known_low), float(known_high)))
+    assert high - low == pytest.approx(0.0876, abs=1e-4)
+
+
+def test_equal_values_may_hide_others() -> None:
+    """Up to 8.76 % of the prompts may differ, by half a point each way, or by one point or two."""
+    assert bootstrap_interval([0.5] * 40, 9, np.random.default_rng(0)) == pytest.approx(
+        (0.4562, 0.5438), abs=1e-4
+    )
+    assert equal_interval(0.0, 40, (-1.0, 1.0)) == pytest.approx((-0.0876, 0.0876), abs=1e-4)
+    assert equal_interval(1.0, 40, (-1.0, 1.0)) == pytest.approx((0.8247, 1.0), abs=1e-4)
+
+
+def test_two_seeds_that_disagree_widen_the_interval() -> None:
+    """One seed solves nothing and one everything: a draw is either twice, once in four each.
+
+    The two seeds' mean is 0.5 and its variance 0.5^2 / 2 * 2 / (2 - 1) = 0.5^2: drawn values are
+    0.5 - 0.5 sqrt(2), 0.5, 0.5 + 0.5 sqrt(2), whose variance is that, and not half of it."""
+    found = bootstrap_interval([[0.0] * 30, [1.0] * 30], 400, np.random.default_rng(0))
+    assert found == pytest.approx((0.5 - 0.5**0.5, 0.5 + 0.5**0.5))
+
+
+def test_seeds_do_not_multiply_the_prompts() -> None:
+    """Three equal seeds say of the prompts what one says."""
+    values = np.random.default_rng(1).random(80)
+    one = bootstrap_interval(values, 2000, np.random.default_rng(0))
+    three = bootstrap_interval(np.tile(values, (3, 1)), 2000, np.random.default_rng(0))
+    assert three == pytest.approx(one, abs=0.005)

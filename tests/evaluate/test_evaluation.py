@@ -1,5 +1,7 @@
 """Metrics of graded rollouts: what stands for which source and level."""
 
+from typing import Any
+
 import polars as pl
 import pytest
 
@@ -9,9 +11,9 @@ from tasks.evaluate.evaluation import Evaluate, measure
 SETTINGS = Evaluate(num_samples=2, pass_at=[1, 2], num_bootstrap=10)
 
 
-def measured(*prompts: tuple[str, str, str]) -> dict[str, tuple[int, float, float]]:
-    """Number of prompts, pass@1 and greedy accuracy of each part, of prompts with (source, level,
-    outcomes): C correct, W wrong, E error; two samples and the greedy one."""
+def measured(*prompts: tuple[str, str, str]) -> dict[str, Any]:
+    """The metrics of prompts with (source, level, outcomes): C correct, W wrong, E error; two
+    samples and the greedy one."""
     words = {"C": "correct", "W": "wrong", "E": "error"}
     rows, rollouts = [], []
     for number, (source, level, outcomes) in enumerate(prompts):
@@ -26,7 +28,12 @@ def measured(*prompts: tuple[str, str, str]) -> dict[str, tuple[int, float, floa
             }
             known = {"prompt_id": f"p{number}", "outcome": words[outcome]}
             rollouts.append({**ROLLOUTS.example, **known, **changes})
-    levels = measure(ROLLOUTS.frame(rollouts), PROMPTS.frame(rows), SETTINGS)["levels"]
+    return measure(ROLLOUTS.frame(rollouts), PROMPTS.frame(rows), SETTINGS)
+
+
+def levels_of(*prompts: tuple[str, str, str]) -> dict[str, tuple[int, float, float]]:
+    """Number of prompts, pass@1 and greedy accuracy of each part."""
+    levels = measured(*prompts)["levels"]
     return {
         name: (part["num_prompts"], part["pass_at_1"], part["greedy"])
         for name, part in levels.items()
@@ -34,12 +41,12 @@ def measured(*prompts: tuple[str, str, str]) -> dict[str, tuple[int, float, floa
 
 
 def test_levels_of_one_source() -> None:
-    found = measured(("math", "1", "CCC"), ("math", "1", "CWW"), ("math", "2", "WEC"))
+    found = levels_of(("math", "1", "CCC"), ("math", "1", "CWW"), ("math", "2", "WEC"))
     assert found == {"1": (2, pytest.approx(0.75), pytest.approx(0.5)), "2": (1, 0.0, 1.0)}
 
 
 def test_levels_of_several_sources_are_kept_apart() -> None:
-    found = measured(
+    found = levels_of(
         ("math", "1", "CCC"), ("gsm8k", "1", "CWW"), ("math", "2", "WWC"), ("svamp", "", "CCW")
     )
     assert found == {
@@ -51,3 +58,11 @@ def test_levels_of_several_sources_are_kept_apart() -> None:
         "svamp": (1, 1.0, 0.0),
     }
     assert pl.Series(list(found)).is_sorted()
+
+
+def test_a_policy_that_solves_nothing_has_an_interval() -> None:
+    """0 of 10 prompts: up to 3.84 / 13.84, for the samples and for the greedy ones."""
+    metrics = measured(*[("math", "1", "WWW")] * 10)
+    for name in ("pass_at_1", "greedy"):
+        interval = (metrics[f"{name}_low"], metrics[f"{name}_high"])
+        assert (metrics[name], interval) == (0.0, (0.0, pytest.approx(0.2775, abs=1e-4)))

@@ -13,6 +13,7 @@ from tasks.common.artifacts import (
     OUTCOMES,
     PLAN,
     PROFILE,
+    ROLLOUTS,
     STEPS,
     TRAIN_ROLLOUTS,
     Layout,
@@ -21,6 +22,7 @@ from tasks.common.files import write_json
 from tasks.common.ledger import Ledger
 
 NUM_PROMPTS = 40
+NUM_TEST = 256  # prompts, 8 samples each
 
 
 def ledger(**phases: dict[str, float]) -> dict[str, Any]:
@@ -51,6 +53,30 @@ def metrics(pass_at_1: float, half: float = 0.04) -> dict[str, Any]:
     }
 
 
+def solved(pass_at_1: float, seed: int) -> list[int]:
+    """How many of 8 samples of each test prompt are right: together the share `pass_at_1`, the
+    prompts as chance has it."""
+    slots = np.random.default_rng(seed).permutation(NUM_TEST * 8)
+    return list((slots < round(pass_at_1 * NUM_TEST * 8)).reshape(NUM_TEST, 8).sum(axis=1))
+
+
+def write_answers(folder: Path, correct: list[int]) -> None:
+    """The rollouts on test: `correct` of the 8 samples of each prompt are right; the greedy ones
+    are all wrong."""
+    rows = [
+        {
+            **ROLLOUTS.example,
+            "prompt_id": f"t{prompt}",
+            "sample_index": sample % 8,
+            "greedy": sample == 8,
+            "outcome": "correct" if sample < right else "wrong",
+        }
+        for prompt, right in enumerate(correct)
+        for sample in range(9)
+    ]
+    ROLLOUTS.write(folder / "rollouts.parquet", ROLLOUTS.frame(rows))
+
+
 def write_shared(layout: Layout) -> None:
     """Policy card, profile and baseline: solved 0 to 8 of 8, evenly; profiling costs 100 charged,
     80 executed."""
@@ -61,7 +87,7 @@ def write_shared(layout: Layout) -> None:
         "source": "tiny",
     }
     write_json(layout.policy_card, card)
-    solved = [index % 9 for index in range(NUM_PROMPTS)]
+    counts = [index % 9 for index in range(NUM_PROMPTS)]
     rows = [
         {
             **PROFILE.example,
@@ -71,12 +97,13 @@ def write_shared(layout: Layout) -> None:
             "wrong": 8 - right,
             "pass_rate": right / 8,
         }
-        for index, right in enumerate(solved)
+        for index, right in enumerate(counts)
     ]
     PROFILE.write(layout.profile / "profile.parquet", PROFILE.frame(rows))
     amounts = {
         "executed": 80e9,
         "charged": 100e9,
+        "charged_mixed": 90e9,
         "charged_paper": 100e9,
         "tokens": 5000,
         "rollouts": 320,
@@ -84,6 +111,7 @@ def write_shared(layout: Layout) -> None:
     write_json(layout.profile / "flops.json", ledger(profile=amounts))
     write_json(layout.profile / "cost.json", {"seconds": {"profile": 6.0}})
     write_json(layout.baseline / "metrics.json", metrics(0.40))
+    write_answers(layout.baseline, solved(0.40, 99))
 
 
 def write_plan(layout: Layout, recipe: str, reads_profile: bool) -> None:
@@ -142,18 +170,25 @@ def write_plan(layout: Layout, recipe: str, reads_profile: bool) -> None:
 def write_training(
     layout: Layout, recipe: str, seed: int, *, scale: float, validation: float, test: float
 ) -> None:
-    """Training costs `scale` times 300 + 600 charged and 200 + 400 executed, loses 30, validates
-    for 50 (all e9)."""
+    """Training costs `scale` times 300 + 600 charged, 300 + 450 for mixed groups, and 200 + 400
+    executed; it loses 30 and validates for 50 (all e9)."""
     folder = layout.train(recipe, seed)
     phases = {
         "generate": {
             "executed": 200e9,
             "charged": 300e9,
+            "charged_mixed": 300e9,
             "charged_paper": 300e9,
             "tokens": 9000,
             "rollouts": 320,
         },
-        "update": {"executed": 400e9, "charged": 600e9, "charged_paper": 900e9, "tokens": 9000},
+        "update": {
+            "executed": 400e9,
+            "charged": 600e9,
+            "charged_mixed": 450e9,
+            "charged_paper": 900e9,
+            "tokens": 9000,
+        },
     }
     scaled = {
         name: {key: value * scale for key, value in amounts.items()}
@@ -169,12 +204,14 @@ def write_training(
     }
     write_json(folder / "cost.json", {"seconds": spent, "lost": lost})
     write_json(layout.evaluation(recipe, seed) / "metrics.json", metrics(test))
+    write_answers(layout.evaluation(recipe, seed), solved(test, 10 * ord(recipe[0]) + seed))
     rng = np.random.default_rng(seed)
     shares = np.linspace(0.4, validation, 8) + np.append(0, np.append(rng.normal(0, 0.01, 6), 0))
     points = [
         {
             "step": step * 5,
             "flops_charged": 900e9 * scale * step / 7,
+            "flops_charged_mixed": 750e9 * scale * step / 7,
             "flops_executed": 600e9 * scale * step / 7,
             "rollouts": step * 40,
             "accuracy": share,
@@ -217,7 +254,7 @@ def write_params(folder: Path, recipes: list[str], seeds: list[int]) -> Path:
     path = folder / "params.yaml"
     path.write_text(
         f"experiment: {{recipes: {recipes}, seeds: {seeds}}}\n"
-        "report: {stale_above: 0.15}\n"
+        "report: {stale_above: 0.15, num_bootstrap: 200}\n"
         "tracking: {uri: null, experiment: winnow, log_weights: false}\n"
     )
     return path

@@ -2,6 +2,7 @@
 self-contained page."""
 
 import json
+import re
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -17,11 +18,12 @@ from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError
 from tasks.common.params import Experiment
 from tasks.report.charts import Line, flops_words, line_chart, ticks, unit
-from tasks.report.drift import ReportSettings
 from tasks.report.evidence import Evidence, read_evidence
-from tasks.report.leaderboard import curve_table, leaderboard, summarise
+from tasks.report.leaderboard import Row, curve_table, fit_curves, leaderboard, summarise
 from tasks.report.page import page
+from tasks.report.paired import pair
 from tasks.report.run import measure
+from tasks.report.settings import ReportSettings
 from tasks.report.tables import text_table
 from tasks.report.words import verdict
 from tests.report.conftest import write_params, write_plan, write_training
@@ -39,21 +41,24 @@ def row(rows: list[dict[str, Any]], recipe: str, seed: int) -> dict[str, Any]:
     return next(row for row in rows if (row["recipe"], row["seed"]) == (recipe, seed))
 
 
-def summary_of_files(layout: Layout) -> dict[str, Any]:
-    evidence = read_evidence(layout, BOTH)
-    return summarise(evidence, leaderboard(evidence))
+def rows_of(evidence: Evidence) -> list[Row]:
+    return leaderboard(evidence, pair(evidence, 200))
+
+
+def summary_of(evidence: Evidence) -> dict[str, Any]:
+    paired, fits = pair(evidence, 200), fit_curves(evidence, 200)
+    return summarise(evidence, rows_of(evidence), paired, fits)
 
 
 def page_of(evidence: Evidence) -> str:
-    rows = leaderboard(evidence)
-    drifts = measure(evidence, ReportSettings(stale_above=0.15))
-    return page(
-        evidence, rows, {**summarise(evidence, rows), "drift": drifts}, curve_table(evidence)
-    )
+    drifts = measure(evidence, ReportSettings(stale_above=0.15, num_bootstrap=200))
+    summary = {**summary_of(evidence), "drift": drifts}
+    fits = fit_curves(evidence, 200)
+    return page(evidence, rows_of(evidence), summary, curve_table(evidence), fits)
 
 
 def test_profiling_is_charged_only_where_it_is_read(evidence: Evidence) -> None:
-    rows = leaderboard(evidence)
+    rows = rows_of(evidence)
     without = {"profile": 0.0, "generate": 300e9, "score": 0.0, "update": 600e9, "total": 900e9}
     assert row(rows, "grpo", 0)["flops_charged"] == without
     assert row(rows, "sgpo", 0)["flops_charged"] == pytest.approx(
@@ -66,10 +71,44 @@ def test_profiling_is_charged_only_where_it_is_read(evidence: Evidence) -> None:
     assert row(rows, "sgpo", 0)["tokens_profile"] == 5000
 
 
+def test_recipes_are_compared_in_every_account(evidence: Evidence) -> None:
+    """The page's tables, the summary and the leaderboard name the accounts alike."""
+    rows = rows_of(evidence)
+    for account, grpo, sgpo in (("charged", 900, 400), ("charged_mixed", 750, 340)):
+        assert row(rows, "grpo", 0)[f"flops_{account}"]["total"] == grpo * 1e9
+        assert row(rows, "sgpo", 0)[f"flops_{account}"]["total"] == pytest.approx(sgpo * 1e9)
+        recipes = summary_of(evidence)["recipes"]
+        assert recipes["grpo"][f"flops_{account}"]["mean"] == grpo * 1e9
+    html = page_of(evidence)
+    heads = re.findall(r"<thead><tr>(.*?)</tr>", html)
+    compared = [head for head in heads if "charged" in head and "executed" in head]
+    assert len(compared) == 3, "the leaderboard, over the seeds, and to an accuracy"
+    assert all("charged_mixed" in head for head in compared)
+    accounts = ["charged", "charged_mixed", "executed", "charged_paper"]
+    assert re.findall(r"</td><td>((?:charged|executed)\w*)</td>", html) == accounts * 4
+    assert all(f"{account} compute, GFLOPs" in html for account in accounts[:3])
+
+
+def test_leaving_dead_groups_out_makes_no_recipe_win(layout: Layout) -> None:
+    """The same weights for a smaller bill in `charged`, and the same one in `charged_mixed`."""
+    write_plan(layout, "grpo_mixed", reads_profile=False)
+    write_training(layout, "grpo_mixed", 0, scale=1.0, validation=0.52, test=0.50)
+    path = layout.train("grpo_mixed", 0) / "flops.json"
+    flops = json.loads(path.read_text())
+    flops["charged"] = flops["charged_mixed"]
+    path.write_text(json.dumps(flops))
+    evidence = read_evidence(layout, Experiment(["grpo", "grpo_mixed"], [0]))
+    assert [row["recipe"] for row in rows_of(evidence)] == ["grpo", "grpo_mixed"]
+    summary = summary_of(evidence)
+    assert summary["champion"]["recipe"] == "grpo"
+    words = verdict(summary)
+    assert "it takes 1.2 times less charged, as much charged_mixed and as much executed" in words
+
+
 def test_lost_work_is_executed_but_not_charged_and_validation_is_in_no_total(
     evidence: Evidence,
 ) -> None:
-    grpo = row(leaderboard(evidence), "grpo", 0)
+    grpo = row(rows_of(evidence), "grpo", 0)
     assert grpo["flops_executed"] == {
         "profile": 0.0,
         "generate": 200e9,
@@ -80,13 +119,13 @@ def test_lost_work_is_executed_but_not_charged_and_validation_is_in_no_total(
     }
     assert "lost" not in grpo["flops_charged"]
     assert grpo["flops_validation"] == 50e9
-    assert row(leaderboard(evidence), "sgpo", 1)["flops_executed"]["total"] == pytest.approx(
+    assert row(rows_of(evidence), "sgpo", 1)["flops_executed"]["total"] == pytest.approx(
         (80 + 200 + 30) * 1e9
     )
 
 
 def test_seconds_and_counts(evidence: Evidence) -> None:
-    rows = leaderboard(evidence)
+    rows = rows_of(evidence)
     assert row(rows, "grpo", 1)["seconds"] == {
         "profile": 0.0,
         "train": 60.0,
@@ -103,7 +142,7 @@ def test_seconds_and_counts(evidence: Evidence) -> None:
 
 
 def test_the_leaderboard_is_sorted_by_test_accuracy(evidence: Evidence) -> None:
-    rows = leaderboard(evidence)
+    rows = rows_of(evidence)
     assert [(r["recipe"], r["seed"]) for r in rows] == [
         ("sgpo", 1),
         ("grpo", 1),
@@ -115,7 +154,7 @@ def test_the_leaderboard_is_sorted_by_test_accuracy(evidence: Evidence) -> None:
 
 
 def test_the_summary_spreads_over_the_seeds(evidence: Evidence) -> None:
-    summary = summarise(evidence, leaderboard(evidence))
+    summary = summary_of(evidence)
     grpo = summary["recipes"]["grpo"]
     assert grpo["pass_at_1"] == pytest.approx({"mean": 0.52, "min": 0.50, "max": 0.54})
     assert (grpo["pass_at_1_low"], grpo["pass_at_1_high"]) == pytest.approx((0.46, 0.58))
@@ -123,36 +162,43 @@ def test_the_summary_spreads_over_the_seeds(evidence: Evidence) -> None:
     assert summary["recipes"]["sgpo"]["flops_charged"]["mean"] == pytest.approx(400e9)
 
 
-def test_flops_to_reference_counts_profiling(evidence: Evidence) -> None:
-    """grpo ends at 0.53 on average; a curve that touches it at its last point has paid
-    everything."""
-    recipes = summarise(evidence, leaderboard(evidence))["recipes"]
-    first = [
-        run.curve.filter(pl.col("accuracy") >= 0.53)["flops_charged"][0]
-        for run in evidence.seeds("sgpo")
-    ]
-    assert recipes["sgpo"]["flops_to_reference"] == pytest.approx(sum(first) / 2 + 100e9)
-    assert recipes["grpo"]["flops_to_reference"] is None  # one of its seeds ends below its own mean
+def test_compute_to_the_reference_counts_profiling(evidence: Evidence) -> None:
+    """grpo ends at 0.53 on average. A third of its cost takes sgpo as far, and profiling is added
+    in every account."""
+    summary = summary_of(evidence)
+    assert summary["target"] == pytest.approx(0.53)
+    found = summary["recipes"]["sgpo"]["compute_to_reference"]
+    assert list(found) == ["charged", "charged_mixed", "executed"]
+    # the fitted curve rises from 0.40 to 0.56
+    share = pytest.approx(0.13 / 0.16, abs=0.1)
+    assert (found["charged"]["flops"] - 100e9) / 300e9 == share
+    assert (found["charged_mixed"]["flops"] - 90e9) / 250e9 == share
+    assert (found["executed"]["flops"] - 80e9) / 200e9 == share
+    for needed in found.values():
+        assert needed["low"] < needed["flops"]
+        assert needed["high"] is None or needed["flops"] < needed["high"]
+    grpo = summary["recipes"]["grpo"]["compute_to_reference"]["charged"]
+    assert grpo["flops"] == pytest.approx(900e9), "it ends there"
+    assert grpo["high"] is None, "half of its draws end below"
 
 
 def test_the_champion_is_chosen_by_validation_and_confirmed_on_test(layout: Layout) -> None:
-    summary = summary_of_files(layout)
+    summary = summary_of(read_evidence(layout, BOTH))
     assert (summary["champion"]["recipe"], summary["champion"]["seed"]) == ("sgpo", 1)
-    write_training(layout, "sgpo", 1, scale=1 / 3, validation=0.57, test=0.43)
-    summary = summary_of_files(layout)
-    assert summary["champion"] is None, (
-        "0.43 - 0.04 is below 0.40, though grpo/1 is far above it on test"
-    )
-    assert "is not above the initial policy's 40.0%: no champion" in summary["why"]
+    write_training(layout, "sgpo", 1, scale=1 / 3, validation=0.57, test=0.42)
+    summary = summary_of(read_evidence(layout, BOTH))
+    assert summary["champion"] is None, "not clearly above 0.40, as grpo/1 is on test"
+    assert "42.0% pass@1, +2.0 points against the initial policy" in summary["why"]
+    assert summary["why"].endswith("not shown to be above it, so no champion")
 
 
 def test_curves_start_where_profiling_ended(evidence: Evidence) -> None:
     starts = curve_table(evidence).filter(pl.col("step") == 0)
-    assert starts.select("run", "flops_charged", "flops_executed").rows() == [
-        ("grpo/0", 0.0, 0.0),
-        ("grpo/1", 0.0, 0.0),
-        ("sgpo/0", 100e9, 80e9),
-        ("sgpo/1", 100e9, 80e9),
+    assert starts.select("run", "^flops_.*$").rows() == [
+        ("grpo/0", 0.0, 0.0, 0.0),
+        ("grpo/1", 0.0, 0.0, 0.0),
+        ("sgpo/0", 100e9, 90e9, 80e9),
+        ("sgpo/1", 100e9, 90e9, 80e9),
     ]
 
 
@@ -160,13 +206,16 @@ def test_curves_start_where_profiling_ended(evidence: Evidence) -> None:
     ("sgpo", "expected"),
     [
         (
-            0.53,
-            "sgpo is 3.0 points above grpo, but their intervals overlap: this run does not tell "
-            "them apart",
+            0.52,
+            r"sgpo is 2\.0 points above grpo, but the interval of the difference \(-.* to \+.*\) "
+            "holds 0: this run does not tell them apart",
         ),
-        (0.50, "sgpo is level with grpo, but their intervals overlap"),
-        (0.70, "sgpo beats grpo by 20.0 points, and their intervals do not overlap"),
-        (0.30, "sgpo loses to grpo by 20.0 points, and their intervals do not overlap"),
+        (
+            0.50,
+            r"sgpo is level with grpo, but the interval of the difference \(-.* to \+.*\) holds 0",
+        ),
+        (0.70, r"sgpo beats grpo by 20\.0 points \(\+1\d\.\d to \+2\d\.\d\)"),
+        (0.30, r"sgpo loses to grpo by 20\.0 points \(-2\d\.\d to -1\d\.\d\)"),
     ],
 )
 def test_the_verdict_says_who_is_ahead_and_whether_it_can_be_told(
@@ -174,18 +223,22 @@ def test_the_verdict_says_who_is_ahead_and_whether_it_can_be_told(
 ) -> None:
     write_training(layout, "sgpo", 0, scale=1 / 3, validation=0.55, test=sgpo)
     evidence = read_evidence(layout, Experiment(["grpo", "sgpo"], [0]))
-    words = verdict(summarise(evidence, leaderboard(evidence)))
-    assert expected in words
-    assert "it is charged 2.2 times less compute, and executed 2.0 times less compute" in words
+    words = verdict(summary_of(evidence))
+    assert re.search(expected, words), words
+    assert "their 95 % intervals resample prompts." in words
+    assert (
+        "it takes 2.2 times less charged, 2.2 times less charged_mixed and 2.0 times less executed "
+        "compute"
+    ) in words
     assert "With one seed" in words
 
 
 def test_the_verdict_does_not_hide_a_dearer_recipe(layout: Layout) -> None:
     write_training(layout, "sgpo", 0, scale=2.0, validation=0.45, test=0.5)
     evidence = read_evidence(layout, Experiment(["grpo", "sgpo"], [0]))
-    words = verdict(summarise(evidence, leaderboard(evidence)))
-    assert "charged 2.1 times more compute" in words
-    assert "On validation it never reaches the accuracy that grpo ends with" in words
+    words = verdict(summary_of(evidence))
+    assert "2.1 times more charged, 2.1 times more charged_mixed and 2.1 times more" in words
+    assert "On validation its fitted curve never reaches the 52.0% that grpo ends with" in words
 
 
 @pytest.mark.parametrize(
@@ -197,6 +250,7 @@ def test_the_verdict_does_not_hide_a_dearer_recipe(layout: Layout) -> None:
         "train/flops.json",
         "train/cost.json",
         "eval/metrics.json",
+        "eval/rollouts.parquet",
     ],
 )
 def test_a_missing_file_is_named_with_recipe_and_seed(layout: Layout, name: str) -> None:
@@ -244,7 +298,7 @@ def test_the_page_fetches_nothing_and_is_well_formed(evidence: Evidence) -> None
     assert "url(" not in html
     assert "@import" not in html
     assert html.count("http") == html.count("http://www.w3.org/2000/svg")
-    assert html.count("<svg") == 10
+    assert html.count("<svg") == 12
     assert "$" not in html
 
 
@@ -293,14 +347,16 @@ def test_the_stage_fails_with_the_name_of_the_missing_file(layout: Layout, tmp_p
 
 
 def test_the_terminal_table(evidence: Evidence) -> None:
-    lines = text_table(leaderboard(evidence)).splitlines()
+    lines = text_table(rows_of(evidence), summary_of(evidence)).splitlines()
     assert (
         " ".join(lines[0].split())
-        == "recipe seed pass@1 95 % interval greedy rollouts charged executed seconds"
+        == "recipe seed pass@1 95 % interval greedy rollouts charged charged_mixed executed seconds"
     )
     assert lines[2].split()[:3] == ["sgpo", "1", "55.0%"]
-    assert "400 GFLOPs*" in lines[2]
-    assert "900 GFLOPs " in lines[3]
+    assert lines[2].split()[-4:] == ["400*", "340*", "310*", "28"]
+    assert lines[3].split()[-4:] == ["900", "750", "630", "62"]
+    assert "charged, charged_mixed, executed: compute in GFLOPs" in lines[7]
+    assert max(map(len, lines)) <= 100
 
 
 @given(st.floats(1e6, 1e25))

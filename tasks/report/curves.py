@@ -1,0 +1,117 @@
+"""Validation accuracy as a monotone curve over compute, and the compute that an accuracy takes.
+
+A validation curve is noisy, and the first of its points above a target is often a lucky one: first
+touch comes too early, the more so the more often one looks. The curve of a recipe is therefore
+fitted to the points of all its seeds together, as the non-decreasing curve next to them. A policy
+that gets worse again is thus fitted by the mean of its later points.
+
+Intervals are a parametric bootstrap: seeds are drawn anew, then each point of a drawn seed about
+that seed's own fit, as widely as its interval says. A point's interval holds how the validation
+prompts differ, which all points share, so these intervals are wide rather than narrow. Between
+fitted points the curve is linear."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+from scipy import stats
+
+from tasks.common.statistics import Floats
+
+ROUNDING = 1e-9  # of accuracies that are equal
+CONFIDENCE = 0.95  # of the points' intervals, and of those made from them
+ENDS = (0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2)
+
+
+@dataclass(frozen=True)
+class Monotone:
+    """A curve: compute, increasing, and accuracy, non-decreasing."""
+
+    flops: Floats
+    accuracy: Floats
+
+    def at(self, flops: Floats) -> Floats:
+        """The accuracy at other points; beyond the ends that of the ends."""
+        return np.interp(flops, self.flops, self.accuracy)
+
+    def reaches(self, target: float) -> float:
+        """The compute at which the curve reaches an accuracy; infinite where it does not."""
+        place = int(np.searchsorted(self.accuracy, target - ROUNDING))
+        if place == len(self.accuracy):
+            return np.inf
+        if place == 0:
+            return float(self.flops[0])
+        ends = slice(place - 1, place + 1)
+        return float(np.interp(target, self.accuracy[ends], self.flops[ends]))
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The curve of a recipe in one account, and those of the bootstrap's draws."""
+
+    curve: Monotone
+    draws: Sequence[Monotone]
+
+    def band(self) -> tuple[Floats, Floats]:
+        """The 95 % interval of the accuracy at each point of the curve."""
+        low, high = np.quantile([draw.at(self.curve.flops) for draw in self.draws], ENDS, axis=0)
+        return low, high
+
+    def compute_to(self, target: float) -> dict[str, float | None]:
+        """The compute that an accuracy takes and its 95 % interval: `flops`, `low`, `high`; None
+        for more than was spent. The target is taken as exact."""
+        # an order statistic and no mean of two, as the next may be infinite
+        ends = np.quantile(
+            [draw.reaches(target) for draw in self.draws], ENDS, method="inverted_cdf"
+        )
+        values = dict(
+            zip(("flops", "low", "high"), (self.curve.reaches(target), *ends), strict=True)
+        )
+        return {name: float(x) if np.isfinite(x) else None for name, x in values.items()}
+
+
+def isotonic(values: npt.ArrayLike, weights: npt.ArrayLike) -> Floats:
+    """The non-decreasing values next to `values` in weighted squares, by pooling adjacent violators
+    (Ayer et al., Annals of Mathematical Statistics 26, 1955): neighbours in the wrong order become
+    one block at their mean."""
+    blocks: list[tuple[float, float, int]] = []  # mean, weight, number of values
+    pairs = zip(np.asarray(values, float), np.asarray(weights, float), strict=True)
+    for mean, weight in pairs:
+        count = 1
+        while blocks and blocks[-1][0] > mean:
+            before, heavy, more = blocks.pop()
+            mean = (before * heavy + mean * weight) / (heavy + weight)
+            weight, count = weight + heavy, count + more
+        blocks.append((mean, weight, count))
+    return np.repeat([block[0] for block in blocks], [block[2] for block in blocks])
+
+
+def monotone(flops: Floats, accuracy: Floats) -> Monotone:
+    """Fit a curve to points in any order. Points at the same compute count as one, of their mean
+    and their number as weight."""
+    places, index, counts = np.unique(flops, return_inverse=True, return_counts=True)
+    means = np.bincount(index, accuracy) / counts
+    return Monotone(places, isotonic(means, counts))
+
+
+def fit_curve(
+    points: Sequence[pl.DataFrame], account: str, num_bootstrap: int, rng: np.random.Generator
+) -> Fitted:
+    """Fit the CURVE tables of a recipe's seeds over the compute of one account."""
+    z = stats.norm.ppf(0.5 + CONFIDENCE / 2)
+    flops = [part[f"flops_{account}"].to_numpy() for part in points]
+    seen = [part["accuracy"].to_numpy() for part in points]
+    fits = [monotone(x, y).at(x) for x, y in zip(flops, seen, strict=True)]
+    spreads = [
+        (part["accuracy_high"] - part["accuracy_low"]).to_numpy() / (2 * z) for part in points
+    ]
+    draws = []
+    for _ in range(num_bootstrap):
+        seeds = rng.integers(0, len(points), len(points))
+        drawn = [np.clip(rng.normal(fits[seed], spreads[seed]), 0.0, 1.0) for seed in seeds]
+        draws.append(
+            monotone(np.concatenate([flops[seed] for seed in seeds]), np.concatenate(drawn))
+        )
+    return Fitted(monotone(np.concatenate(flops), np.concatenate(seen)), draws)

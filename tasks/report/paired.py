@@ -1,0 +1,86 @@
+"""Paired differences of pass@1 on test: how much better one policy is than another on the same
+prompts.
+
+How hard a prompt is moves the pass rates of both policies, and cancels in their difference. Two
+intervals that each hold the spread of the prompts overlap long after the difference is plain, so
+whether intervals overlap is never asked here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from tasks.common.files import ArtifactError
+from tasks.common.scores import score_prompts
+from tasks.common.statistics import bootstrap_interval
+from tasks.report.evidence import Evidence
+
+Difference = dict[str, Any]
+INITIAL = "initial"  # the initial policy among the runs, whose names are recipe/seed
+
+
+@dataclass(frozen=True)
+class Paired:
+    """The pass rate of every policy on every test prompt, and how many draws an interval takes.
+
+    `rates` has a row per prompt: its `prompt_id`, and a column per policy, null where nothing could
+    be graded."""
+
+    rates: pl.DataFrame
+    num_bootstrap: int
+
+
+def pair(evidence: Evidence, num_bootstrap: int) -> Paired:
+    """Return the pass rates of the initial policy and of all runs. Raises ArtifactError if a policy
+    answered other prompts than the initial one."""
+    table = rates_of(evidence.baseline_answers, INITIAL)
+    for run in evidence.trained:
+        rates = rates_of(run.answers, run.name)
+        if set(rates["prompt_id"]) != set(table["prompt_id"]):
+            raise ArtifactError(
+                f"{run.name} was evaluated on other test prompts than the initial policy: run "
+                "`baseline` and `evaluate` again"
+            )
+        table = table.join(rates, on="prompt_id", how="left", maintain_order="left")
+    return Paired(table, num_bootstrap)
+
+
+def rates_of(answers: pl.DataFrame, name: str) -> pl.DataFrame:
+    """Return the pass rate of each prompt in the column `name`."""
+    graded = pl.when(pl.col("trials") > 0).then(pl.col("correct") / pl.col("trials"))
+    return score_prompts(answers).select("prompt_id", graded.alias(name))
+
+
+def difference(
+    paired: Paired, mine: Sequence[str], other: Sequence[str], rng: np.random.Generator
+) -> Difference:
+    """Return mean pass@1 of the runs `mine` minus that of `other`, with its 95 % interval.
+
+    `other` holds the runs of the same seeds in the same order, or one run for all seeds. With
+    several seeds the interval is over seeds and prompts, else over prompts (`resampled` says
+    which). Raises ArtifactError if there is no prompt that all of them have graded."""
+    graded = paired.rates.drop_nulls([*mine, *other])
+    if graded.is_empty():
+        raise ArtifactError(
+            f"no test prompt was graded for all of {', '.join([*mine, *other])}: fix the verifier "
+            "or the gold answers"
+        )
+    mine_SP = graded.select(mine).to_numpy().T
+    other_SP = graded.select(other).to_numpy().T
+    differences_SP = mine_SP - other_SP
+    low, high = bootstrap_interval(differences_SP, paired.num_bootstrap, rng, bounds=(-1.0, 1.0))
+    return {
+        "mean": float(differences_SP.mean()),
+        "low": low,
+        "high": high,
+        "num_prompts": len(graded),
+        "num_seeds": len(mine),
+        "resampled": "seeds and prompts" if len(mine) > 1 else "prompts",
+    }
+
+
+def is_apart(found: Difference) -> bool:
+    """Whether the interval of a difference leaves out 0."""
+    return bool(found["low"] > 0 or found["high"] < 0)

@@ -1,0 +1,114 @@
+"""Monotone curves: pooled by hand, properties, and why first touch is not used."""
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.common.artifacts import CURVE
+from tasks.report.curves import Monotone, fit_curve, isotonic, monotone
+from tasks.report.tables import reach_words
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def points(accuracy: np.ndarray, half: float = 0.05) -> pl.DataFrame:
+    """A validation curve whose points are 1 FLOP apart."""
+    return CURVE.frame(
+        {
+            **CURVE.example,
+            "step": step,
+            "flops_charged": float(step),
+            "accuracy": value,
+            "accuracy_low": value - half,
+            "accuracy_high": value + half,
+        }
+        for step, value in enumerate(accuracy.tolist())
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "weights", "expected"),
+    [
+        ([1, 3, 2, 4], [1, 1, 1, 1], [1, 2.5, 2.5, 4]),
+        ([1, 3, 2, 4], [1, 1, 3, 1], [1, 2.25, 2.25, 4]),  # (3 + 3 * 2) / 4
+        ([4, 3, 2, 1], [1, 1, 1, 1], [2.5] * 4),
+        # 5 falls in with 3 (4 on average), then both with 0: (5 + 3 + 2 * 0) / 4; 6 with 4
+        ([5, 3, 0, 6, 4], [1, 1, 2, 1, 1], [2, 2, 2, 5, 5]),
+        ([1, 1, 2], [1, 2, 3], [1, 1, 2]),
+        ([], [], []),
+    ],
+)
+def test_adjacent_violators_are_pooled(
+    values: list[float], weights: list[float], expected: list[float]
+) -> None:
+    assert isotonic(values, weights) == pytest.approx(expected)
+
+
+@given(st.lists(st.tuples(st.floats(-1, 1), st.floats(0.1, 10)), min_size=1, max_size=30))
+def test_a_fit_is_monotone_and_keeps_the_weighted_mean(cases: list[tuple[float, float]]) -> None:
+    values, weights = np.array(cases).T
+    fitted = isotonic(values, weights)
+    assert (np.diff(fitted) >= 0).all()
+    assert weights @ fitted == pytest.approx(weights @ values)
+    assert isotonic(fitted, weights) == pytest.approx(fitted)
+    # two other monotone curves are no closer
+    for other in (np.sort(values), np.full(len(values), np.average(values, weights=weights))):
+        assert weights @ (fitted - values) ** 2 <= weights @ (other - values) ** 2 + 1e-9
+
+
+def test_points_at_the_same_compute_are_one_point_of_more_weight() -> None:
+    """Step 0 of two seeds, 0.4 and 0.6, weighs twice what the point after it does."""
+    curve = monotone(np.array([1.0, 0.0, 0.0]), np.array([0.2, 0.4, 0.6]))
+    assert curve.flops.tolist() == [0, 1]
+    assert curve.accuracy == pytest.approx([0.4, 0.4])
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [(0.3, 0.0), (0.4, 0.0), (0.45, 1.0), (0.5, 2.0), (0.55, 5.0), (0.6, 6.0), (0.61, np.inf)],
+)
+def test_the_compute_that_an_accuracy_takes(target: float, expected: float) -> None:
+    curve = Monotone(np.array([0.0, 2.0, 4.0, 6.0]), np.array([0.4, 0.5, 0.5, 0.6]))
+    assert curve.reaches(target) == pytest.approx(expected)
+
+
+def test_first_touch_of_a_noisy_curve_is_early_and_the_fit_is_not() -> None:
+    """Accuracy rises from 0.4 to 0.6 in 40 steps, so 0.55 takes 30; validation is off by 0.03. The
+    interval holds the truth in most cases."""
+    truth = np.linspace(0.4, 0.6, 41)
+    touched, fitted, held = [], [], 0
+    for seed in range(60):
+        draws = np.random.default_rng(seed)
+        seen = truth + draws.normal(0, 0.03, len(truth))
+        touched.append(np.argmax(seen >= 0.55))
+        needed = fit_curve([points(seen, 1.96 * 0.03)], "charged", 100, draws).compute_to(0.55)
+        fitted.append(needed["flops"])
+        held += (needed["low"] or 41) <= 30 <= (needed["high"] or 41)
+    assert np.mean(touched) < 27
+    assert np.mean(fitted) == pytest.approx(30, abs=1)
+    assert held >= 54
+
+
+def test_what_was_not_reached_has_no_number() -> None:
+    needed = fit_curve([points(np.linspace(0.4, 0.5, 11))], "charged", 200, rng()).compute_to(0.6)
+    assert needed["flops"] is None
+    assert reach_words({"flops": None, "low": 3e9, "high": None}) == "– (3 GFLOPs to –)"
+
+
+def test_seeds_that_disagree_widen_the_band() -> None:
+    low, high = points(np.linspace(0.4, 0.6, 11), 0.02), points(np.linspace(0.5, 0.7, 11), 0.02)
+    widths = []
+    for seeds in ([low, low], [low, high]):
+        ends = fit_curve(seeds, "charged", 300, rng()).band()
+        widths.append(float(np.mean(ends[1] - ends[0])))
+    assert widths[0] < 0.03
+    assert widths[1] == pytest.approx(0.1, abs=0.02), "a draw is either seed twice, or both"
+
+
+def test_the_same_draws_give_the_same_curve() -> None:
+    curves = [fit_curve([points(np.linspace(0.4, 0.6, 9))], "charged", 20, rng()) for _ in "ab"]
+    np.testing.assert_array_equal(curves[0].band(), curves[1].band())

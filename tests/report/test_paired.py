@@ -1,0 +1,148 @@
+"""Policies compared prompt by prompt: what two overlapping intervals hide, and seeds."""
+
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from tasks.common.artifacts import ROLLOUTS, Layout
+from tasks.common.files import ArtifactError, read_json, write_json
+from tasks.common.params import Experiment
+from tasks.common.statistics import bootstrap_interval
+from tasks.report.evidence import Evidence, read_evidence
+from tasks.report.leaderboard import fit_curves, leaderboard, summarise
+from tasks.report.paired import Paired, difference, is_apart, pair
+from tasks.report.tables import text_table
+from tasks.report.words import verdict
+from tests.report.conftest import NUM_TEST, metrics, write_answers
+
+ONE_SEED = Experiment(["grpo", "sgpo"], [0])
+# of 256 prompts half are hard and half are easy, as in a real test set: 2 or 6 of 8 samples right
+FIRST = [2, 6] * (NUM_TEST // 2)
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def changed(counts: dict[int, int]) -> list[int]:
+    """How many samples are right of a policy that solves so many prompts so much more often."""
+    more = np.repeat(list(counts), list(counts.values()))
+    return list(np.array(FIRST) + np.pad(more, (0, NUM_TEST - len(more))))
+
+
+def give(layout: Layout, recipe: str | None, correct: list[int]) -> tuple[float, float]:
+    """Let a policy solve these prompts; the interval of its own pass@1."""
+    rates = np.array(correct) / 8
+    low, high = bootstrap_interval(rates, 1000, rng())
+    folder = layout.evaluation(recipe, 0) if recipe else layout.baseline
+    interval = {"pass_at_1_low": low, "pass_at_1_high": high}
+    write_json(folder / "metrics.json", {**metrics(float(rates.mean())), **interval})
+    write_answers(folder, correct)
+    return low, high
+
+
+def summary_of(evidence: Evidence, paired: Paired) -> dict[str, Any]:
+    rows = leaderboard(evidence, paired)
+    return summarise(evidence, rows, paired, fit_curves(evidence, 10))
+
+
+def test_a_paired_difference_tells_apart_what_two_intervals_do_not(layout: Layout) -> None:
+    """121 more of 2,048 samples right: 5.9 points, 95 % [3.9, 7.9], and the intervals overlap."""
+    grpo = give(layout, "grpo", FIRST)
+    sgpo = give(layout, "sgpo", changed({2: 80, 1: 37, -1: 16, -2: 30}))
+    assert sgpo[0] < grpo[1]
+    evidence = read_evidence(layout, ONE_SEED)
+    paired = pair(evidence, 2000)
+    found = difference(paired, ["sgpo/0"], ["grpo/0"], rng())
+    values = (found["mean"], found["low"], found["high"])
+    assert values == pytest.approx((0.0591, 0.039, 0.079), abs=0.0015)
+    assert is_apart(found)
+    assert (found["num_prompts"], found["resampled"]) == (256, "prompts")
+    summary = summary_of(evidence, paired)
+    assert summary["recipes"]["sgpo"]["differences"]["reference"] == found
+    assert "sgpo beats grpo by 5.9 points (+3.9 to +7.8)" in verdict(summary)
+
+
+def test_the_champion_is_confirmed_by_the_paired_difference(layout: Layout) -> None:
+    """2.9 points above the initial policy, whose pass@1 its own interval still holds."""
+    give(layout, None, FIRST)
+    low, _ = give(layout, "sgpo", changed({1: 100, -1: 40}))
+    assert low < np.mean(FIRST) / 8
+    evidence = read_evidence(layout, ONE_SEED)
+    paired = pair(evidence, 1000)
+    summary = summary_of(evidence, paired)
+    assert (summary["champion"]["recipe"], summary["champion"]["seed"]) == ("sgpo", 0)
+    assert "+2.9 points against the initial policy (paired over 256 prompts" in summary["why"]
+
+
+def test_the_reference_is_grpo_wherever_it_stands(layout: Layout) -> None:
+    evidence = read_evidence(layout, Experiment(["sgpo", "grpo"], [0, 1]))
+    paired = pair(evidence, 100)
+    summary = summary_of(evidence, paired)
+    assert (summary["reference"], summary["champion"]["recipe"]) == ("grpo", "sgpo")
+    grpo, sgpo = (summary["recipes"][name]["differences"] for name in ("grpo", "sgpo"))
+    assert grpo["reference"] is None
+    assert sgpo["champion"] is None, "its seeds against one of them"
+    assert grpo["champion"]["mean"] == pytest.approx(0.52 - 0.55, abs=1e-3)
+    assert sgpo["reference"]["mean"] == pytest.approx(0.53 - 0.52, abs=1e-3)
+    assert sgpo["initial"]["mean"] == pytest.approx(0.53 - 0.40, abs=1e-3)
+    assert sgpo["initial"]["resampled"] == "seeds and prompts"
+    lines = text_table(leaderboard(evidence, paired), summary).splitlines()
+    assert any("95 % intervals resample seeds and prompts" in line for line in lines)
+    row = next(line for line in reversed(lines) if line.startswith("sgpo"))
+    assert row.split()[1] == "+1.0"
+
+
+def test_seeds_are_paired_and_resampled() -> None:
+    """Seed by seed the second is 0.1 better on every prompt: no seed and no prompt says otherwise,
+    though seeds differ by 0.5. Against one policy that spread counts."""
+    seeds_PS = np.tile([0.2, 0.7], (20, 1))
+    table = pl.DataFrame({"prompt_id": [f"t{index}" for index in range(20)]}).with_columns(
+        pl.Series("a/0", seeds_PS[:, 0]),
+        pl.Series("a/1", seeds_PS[:, 1]),
+        pl.Series("b/0", seeds_PS[:, 0] + 0.1),
+        pl.Series("b/1", seeds_PS[:, 1] + 0.1),
+    )
+    paired = Paired(table.with_columns(pl.lit(0.2).alias("initial")), 400)
+    by_seed = difference(paired, ["b/0", "b/1"], ["a/0", "a/1"], rng())
+    # all 20 prompts alike: up to 16.1 % may be others (`equal_interval`)
+    expected = (0.1, 0.1 - 0.1611 * 1.1, 0.1 + 0.1611 * 0.9)
+    found = (by_seed["mean"], by_seed["low"], by_seed["high"])
+    assert found == pytest.approx(expected, abs=1e-4)
+    over = difference(paired, ["b/0", "b/1"], ["initial"], rng())
+    # both draws are the worse seed once in four: 0.35 - 0.5 / sqrt(2)
+    expected = (0.35, 0.35 - 0.3536, 0.35 + 0.3536)
+    assert (over["mean"], over["low"], over["high"]) == pytest.approx(expected, abs=1e-3)
+
+
+def test_prompts_that_one_of_them_could_not_grade_are_left_out() -> None:
+    rates = {"prompt_id": ["t0", "t1", "t2"], "a/0": [1.0, None, 0.5], "b/0": [0.0, 1.0, 0.5]}
+    found = difference(Paired(pl.DataFrame(rates), 50), ["a/0"], ["b/0"], rng())
+    assert (found["mean"], found["num_prompts"]) == (0.5, 2)
+    with pytest.raises(ArtifactError, match="no test prompt was graded for all of a/0, b/0"):
+        difference(Paired(pl.DataFrame(rates)[1:2], 50), ["a/0"], ["b/0"], rng())
+
+
+def test_errors_are_not_wrong_answers(layout: Layout) -> None:
+    path = layout.evaluation("sgpo", 0) / "rollouts.parquet"
+    first = (pl.col("prompt_id") == "t0") & ~pl.col("greedy")
+    outcome = pl.when(first).then(pl.lit("error")).otherwise("outcome").alias("outcome")
+    ROLLOUTS.write(path, ROLLOUTS.read(path).with_columns(outcome))
+    rates = pair(read_evidence(layout, ONE_SEED), 10).rates
+    assert (rates["sgpo/0"].null_count(), rates["grpo/0"].null_count()) == (1, 0)
+
+
+def test_other_test_prompts_are_refused(layout: Layout) -> None:
+    write_answers(layout.evaluation("sgpo", 0), [4] * (NUM_TEST + 1))
+    evidence = read_evidence(layout, ONE_SEED)
+    with pytest.raises(ArtifactError, match="sgpo/0 was evaluated on other test prompts"):
+        pair(evidence, 10)
+
+
+def test_the_fixture_measures_what_it_says(layout: Layout) -> None:
+    paired = pair(read_evidence(layout, ONE_SEED), 10)
+    for name, path in (("initial", layout.baseline), ("sgpo/0", layout.evaluation("sgpo", 0))):
+        measured = read_json(path / "metrics.json")["pass_at_1"]
+        assert paired.rates[name].mean() == pytest.approx(measured, abs=3e-4)
