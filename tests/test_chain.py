@@ -77,11 +77,11 @@ def test_gsm8k_on_a_small_hugging_face_model(real_data: Path, tmp_path: Path) ->
     assert (len(profile), profile["num_samples"].sum()) == (200, 400)
     run(tmp_path, "evaluate")
     for recipe, start in (("grpo", run), ("sgpo", command)):
-        log = start(tmp_path, "allocate", "--recipe", recipe)
+        log = start(tmp_path, "allocate", "--recipe", recipe, "--seed", "0")
         assert (
             "OF 200 PROMPTS WERE SOLVED SOMETIMES BUT NOT ALWAYS" in log
         )  # said loudly: random weights solve nothing
-        decisions = DECISIONS.read(layout.recipe(recipe) / "decisions.parquet")
+        decisions = DECISIONS.read(layout.plan(recipe, 0) / "decisions.parquet")
         assert len(decisions) == 200
         start(tmp_path, "train", "--recipe", recipe, "--seed", "0")
         start(tmp_path, "evaluate", "--recipe", recipe, "--seed", "0")

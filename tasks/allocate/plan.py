@@ -23,7 +23,7 @@ from tasks.common.statistics import fit_beta, mixed_probability
 @dataclass(frozen=True)
 class AllocateSettings:
     """The section `allocate`, common to all recipes: the number of passes over the curriculum, and
-    the seed."""
+    a seed beside that of the run: every run draws its own subset and order."""
 
     passes: int
     seed: int

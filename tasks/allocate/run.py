@@ -22,11 +22,11 @@ logger = logging.getLogger(__name__)
 
 def main(run: stage.Stage) -> None:
     """Apply the recipe's strategy, and write the plan, the decisions and the forecast."""
-    assert run.recipe is not None
+    recipe, seed = run.coordinates()
     settings = run.section("allocate", AllocateSettings)
     layout = run.layout
     params.at_least(1, allocate__passes=settings.passes)
-    spec = params.recipe(run.params, run.recipe)["allocate"]
+    spec = params.recipe(run.params, recipe)["allocate"]
     strategy, allocate = load_strategy(spec)
     profile = PROFILE.read(layout.profile / "profile.parquet")
     card = read_json(layout.policy_card)
@@ -39,7 +39,8 @@ def main(run: stage.Stage) -> None:
         "allocate",
     )
 
-    allocation = allocate(profile, settings.passes, np.random.default_rng(settings.seed))
+    rng = np.random.default_rng([settings.seed, seed])
+    allocation = allocate(profile, settings.passes, rng)
     plan = make_plan(allocation.phases, profile)
     decisions = check_decisions(allocation.decisions, profile)
     expected = forecast(
@@ -58,7 +59,7 @@ def main(run: stage.Stage) -> None:
         expected["plan"],
     )
 
-    out = layout.recipe(run.recipe)
+    out = layout.plan(recipe, seed)
     PLAN.write(out / "plan.parquet", plan)
     DECISIONS.write(out / "decisions.parquet", decisions)
     write_json(out / "forecast.json", expected)

@@ -40,6 +40,9 @@ class Layout:
     def recipe(self, recipe: str) -> Path:
         return self.root / "runs" / recipe
 
+    def plan(self, recipe: str, seed: int) -> Path:
+        return self.recipe(recipe) / str(seed) / "plan"
+
     def train(self, recipe: str, seed: int) -> Path:
         return self.recipe(recipe) / str(seed) / "train"
 

@@ -158,8 +158,8 @@ def outputs(layout: Layout, stage: str, recipe: str | None, seed: int | None) ->
         "profile": [layout.profile / "profile.parquet"],
         "baseline": [layout.baseline / "metrics.json"],
         "allocate": [
-            layout.recipe(name) / "plan.parquet",
-            layout.recipe(name) / "decisions.parquet",
+            layout.plan(name, number) / "plan.parquet",
+            layout.plan(name, number) / "decisions.parquet",
         ],
         "train": [
             layout.train(name, number) / "curve.parquet",

@@ -28,14 +28,15 @@ from tasks.common.params import Experiment
 Json = Mapping[str, Any]
 # the columns that are read of the rollouts on test, and of those in training
 ANSWERS = ("prompt_id", "greedy", "outcome")
-TRAINED = ("step", "group", "prompt_id", "outcome")
+TRAINED = ("step", "group", "prompt_id", "outcome", "replayed")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a recipe, written by `tasks.allocate`."""
+    """The plan of a recipe with one seed, written by `tasks.allocate`."""
 
     recipe: str
+    seed: int
     visits: pl.DataFrame
     decisions: pl.DataFrame
     forecast: Json
@@ -78,8 +79,14 @@ class Evidence:
     plans: list[Plan]
     trained: list[Trained]
 
-    def plan(self, recipe: str) -> Plan:
-        return next(plan for plan in self.plans if plan.recipe == recipe)
+    def plan(self, recipe: str, seed: int | None = None) -> Plan:
+        """The plan of a run, or that of the recipe's first seed."""
+        return next(p for p in self.plans if p.recipe == recipe and seed in (None, p.seed))
+
+    @property
+    def first_plans(self) -> list[Plan]:
+        """The plan of every recipe's first seed: seeds differ in order and in what is drawn."""
+        return [self.plan(recipe) for recipe in dict.fromkeys(p.recipe for p in self.plans)]
 
     def seeds(self, recipe: str) -> list[Trained]:
         return [run for run in self.trained if run.recipe == recipe]
@@ -98,7 +105,11 @@ def read_evidence(layout: Layout, experiment: Experiment) -> Evidence:
         read_json(layout.profile / "cost.json"),
         read_json(layout.baseline / "metrics.json"),
         read_columns(ROLLOUTS, layout.baseline / "rollouts.parquet", ANSWERS),
-        [read_plan(layout.recipe(recipe), recipe) for recipe in experiment.recipes],
+        [
+            read_plan(layout.plan(recipe, seed), recipe, seed)
+            for recipe in experiment.recipes
+            for seed in experiment.seeds
+        ],
         [
             read_trained(layout, recipe, seed)
             for recipe in experiment.recipes
@@ -107,11 +118,12 @@ def read_evidence(layout: Layout, experiment: Experiment) -> Evidence:
     )
 
 
-def read_plan(folder: Path, recipe: str) -> Plan:
-    """Read the plan of a recipe."""
-    with naming(f"recipe '{recipe}'"):
+def read_plan(folder: Path, recipe: str, seed: int) -> Plan:
+    """Read the plan of a recipe with one seed."""
+    with naming(f"recipe '{recipe}', seed {seed}"):
         return Plan(
             recipe,
+            seed,
             PLAN.read(folder / "plan.parquet"),
             DECISIONS.read(folder / "decisions.parquet"),
             read_json(folder / "forecast.json"),
@@ -127,7 +139,9 @@ def read_trained(layout: Layout, recipe: str, seed: int) -> Trained:
             recipe,
             seed,
             STEPS.read(train / "steps.parquet"),
-            read_columns(TRAIN_ROLLOUTS, train / "rollouts.parquet", TRAINED),
+            read_columns(TRAIN_ROLLOUTS, train / "rollouts.parquet", TRAINED).filter(
+                ~pl.col("replayed")
+            ),
             CURVE.read(train / "curve.parquet"),
             read_json(train / "flops.json"),
             read_json(train / "cost.json"),

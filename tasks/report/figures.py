@@ -40,7 +40,7 @@ DOT_SHARE = 0.55  # of the line's colour, of single validations
 
 def colours(evidence: Evidence) -> dict[str, int]:
     """Return a colour per recipe, the same in every figure."""
-    return {plan.recipe: index for index, plan in enumerate(evidence.plans)}
+    return {plan.recipe: index for index, plan in enumerate(evidence.first_plans)}
 
 
 def legend(evidence: Evidence, *more: tuple[str, str]) -> str:
@@ -225,7 +225,7 @@ def by_level(evidence: Evidence) -> str:
     for level in sorted(initial, key=level_order):
         before = initial[level]
         dots = [("initial", before["pass_at_1"], "var(--initial)")]
-        for plan in evidence.plans:
+        for plan in evidence.first_plans:
             levels = [run.metrics["levels"] for run in evidence.seeds(plan.recipe)]
             # a level with nothing but errors is not in the metrics
             after = [found[level]["pass_at_1"] for found in levels if level in found]

@@ -109,7 +109,7 @@ def fit_curves(evidence: Evidence, num_bootstrap: int) -> Fits:
     """Return the fitted validation curve of each recipe in each account of COMPARED. Its draws are
     the same in every run of the report."""
     fits: dict[str, dict[str, Fitted]] = {}
-    for plan in evidence.plans:
+    for plan in evidence.first_plans:
         points = [shifted_curve(evidence, run) for run in evidence.seeds(plan.recipe)]
         fits[plan.recipe] = {
             account: fit_curve(points, account, num_bootstrap, np.random.default_rng(0))
@@ -146,7 +146,9 @@ def summarise(
     compute until the accuracy that the reference ends with (`target`); `champion` and `why`; and
     the metrics of the initial policy."""
     reference = reference_of(evidence)
-    recipes = {plan.recipe: summary_of(evidence, plan.recipe, rows) for plan in evidence.plans}
+    recipes = {
+        plan.recipe: summary_of(evidence, plan.recipe, rows) for plan in evidence.first_plans
+    }
     target = recipes[reference]["validation"]["mean"]
     champion, why = choose_champion(evidence, rows, recipes)
     for recipe, summary in recipes.items():
@@ -180,7 +182,7 @@ def summary_of(evidence: Evidence, recipe: str, rows: Sequence[Row]) -> Row:
 
 def reference_of(evidence: Evidence) -> str:
     """Return the recipe that all others are compared with: BASELINE, or the first one."""
-    recipes = [plan.recipe for plan in evidence.plans]
+    recipes = [plan.recipe for plan in evidence.first_plans]
     return BASELINE if BASELINE in recipes else recipes[0]
 
 

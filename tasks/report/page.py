@@ -81,7 +81,9 @@ def facts(evidence: Evidence) -> str:
 
 def histograms(evidence: Evidence) -> str:
     """Return one histogram per recipe."""
-    shown = [(plan.recipe, figures.profile_histogram(evidence, plan)) for plan in evidence.plans]
+    shown = [
+        (plan.recipe, figures.profile_histogram(evidence, plan)) for plan in evidence.first_plans
+    ]
     return "".join(
         f"<figure><h3>{tables.mark(evidence, name)}</h3>{picture}</figure>"
         for name, picture in shown
@@ -108,7 +110,7 @@ def stale_boxes(evidence: Evidence, drifts: Mapping[str, Drift]) -> str:
 def calibrations(evidence: Evidence) -> str:
     """Return a calibration figure for each recipe, over the groups of all its seeds."""
     shown = []
-    for plan in evidence.plans:
+    for plan in evidence.first_plans:
         runs = evidence.seeds(plan.recipe)
         passes = passes_of(
             pl.concat([groups_of(run.steps, run.rollouts, evidence.profile) for run in runs])

@@ -268,7 +268,7 @@ def decisions_table(evidence: Evidence) -> str:
     """Return each recipe's decisions about the prompts, how often, and why (the reason without what
     was observed)."""
     body = []
-    for plan in evidence.plans:
+    for plan in evidence.first_plans:
         why = plan.decisions.with_columns(pl.col("reason").str.replace(r"^solved \d+ of \d+; ", ""))
         counts = (
             why.group_by("decision", "group_size", "reason")
@@ -284,7 +284,7 @@ def decisions_table(evidence: Evidence) -> str:
 def plans_table(evidence: Evidence) -> str:
     """Return each plan in numbers."""
     body = []
-    for plan in evidence.plans:
+    for plan in evidence.first_plans:
         visits = plan.visits
         sizes = ", ".join(f"{size}: {count:,}" for size, count in group_sizes(plan))
         prompts = f"{visits['prompt_id'].n_unique():,} of {len(plan.decisions):,}"
@@ -320,7 +320,7 @@ def forecast_table(evidence: Evidence, rows: Sequence[Row]) -> str:
     body = []
     for run in evidence.trained:
         row = next(row for row in rows if (row["recipe"], row["seed"]) == (run.recipe, run.seed))
-        expected = evidence.plan(run.recipe).forecast["plan"]
+        expected = evidence.plan(run.recipe, run.seed).forecast["plan"]
         happened: dict[str, Any] = {
             "rollouts": row["rollouts"],
             "mixed_groups": float(run.steps["num_mixed_groups"].sum()),

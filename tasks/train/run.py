@@ -87,7 +87,7 @@ def main(run: stage.Stage) -> None:
         ranks.barrier()  # the others wait here until this run owns its checkpoints
         told = Run(policy, settings, sections.sampling, ranks, seed)
         grader = stack.enter_context(Grader(sections.verify))
-        table = PLAN.read(layout.recipe(recipe) / "plan.parquet")
+        table = PLAN.read(layout.plan(recipe, seed) / "plan.parquet")
         trainer, plan = build(run, told, sections, grader, table)
         if replayed is not None:
             components["from_rollouts"] = digest_file(replayed)
@@ -115,11 +115,11 @@ def main(run: stage.Stage) -> None:
 
 def input_files(run: stage.Stage) -> dict[str, Path]:
     """The tables that the stage reads, by name."""
-    layout, (recipe, _) = run.layout, run.coordinates()
+    layout, coordinates = run.layout, run.coordinates()
     return {
         "prompts": layout.prompts("train"),
         "validation": layout.prompts("validation"),
-        "plan": layout.recipe(recipe) / "plan.parquet",
+        "plan": layout.plan(*coordinates) / "plan.parquet",
     }
 
 

@@ -85,7 +85,7 @@ def write_plan(layout: Layout, visits: int, group_size: int, seed: int) -> None:
         }
         for i, row in enumerate(chosen)
     ]
-    PLAN.write(layout.recipe(RECIPE) / "plan.parquet", PLAN.frame(rows))
+    PLAN.write(layout.plan(RECIPE, 0) / "plan.parquet", PLAN.frame(rows))
     lines = [json.dumps({"prompt": row["prompt"], "answer": row["answer"]}) for row in chosen]
     (layout.root / "order.jsonl").write_text("\n".join(lines) + "\n")
 

@@ -29,7 +29,7 @@ STAGES = {
     "policy": ("policy", "made"),
     "profile": ("profile", "data"),
     "baseline": ("evaluate", "data"),
-    "r/allocate": ("allocate", "data", "--recipe", "r"),
+    "r/allocate": ("allocate", "data", "--recipe", "r", "--seed", "0"),
     "r/train": ("train", "data", "--recipe", "r", "--seed", "0"),
     "r/evaluate": ("evaluate", "data", "--recipe", "r", "--seed", "0"),
     "report": ("report", "data"),

@@ -85,19 +85,19 @@ def test_a_stage_that_runs_and_makes_the_same_stops_there(project: Project) -> N
 def test_one_recipe_runs_alone_and_the_report_waits(project: Project) -> None:
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
     output = project.flow("--recipe", "sgpo")
-    assert lines(output, "ran") == ["allocate@sgpo", "train@sgpo-0", "evaluate@sgpo-0"]
+    assert lines(output, "ran") == ["allocate@sgpo-0", "train@sgpo-0", "evaluate@sgpo-0"]
     assert "the report waits for all cells" in output
-    assert {"allocate@grpo"} <= set(project.status())
+    assert {"allocate@grpo-0"} <= set(project.status())
 
 
 def test_a_failed_stage_keeps_its_dependents_from_running(project: Project) -> None:
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
-    project.behave(allocate__sgpo="fail")
+    project.behave(allocate__sgpo_0="fail")
     output = project.flow(expect=1)
-    assert lines(output, "FAILED") == ["allocate@sgpo"]
+    assert lines(output, "FAILED") == ["allocate@sgpo-0"]
     assert lines(output, "not run") == ["train@sgpo-0", "evaluate@sgpo-0", "report"]
-    assert "train@sgpo-0: not run (it needs allocate@sgpo)" in output
-    assert lines(output, "ran") == ["allocate@grpo", "train@grpo-0", "evaluate@grpo-0"]
+    assert "train@sgpo-0: not run (it needs allocate@sgpo-0)" in output
+    assert lines(output, "ran") == ["allocate@grpo-0", "train@grpo-0", "evaluate@grpo-0"]
     assert project.record()["status"] == "FAILED"
 
 

@@ -21,7 +21,7 @@ def is_gone(pid: int, seconds: float = 5.0) -> bool:
 @pytest.fixture
 def hanging(project: Project) -> Project:
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
-    project.behave(allocate__grpo="hang")
+    project.behave(allocate__grpo_0="hang")
     return project
 
 
@@ -55,11 +55,13 @@ def test_a_killed_flow_takes_its_stage_along_and_the_next_one_goes_on(hanging: P
     flow.wait(60)
     assert is_gone(stage)
     (hanging.root / "behaviour.json").unlink()
-    assert "Running stage 'allocate@grpo'" in hanging.dvc("repro", "--single-item", "allocate@grpo")
+    assert "Running stage 'allocate@grpo-0'" in hanging.dvc(
+        "repro", "--single-item", "allocate@grpo-0"
+    )
 
 
 def test_a_killed_dvc_takes_its_stage_along(hanging: Project) -> None:
-    dvc = hanging.start("dvc", "repro", "--single-item", "allocate@grpo")
+    dvc = hanging.start("dvc", "repro", "--single-item", "allocate@grpo-0")
     stage = hanging.hanging()
     dvc.kill()
     dvc.wait(60)

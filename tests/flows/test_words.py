@@ -214,8 +214,8 @@ def test_the_pipeline_has_the_edges_of_its_picture() -> None:
     assert needs["code"] == set()
     assert needs["policy"] == {"code"}
     assert needs["profile"] == {"code", "ingest", "policy"}
-    assert needs["train@sgpo-0"] == {"code", "ingest", "policy", "allocate@sgpo"}
+    assert needs["train@sgpo-0"] == {"code", "ingest", "policy", "allocate@sgpo-0"}
     assert needs["evaluate@sgpo-0"] == {"code", "ingest", "policy", "train@sgpo-0"}
-    assert {"baseline", "profile", "allocate@grpo", "train@grpo-0", "evaluate@sgpo-0"} <= needs[
+    assert {"baseline", "profile", "allocate@grpo-0", "train@grpo-0", "evaluate@sgpo-0"} <= needs[
         "report"
     ]

@@ -114,7 +114,13 @@ def write_shared(layout: Layout) -> None:
     write_answers(layout.baseline, solved(0.40, 99))
 
 
-def write_plan(layout: Layout, recipe: str, reads_profile: bool) -> None:
+def write_plans(layout: Layout, recipe: str, reads_profile: bool) -> None:
+    """The plans of two seeds, which are alike."""
+    for seed in (0, 1):
+        write_plan(layout, recipe, seed, reads_profile)
+
+
+def write_plan(layout: Layout, recipe: str, seed: int, reads_profile: bool) -> None:
     """Everything in groups of 8, or by pass rate: never solved and too easy are left out."""
 
     def size(index: int) -> int:
@@ -145,8 +151,8 @@ def write_plan(layout: Layout, recipe: str, reads_profile: bool) -> None:
         }
         for index in range(NUM_PROMPTS)
     ]
-    PLAN.write(layout.recipe(recipe) / "plan.parquet", PLAN.frame(visits))
-    DECISIONS.write(layout.recipe(recipe) / "decisions.parquet", DECISIONS.frame(decisions))
+    PLAN.write(layout.plan(recipe, seed) / "plan.parquet", PLAN.frame(visits))
+    DECISIONS.write(layout.plan(recipe, seed) / "decisions.parquet", DECISIONS.frame(decisions))
     rollouts = sum(size(index) for index in chosen)
     expected = {
         "rollouts": rollouts,
@@ -164,7 +170,7 @@ def write_plan(layout: Layout, recipe: str, reads_profile: bool) -> None:
         "plan": expected,
         "uniform": expected,
     }
-    write_json(layout.recipe(recipe) / "forecast.json", forecast)
+    write_json(layout.plan(recipe, seed) / "forecast.json", forecast)
 
 
 def write_training(
@@ -266,8 +272,8 @@ def layout(tmp_path: Path) -> Layout:
     sgpo does."""
     layout = Layout(tmp_path / "data")
     write_shared(layout)
-    write_plan(layout, "grpo", reads_profile=False)
-    write_plan(layout, "sgpo", reads_profile=True)
+    write_plans(layout, "grpo", reads_profile=False)
+    write_plans(layout, "sgpo", reads_profile=True)
     write_training(layout, "grpo", 0, scale=1.0, validation=0.52, test=0.50)
     write_training(layout, "grpo", 1, scale=1.0, validation=0.54, test=0.54)
     write_training(layout, "sgpo", 0, scale=1 / 3, validation=0.55, test=0.51)

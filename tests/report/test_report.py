@@ -26,7 +26,7 @@ from tasks.report.run import measure
 from tasks.report.settings import ReportSettings
 from tasks.report.tables import text_table
 from tasks.report.words import verdict
-from tests.report.conftest import write_params, write_plan, write_training
+from tests.report.conftest import write_params, write_plans, write_training
 from tests.stages import run_stage
 
 BOTH = Experiment(["grpo", "sgpo"], [0, 1])
@@ -91,7 +91,7 @@ def test_recipes_are_compared_in_every_account(evidence: Evidence) -> None:
 
 def test_leaving_dead_groups_out_makes_no_recipe_win(layout: Layout) -> None:
     """The same weights for a smaller bill in `charged`, and the same one in `charged_mixed`."""
-    write_plan(layout, "grpo_mixed", reads_profile=False)
+    write_plans(layout, "grpo_mixed", reads_profile=False)
     write_training(layout, "grpo_mixed", 0, scale=1.0, validation=0.52, test=0.50)
     path = layout.train("grpo_mixed", 0) / "flops.json"
     flops = json.loads(path.read_text())
@@ -261,9 +261,11 @@ def test_a_missing_file_is_named_with_recipe_and_seed(layout: Layout, name: str)
     assert str(error.value).startswith(f"recipe 'sgpo', seed 1: {path} does not exist")
 
 
-def test_a_missing_plan_is_named_with_its_recipe(layout: Layout) -> None:
-    (layout.recipe("grpo") / "forecast.json").unlink()
-    with pytest.raises(ArtifactError, match=r"recipe 'grpo': .*forecast\.json does not exist"):
+def test_a_missing_plan_is_named_with_recipe_and_seed(layout: Layout) -> None:
+    (layout.plan("grpo", 1) / "forecast.json").unlink()
+    with pytest.raises(
+        ArtifactError, match=r"recipe 'grpo', seed 1: .*forecast\.json does not exist"
+    ):
         read_evidence(layout, BOTH)
 
 
@@ -304,7 +306,7 @@ def test_the_page_fetches_nothing_and_is_well_formed(evidence: Evidence) -> None
 
 def test_names_are_escaped(layout: Layout) -> None:
     name = "<b>&"
-    write_plan(layout, name, reads_profile=True)
+    write_plans(layout, name, reads_profile=True)
     write_training(layout, name, 0, scale=1.0, validation=0.5, test=0.5)
     evidence = read_evidence(layout, Experiment([name], [0]))
     html = page_of(evidence)
@@ -342,7 +344,7 @@ def test_the_stage_fails_with_the_name_of_the_missing_file(layout: Layout, tmp_p
     params = write_params(tmp_path, ["grpo", "pods"], [0])
     done = run_stage("report", params, layout.root)
     assert done.returncode == 1
-    assert "recipe 'pods': " in done.output
+    assert "recipe 'pods', seed 0: " in done.output
     assert "Traceback" not in done.output
 
 

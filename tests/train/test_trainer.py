@@ -294,7 +294,7 @@ def test_learning_rate_by_hand() -> None:
 
 def test_a_run_follows_its_plan_and_its_books_balance(finished: Layout) -> None:
     out = outputs(finished)
-    plan = PLAN.read(finished.recipe("r") / "plan.parquet")
+    plan = PLAN.read(finished.plan("r", 0) / "plan.parquet")
     rollouts = pl.DataFrame(out["rollouts"])
     groups = rollouts.group_by("step", "group", maintain_order=True).agg(
         pl.len(), pl.col("prompt_id").first()

@@ -123,7 +123,8 @@ def make_world(root: Path, policy: Path, group_sizes: list[int], answer: str = "
         }
         for i, size in enumerate(group_sizes)
     ]
-    PLAN.write(layout.recipe("r") / "plan.parquet", PLAN.frame(plan))
+    for seed in (0, 1):
+        PLAN.write(layout.plan("r", seed) / "plan.parquet", PLAN.frame(plan))
     (root / "params.yaml").write_text(yaml.safe_dump(PARAMS))
     return layout
 
@@ -137,7 +138,7 @@ def make_trainer(layout: Layout, recipe: str = "r", seed: int = 0, **changes: An
         "train", values, layout, recipe, seed, argparse.Namespace(), tracking.Tracker()
     )
     told = Run(read_policy(layout), settings, sections.sampling, Ranks(0, 1), seed)
-    table = PLAN.read(layout.recipe(recipe) / "plan.parquet")
+    table = PLAN.read(layout.plan(recipe, seed) / "plan.parquet")
     return build(run, told, sections, Grader(sections.verify), table)[0]
 
 
