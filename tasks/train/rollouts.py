@@ -25,8 +25,8 @@ ROUNDING = 1e-9  # of the larger reward: what differs by less is equal
 class Prompts:
     """Prompts ready to be sampled and graded, by row of the columns of `table` (PROMPTS).
 
-    They are encoded when they are asked for: the token ids of ten million prompts, as lists, take
-    73 GB and a start of an hour."""
+    They are encoded when they are asked for: as lists, the token ids of ten million prompts take
+    tens of gigabytes, and hours to make."""
 
     table: pl.DataFrame
     encode: Callable[[pl.DataFrame], list[list[int]]]
