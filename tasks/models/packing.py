@@ -33,6 +33,10 @@ ATTENTION = "handed"
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 # of the length of a block's longest sequence; a shorter sequence starts a new block
 MIN_LENGTH_RATE = 0.6
+# longer sequences that see themselves only are attended to without a bias, which would be [T, T]
+MAX_BIASED_LENGTH = 1024
+# queries of such a sequence that are computed together where a layer has a window
+BAND = 512
 # the position of a padding key: after every query, so that none sees it
 PADDING_POSITION = 2**62
 
@@ -159,19 +163,27 @@ class Block:
 
     `queries` [R, T] and `keys` [R, S] are indices into the packed tokens, `query_positions` and
     `key_positions` the positions of those tokens in their sequences; a query sees the keys up to
-    its own position. `kept` lists the indices of [R * T] that are not padding."""
+    its own position. `kept` lists the indices of [R * T] that are not padding. `is_causal` marks
+    long sequences that see themselves only: no dense bias is made for them."""
 
     queries: torch.Tensor
     keys: torch.Tensor
     query_positions: torch.Tensor
     key_positions: torch.Tensor
     kept: torch.Tensor
+    is_causal: bool
 
-    def bias(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+    def bias(self, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
         """[R, 1, T, S] what is added to the scores: 0 where a query sees a key, next to minus
-        infinity elsewhere."""
-        query = self.query_positions[:, :, None]
-        key = self.key_positions[:, None, :]
+        infinity elsewhere. Of a causal block with a window the bias of a band (see
+        `banded_attention`), and without one None."""
+        if not self.is_causal:
+            query, key = self.query_positions[:, :, None], self.key_positions[:, None, :]
+        elif window is None or window >= self.keys.shape[1]:
+            return None
+        else:
+            steps = torch.arange(BAND + window - 1, device=self.keys.device)
+            query, key = steps[window - 1 :, None][None], steps[None][None]
         hidden = (key > query) if window is None else (key > query) | (key <= query - window)
         zeros = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
         return zeros.masked_fill_(hidden, torch.finfo(dtype).min)[:, None]
@@ -181,19 +193,17 @@ class Block:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        bias: torch.Tensor,
+        bias: torch.Tensor | None,
         scaling: float,
     ) -> torch.Tensor:
         """[len(kept), H, D] attention of the block's queries."""
         # gather to [R, heads, T or S, D], attend, then drop padding: [R, H, T, D] -> [kept, H, D]
-        found = torch.nn.functional.scaled_dot_product_attention(
-            gather(query, self.queries),
-            gather(key, self.keys),
-            gather(value, self.keys),
-            attn_mask=bias,
-            scale=scaling,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
+        states = gather(query, self.queries), gather(key, self.keys), gather(value, self.keys)
+        if self.is_causal and bias is not None:
+            found = banded_attention(*states, bias, scaling)
+        else:
+            # padding stands behind every query that counts, where causal attention does not look
+            found = fused_attention(*states, bias, scaling, is_causal=self.is_causal)
         flat = found.transpose(1, 2).flatten(2).flatten(0, 1)
         return flat.index_select(0, self.kept).view(-1, *query.shape[1:])
 
@@ -205,7 +215,7 @@ class Packing:
     ids: torch.Tensor
     positions: torch.Tensor
     blocks: list[Block]
-    biases: dict[Any, list[torch.Tensor]] = field(default_factory=dict)
+    biases: dict[Any, list[torch.Tensor | None]] = field(default_factory=dict)
 
     def attend(
         self,
@@ -230,6 +240,51 @@ class Packing:
     def num_pairs(self) -> int:
         """The number of query-key pairs that attention computes, padding included."""
         return sum(block.queries.numel() * block.keys.shape[1] for block in self.blocks)
+
+
+def banded_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor, scaling: float
+) -> torch.Tensor:
+    """[R, H, T, D] causal attention within a window, some queries at a time and the keys that they
+    see. All bands are cut from one `bias` [1, 1, BAND, BAND + window - 1]: a query stands in it
+    `window - 1` columns after its row."""
+    reach = bias.shape[3] - BAND  # keys before a band's first query that it sees
+    parts = []
+    for start in range(0, query.shape[2], BAND):
+        end = min(start + BAND, query.shape[2])
+        first = max(start - reach, 0)
+        columns = slice(first - start + reach, end - start + reach)
+        states = query[:, :, start:end], key[:, :, first:end], value[:, :, first:end]
+        parts.append(fused_attention(*states, bias[:, :, : end - start, columns], scaling))
+    return torch.cat(parts, 2)
+
+
+def fused_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+    scaling: float,
+    *,
+    is_causal: bool = False,
+) -> torch.Tensor:
+    """[R, H, T, D] torch's attention.
+
+    On a GPU its kernels take groups of query heads neither with a bias nor in float32, and torch
+    would silently make all scores [R, H, T, S]: keys and values are repeated for every head there.
+    """
+    group_size = query.shape[1] // key.shape[1]
+    if query.is_cuda and group_size > 1:
+        key, value = key.repeat_interleave(group_size, 1), value.repeat_interleave(group_size, 1)
+    return torch.nn.functional.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=bias,
+        is_causal=is_causal,
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
 
 
 def gather(states: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
@@ -282,13 +337,14 @@ def pack(
     blocks = []
     for rows in prompt_blocks:
         own, is_own = prompt_segments.padded_indices(rows)
-        blocks.append(make_block(own, is_own, own, is_own, positions, device))
+        is_long = own.shape[1] > MAX_BIASED_LENGTH
+        blocks.append(make_block(own, is_own, own, is_own, positions, device, is_causal=is_long))
     for rows in continuation_blocks:
         own, is_own = segments.padded_indices(rows)
         prompt, is_prompt = prompt_segments.padded_indices(owners[rows])
         keys = np.concatenate([prompt, own], 1)
         is_key = np.concatenate([is_prompt, is_own], 1)
-        blocks.append(make_block(own, is_own, keys, is_key, positions, device))
+        blocks.append(make_block(own, is_own, keys, is_key, positions, device, is_causal=False))
     packing = Packing(
         torch.from_numpy(ids).to(device), torch.from_numpy(positions).to(device), blocks
     )
@@ -312,9 +368,26 @@ def lay_out(sequences: Sequence[Sequence[int]], first: int) -> tuple[list[Ints],
 
 
 def make_block(
-    queries: Ints, is_query: Bools, keys: Ints, is_key: Bools, positions: Ints, device: torch.device
+    queries: Ints,
+    is_query: Bools,
+    keys: Ints,
+    is_key: Bools,
+    positions: Ints,
+    device: torch.device,
+    *,
+    is_causal: bool,
 ) -> Block:
     """Return a block from packed indices and the masks of those that are not padding."""
     key_positions = np.where(is_key, positions[keys], PADDING_POSITION)
-    arrays = (queries, keys, positions[queries], key_positions, np.flatnonzero(is_query))
-    return Block(*(torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays))
+
+    def tensor(array: Ints) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+    return Block(
+        tensor(queries),
+        tensor(keys),
+        tensor(positions[queries]),
+        tensor(key_positions),
+        tensor(np.flatnonzero(is_query)),
+        is_causal,
+    )

@@ -90,6 +90,7 @@ class LearnerSettings:
     max_tokens_per_micro_batch: int
     tokens_per_logprob_chunk: int
     share_prompts: bool
+    max_shared_tokens: int
     activation_checkpointing: bool
 
 

@@ -29,8 +29,16 @@ from tasks.common.files import ArtifactError
 from tasks.engines.engine import Request, Sampling
 from tasks.engines.hf import engine as hf
 from tasks.engines.hf.engine import HfEngine
+from tasks.models import packing
 from tasks.models.fused import FusedForward, fits
-from tasks.models.packing import ATTENTION, ModuleForward, check_forward, pack
+from tasks.models.packing import (
+    ATTENTION,
+    ModuleForward,
+    check_forward,
+    forward,
+    head_logits,
+    pack,
+)
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 61,
@@ -105,6 +113,27 @@ def test_what_packed_rows_cannot_compute_is_refused(name: str) -> None:
         ArtifactError, match="set engine.name to vllm and train.share_prompts to false"
     ):
         check_forward(make(REFUSED[name]), packed=True)
+
+
+@pytest.mark.parametrize("name", ["mistral", "qwen2", "gemma3", "gpt2"])
+def test_long_sequences_need_no_bias(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor do those with a window of 6, in bands of 4 queries. The block of 5 tokens has a bias."""
+    monkeypatch.setattr(packing, "MAX_BIASED_LENGTH", 5)
+    monkeypatch.setattr(packing, "BAND", 4)
+    model = make((FAMILY | OTHERS)[name])
+    rows = [[(7 * n + 3 * length) % 61 for n in range(length)] for length in (31, 22, 5, 13)]
+    packed, segments, _ = pack(rows, np.zeros(0, dtype=np.int64), [], model.device)
+    assert [block.is_causal for block in packed.blocks] == [True, True, False]
+    with torch.no_grad():
+        found = head_logits(model, forward(model, packed.ids, packed.positions, packed.attend))
+        for row, start in zip(rows, segments.starts, strict=True):
+            expected = model(input_ids=torch.tensor([row])).logits[0]
+            np.testing.assert_allclose(found[start : start + len(row)], expected, atol=2e-5)
+    for window in (6, 31, None):
+        biases = [block.bias(window, torch.float32) for block in packed.blocks[:2]]
+        assert [None if b is None else tuple(b.shape) for b in biases] == [
+            None if window != 6 else (1, 1, 4, 9)
+        ] * 2
 
 
 @pytest.mark.parametrize("name", FAMILY)

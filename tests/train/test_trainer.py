@@ -20,8 +20,9 @@ import yaml
 
 from tasks.common.artifacts import PLAN, TRAIN_ROLLOUTS, Layout
 from tasks.common.files import ArtifactError, read_json
-from tasks.engines.engine import Request, Sampling
+from tasks.engines.engine import Request, Samples, Sampling
 from tasks.engines.hf.engine import HfEngine
+from tasks.models import packing
 from tasks.models.packing import check_forward
 from tasks.models.policy import load_model, load_tokenizer, policy_digest, read_policy
 from tasks.train.learner.correction import corrected_tokens
@@ -112,11 +113,19 @@ def gradient(
     rows: np.ndarray,
     max_tokens: int,
     objective: Objective = OBJECTIVE,
+    max_shared_tokens: float = np.inf,
 ) -> torch.Tensor:
     totals = StepTotals(int(rollouts.completion_tokens_B().sum()), 12, 10)
     model.zero_grad(set_to_none=True)
     device, by_group = torch.device("cpu"), objective.share_prompts
-    batches = micro_batches(rollouts, rows, max_tokens, device, by_group=by_group)
+    batches = micro_batches(
+        rollouts,
+        rows,
+        max_tokens,
+        device,
+        by_group=by_group,
+        max_shared_tokens=max_shared_tokens,
+    )
     assert sorted(np.concatenate([batch.rows for batch in batches])) == sorted(rows)
     flat = flat_of(rollouts, ADVANTAGES)
     accumulate_gradients(model, batches, flat, objective, totals, architecture_of(model))
@@ -145,6 +154,45 @@ def test_prompts_read_once_give_the_same_gradient(
     np.testing.assert_allclose(
         gradient(model, rollouts, np.arange(12), max_tokens, shared), whole, atol=1e-6
     )
+
+
+@pytest.mark.parametrize("max_shared_tokens", [0, 16])
+@pytest.mark.parametrize("max_biased_length", [4, 1024])
+def test_long_rollouts_beside_shared_prompts_give_the_same_gradient(
+    step: tuple[Any, Rollouts],
+    max_shared_tokens: int,
+    max_biased_length: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, rollouts = step
+    whole = gradient(model, rollouts, np.arange(12), 10**6)
+    monkeypatch.setattr(packing, "MAX_BIASED_LENGTH", max_biased_length)
+    shared = dataclasses.replace(OBJECTIVE, share_prompts=True)
+    is_long = rollouts.tokens_B() > max_shared_tokens
+    assert is_long.all() == (max_shared_tokens == 0)
+    assert is_long.any()
+    for max_tokens in (1, 60, 10**6):
+        found = gradient(model, rollouts, np.arange(12), max_tokens, shared, max_shared_tokens)
+        np.testing.assert_allclose(found, whole, atol=1e-6)
+
+
+def test_no_mask_is_as_large_as_a_long_rollout_squared(step: tuple[Any, Rollouts]) -> None:
+    """A rollout of 16,000 tokens beside the others of its group."""
+    rollouts = step[1]
+    samples = Samples(
+        [[5] * 16_000, *rollouts.samples.token_ids[1:]],
+        [[0.0] * 16_000, *rollouts.samples.logprobs[1:]],
+        rollouts.samples.finish_reasons,
+    )
+    long = dataclasses.replace(rollouts, samples=samples)
+    batches = micro_batches(
+        long, np.arange(12), 4096, torch.device("cpu"), by_group=True, max_shared_tokens=4096
+    )
+    assert [batch.rows.tolist() for batch in batches if batch.is_long] == [[0]]
+    for window in (None, 4096):
+        for block in (block for batch in batches for block in batch.shared[0].blocks):
+            bias = block.bias(window, torch.float32)
+            assert bias is None or bias.numel() <= 512 * (512 + 4096)
 
 
 def test_a_micro_batch_leaves_no_mask_behind(step: tuple[Any, Rollouts]) -> None:

@@ -83,6 +83,7 @@ PARAMS: dict[str, Any] = {
         "max_tokens_per_micro_batch": 64,
         "tokens_per_logprob_chunk": 50,
         "share_prompts": True,
+        "max_shared_tokens": 4096,
         "activation_checkpointing": False,
     },
     "guards": {

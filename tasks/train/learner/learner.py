@@ -166,8 +166,14 @@ class Learner:
         return np.flatnonzero(chosen_B & np.isin(rollouts.group_B, groups))
 
     def micro_batches(self, rollouts: Rollouts, rows: Ints) -> list[MicroBatch]:
-        limit, by_group = self.memory.max_tokens_per_micro_batch, self.memory.share_prompts
-        return micro_batches(rollouts, rows, limit, self.model.device, by_group=by_group)
+        return micro_batches(
+            rollouts,
+            rows,
+            self.memory.max_tokens_per_micro_batch,
+            self.model.device,
+            by_group=self.memory.share_prompts,
+            max_shared_tokens=self.memory.max_shared_tokens,
+        )
 
     def autocast(self) -> torch.autocast:
         is_bfloat16 = self.settings.dtype == "bfloat16"

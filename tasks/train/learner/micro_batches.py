@@ -31,7 +31,8 @@ class Whole:
 class MicroBatch:
     """Some rollouts of a step: their completion tokens one after another, `row_N`, which of
     `rows` a token is of, and `places_N`, where the token stands in the step's flat arrays. The
-    inputs of a forward are made in the form that is used."""
+    inputs of a forward are made in the form that is used; `is_long` says that its rollouts are too
+    long for `shared` to share their prompts."""
 
     rows: Ints
     versions_B: Ints
@@ -42,6 +43,7 @@ class MicroBatch:
     prompts: list[list[int]]
     completions: list[list[int]]
     owner_B: Ints
+    is_long: bool
 
     @cached_property
     def whole(self) -> Whole:
@@ -58,8 +60,19 @@ class MicroBatch:
     @cached_property
     def shared(self) -> tuple[Packing, torch.Tensor]:
         """The rollouts with each prompt once, and the places [N] whose next token is of a
-        completion, row by row."""
+        completion, row by row. Long ones have each its own prompt: what attends to keys of two
+        sequences needs a bias of queries by keys."""
         fed = [completion[:-1] for completion in self.completions]
+        if self.is_long:
+            whole = [self.prompts[owner] + c for owner, c in zip(self.owner_B, fed, strict=True)]
+            packing, rows, _ = pack(whole, self.owner_B[:0], [], self.targets_N.device)
+            ends = rows.starts + rows.lengths
+            predicts = [
+                place
+                for end, completion in zip(ends.tolist(), self.completions, strict=True)
+                for place in range(end - len(completion), end)
+            ]
+            return packing, self._tensor(np.array(predicts))
         packing, prompts, rest = pack(self.prompts, self.owner_B, fed, self.targets_N.device)
         ends = (prompts.starts + prompts.lengths - 1)[self.owner_B]
         predicts = [
@@ -76,12 +89,30 @@ class MicroBatch:
 
 
 def micro_batches(
-    rollouts: Rollouts, rows: Ints, max_tokens: int, device: torch.device, *, by_group: bool
+    rollouts: Rollouts,
+    rows: Ints,
+    max_tokens: int,
+    device: torch.device,
+    *,
+    by_group: bool,
+    max_shared_tokens: float = np.inf,
 ) -> list[MicroBatch]:
     """`rows` in micro-batches of at most `max_tokens` computed tokens (one row at least), the
     longest first: what needs the most memory fails at once, not hours later. `by_group` keeps the
     rollouts of a prompt side by side and counts each prompt once and no padding (see
-    `MicroBatch.shared`); else rows of like length share a batch, padded."""
+    `MicroBatch.shared`); else rows of like length share a batch, padded. Of more tokens than
+    `max_shared_tokens` a rollout is not put beside its group's others, but beside those of like
+    length."""
+    is_long = by_group & (rollouts.tokens_B()[rows] > max_shared_tokens)
+    parts = []
+    for part, long in ((rows[is_long], True), (rows[~is_long], False)):
+        for batch in fill(rollouts, part, max_tokens, by_group=by_group and not long):
+            parts.append(micro_batch(rollouts, np.array(batch), device, is_long=long))
+    return parts
+
+
+def fill(rollouts: Rollouts, rows: Ints, max_tokens: int, *, by_group: bool) -> list[list[int]]:
+    """The rows of each micro-batch; see `micro_batches`."""
     lengths, groups = rollouts.tokens_B(), rollouts.group_B
     longest = np.zeros(len(rollouts.prompts), dtype=np.int64)
     np.maximum.at(longest, groups[rows], lengths[rows])
@@ -104,7 +135,7 @@ def micro_batches(
         else:
             batches.append([row])
             used = int(lengths[row])
-    return [micro_batch(rollouts, np.array(batch), device) for batch in batches]
+    return batches
 
 
 def minibatches(group_B: Ints, updates: Updates, rng: np.random.Generator) -> list[Ints]:
@@ -128,7 +159,9 @@ def packed_tokens(rollouts: Rollouts, before: list[int], row: int) -> int:
     return len(rollouts.samples.token_ids[row]) + (0 if is_read else len(rollouts.prompts[group]))
 
 
-def micro_batch(rollouts: Rollouts, rows: Ints, device: torch.device) -> MicroBatch:
+def micro_batch(
+    rollouts: Rollouts, rows: Ints, device: torch.device, *, is_long: bool
+) -> MicroBatch:
     """One micro-batch of the rollouts `rows`."""
     groups, owner_B = np.unique(rollouts.group_B[rows], return_inverse=True)
     completions = [rollouts.samples.token_ids[row] for row in rows]
@@ -144,6 +177,7 @@ def micro_batch(rollouts: Rollouts, rows: Ints, device: torch.device) -> MicroBa
         [rollouts.prompts[group] for group in groups],
         completions,
         owner_B,
+        is_long,
     )
 
 
