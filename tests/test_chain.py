@@ -50,6 +50,7 @@ def test_gsm8k_on_a_small_hugging_face_model(real_data: Path, tmp_path: Path) ->
     corpus = [json.loads(line)["question"] + json.loads(line)["answer"] for line in lines[:200]]
     make_policy(tmp_path / "llama", "llama", corpus, max_length=1024)
     values = settings(
+        experiment={"recipes": ["grpo", "sgpo"]},
         ingest={
             "splits": {"train": 200, "validation": 16, "test": 24},
             "sources": [

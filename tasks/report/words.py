@@ -45,9 +45,8 @@ def reached(name: str, summary: Mapping[str, Any]) -> str:
     """Return the accuracy with its interval, and the whole bill."""
     profiled = ", profiling included" if summary["reads_profile"] else ""
     seeds = "" if summary["num_seeds"] == 1 else f", mean of {summary['num_seeds']} seeds"
-    unclear = (
-        "" if is_apart(summary["differences"]["initial"]) else ", not told apart from the initial"
-    )
+    apart = is_apart(summary["differences"]["initial"])
+    unclear = "" if apart else ", not told apart from the initial policy"
     return (
         f"{name} reaches {summary['pass_at_1']['mean']:.1%} ({interval(summary)}{seeds}{unclear}) "
         f"for {costs(totals(summary))}{profiled}."
