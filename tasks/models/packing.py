@@ -61,7 +61,7 @@ def handed_attention(
     if extra := [name for name in UNSUPPORTED if others.get(name) is not None]:
         raise ArtifactError(
             f"{type(module).__name__} has {', '.join(extra)} in its attention, which the packed "
-            "forward does not support: set engine.name to vllm and train.share_prompts to false"
+            "forward does not support: set engine.name to vllm and learner.share_prompts to false"
         )
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     # [1, heads, N, D] -> [N, heads, D], and back by adding the batch dimension
@@ -128,7 +128,7 @@ def check_forward(model: PreTrainedModel, *, packed: bool) -> None:
     its class does something that is not computed here. With `packed`, the hidden states are those
     of a packed forward."""
     advice = (
-        "set engine.name to vllm and train.share_prompts to false"
+        "set engine.name to vllm and learner.share_prompts to false"
         if packed
         else "it cannot be trained here"
     )

@@ -110,7 +110,7 @@ def test_packed_rows_give_the_models_own_logits(name: str) -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_packed_rows_cannot_compute_is_refused(name: str) -> None:
     with pytest.raises(
-        ArtifactError, match="set engine.name to vllm and train.share_prompts to false"
+        ArtifactError, match="set engine.name to vllm and learner.share_prompts to false"
     ):
         check_forward(make(REFUSED[name]), packed=True)
 

@@ -37,6 +37,7 @@ from tasks.train.learner.update import (
     unbiased_kl,
 )
 from tasks.train.methods import control as control_methods
+from tasks.train.methods.advantage import probe
 from tasks.train.methods.loss import clip
 from tasks.train.rollouts import Rollouts, StepTotals
 from tasks.train.settings import Correction
@@ -94,6 +95,7 @@ def step(qwen: Path) -> tuple[Any, Rollouts]:
     return model, graded(prompts, group_B, samples, rewards)
 
 
+EXAMPLE_PROBE = dataclasses.asdict(probe.EXAMPLE)
 ADVANTAGES = np.array([1.0, -1, -1, 1, 0, 0, 0, 1, 1, -1, -1, 0])
 CORRECTION = Correction(ratio_to="old", level="token", cap=2.0, mode="truncate")
 OBJECTIVE = Objective(
@@ -529,11 +531,22 @@ def test_updates_recomputed_from_stored_rollouts_are_the_same(finished: Layout) 
         )
 
 
+OBSERVED: dict[str, Any] = {
+    "updates": {"epochs": 1, "minibatches": 2},
+    "advantage": {**EXAMPLE_PROBE, "method": "value_probe"},
+    "replay": {"method": "recent", "share": 0.3, "capacity": 4},
+}
+"""What makes ranks score the step's rollouts, and change the policy twice a batch."""
+
+
 @pytest.mark.slow
-def test_two_processes_take_the_same_steps_as_one(guesser: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("changes", [{}, OBSERVED], ids=["plain", "observed"])
+def test_two_processes_take_the_same_steps_as_one(
+    changes: dict[str, Any], guesser: Path, tmp_path: Path
+) -> None:
     """A few steps, before rounding lets the samples drift apart; ragged groups, one of them larger
     than the others."""
-    values = {**PARAMS, "train": {**PARAMS["train"], "max_steps": 4}}
+    values = {**PARAMS, "train": {**PARAMS["train"], "max_steps": 4, **changes}}
     worlds = [make_world(tmp_path / name, guesser, SIZES) for name in ("one", "two")]
     for layout, processes in zip(worlds, (1, 2), strict=True):
         engine = {**PARAMS["engine"], "num_processes": processes}

@@ -133,6 +133,7 @@ class Trainer:
             raise TrainingError(f"the slots ask for hidden states of several layers: {layers}")
         norms = any(features.gradient_norms for features in wanted)
         features = Features(layers.pop() if layers else None, norms)
+        self.collector.engine.sleep()
         observed, flops = self.learner.observe(rollouts, features, slots.loss)
         tokens = float(rollouts.tokens_B().sum())
         backward = 2.0 * norms  # beside the forward, in units of it
@@ -164,9 +165,9 @@ class Trainer:
     def update(
         self, rollouts: Rollouts, estimate: Estimate, rate: float, rng: np.random.Generator
     ) -> Update:
-        """The optimizer steps of a batch, each followed by nothing else; then the engine gets the
-        new weights. Nothing moves where a log-probability, loss or gradient is not finite, nor
-        where no rollout has a gradient."""
+        """The optimizer steps of a batch; after the last the engine gets the new weights. Nothing
+        moves where no rollout has a gradient. A log-probability, loss or gradient that is not
+        finite ends them."""
         if not all(np.isfinite(logprobs).all() for logprobs in rollouts.samples.logprobs):
             # a policy that is not finite may not show it in the gradient: no group may be mixed
             self.skip_nonfinite(rollouts)
