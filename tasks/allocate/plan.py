@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from tasks.allocate import strategies
@@ -18,6 +19,9 @@ from tasks.common.artifacts import DECISIONS, PLAN
 from tasks.common.ledger import Architecture, charged_flops, paper_training_flops
 from tasks.common.params import ParamsError
 from tasks.common.statistics import fit_beta, mixed_probability
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -133,9 +137,10 @@ def forecast(
     *,
     reads_profile: bool,
     strategy: str,
+    select: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return what the plan is expected to cost and yield, beside a uniform plan with its largest
-    group size."""
+    group size. `select` is the recipe's selector, as params.yaml has it."""
     passes = int(plan["pass"].max()) + 1  # type: ignore[arg-type]
     largest = int(plan["group_size"].max())  # type: ignore[arg-type]
     uniform = make_plan(
@@ -150,19 +155,23 @@ def forecast(
     return {
         "strategy": strategy,
         "reads_profile": reads_profile,
-        "plan": expect(plan, profile, architecture, profiled if reads_profile else 0),
-        "uniform": {**expect(uniform, profile, architecture, 0), "group_size": largest},
+        "plan": expect(plan, profile, architecture, profiled if reads_profile else 0, select),
+        "uniform": {**expect(uniform, profile, architecture, 0, select), "group_size": largest},
     }
 
 
 def expect(
-    plan: pl.DataFrame, profile: pl.DataFrame, architecture: Architecture, profiled_tokens: int
+    plan: pl.DataFrame,
+    profile: pl.DataFrame,
+    architecture: Architecture,
+    profiled_tokens: int,
+    select: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the expected rollouts, mixed groups, tokens and FLOPs of a plan for the policy that
     was profiled.
 
     Mixed groups follow from each prompt's posterior pass rate, tokens from its mean length; both
-    drift as the policy learns."""
+    drift as the policy learns. What is updated is what `select` keeps."""
     visits = plan.join(profile, on="prompt_id", how="left", maintain_order="left")
     profiled = (profile["num_samples"] - profile["error"]).to_numpy()
     prior = fit_beta(profile["correct"].to_numpy(), profiled)
@@ -170,12 +179,13 @@ def expect(
     mixed = mixed_probability(
         visits["correct"].to_numpy(), trials, visits["group_size"].to_numpy(), prior
     )
-    tokens = visits.select(
-        (
-            pl.col("group_size")
-            * (pl.col("prompt_tokens") + pl.col("completion_tokens") / pl.col("num_samples"))
-        ).sum()
-    ).item()
+    tokens_V = visits.select(
+        pl.col("group_size")
+        * (pl.col("prompt_tokens") + pl.col("completion_tokens") / pl.col("num_samples"))
+    ).to_series()
+    kept_V = kept_share(visits["group_size"].to_numpy(), mixed, select)
+    tokens, updated = float(tokens_V.sum()), float(tokens_V.to_numpy() @ kept_V)
+    in_mixed = tokens_V.to_numpy() @ (mixed if select["method"] == "mixed" else mixed * kept_V)
     profiling = charged_flops(architecture, generated=profiled_tokens)
     return {
         "visits": len(plan),
@@ -184,8 +194,19 @@ def expect(
         "group_size_mean": float(plan["group_size"].mean()),  # type: ignore[arg-type]
         "mixed_groups": float(mixed.sum()),
         "mixed_rate": float(mixed.mean()),
-        "tokens": float(tokens),
-        "flops_charged": profiling + charged_flops(architecture, generated=tokens, updated=tokens),
+        "tokens": tokens,
+        "tokens_updated": updated,
+        "flops_charged": profiling + charged_flops(architecture, generated=tokens, updated=updated),
+        "flops_charged_mixed": profiling
+        + charged_flops(architecture, generated=tokens, updated=float(in_mixed)),
         "flops_charged_paper": profiling
         + paper_training_flops(architecture, tokens, has_reference=False),
     }
+
+
+def kept_share(sizes: Ints, mixed: Floats, select: Mapping[str, Any]) -> Floats:
+    """[V] the share of each visit's rollouts that a selector is expected to keep: those of mixed
+    groups, or `keep` of a group. Of other selectors nothing is known beforehand: all."""
+    if select["method"] == "mixed":
+        return mixed
+    return np.asarray(np.minimum(sizes, select.get("keep", sizes)) / sizes)

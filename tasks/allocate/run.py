@@ -26,7 +26,8 @@ def main(run: stage.Stage) -> None:
     settings = run.section("allocate", AllocateSettings)
     layout = run.layout
     params.at_least(1, allocate__passes=settings.passes)
-    spec = params.recipe(run.params, recipe)["allocate"]
+    chosen = params.recipe(run.params, recipe)
+    spec, select = chosen["allocate"], chosen["train"]["select"]
     strategy, allocate = load_strategy(spec)
     profile = PROFILE.read(layout.profile / "profile.parquet")
     card = read_json(layout.policy_card)
@@ -49,6 +50,7 @@ def main(run: stage.Stage) -> None:
         architecture,
         reads_profile=strategy.reads_profile,
         strategy=str(spec["strategy"]),
+        select=select,
     )
     counts = decisions.group_by("decision").len().sort("len", descending=True)
     for decision, count in counts.iter_rows():

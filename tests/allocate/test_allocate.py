@@ -31,6 +31,8 @@ SPECS = {
     "random_subset": {"strategy": "random_subset", **MATCHED},
 }
 
+ALL, MIXED = {"method": "all"}, {"method": "mixed"}
+
 
 def profile_of(counts: list[tuple[int, int]]) -> pl.DataFrame:
     """A PROFILE table of (correct, samples) pairs, prompts named by their place."""
@@ -196,7 +198,12 @@ def test_a_matched_plan_costs_what_sgpos_does(name: str) -> None:
         plan = run(spec, profile)[1]
         reads_profile = spec is SGPO
         forecasts[str(spec["strategy"])] = forecast(
-            plan, profile, architecture, reads_profile=reads_profile, strategy=str(spec["strategy"])
+            plan,
+            profile,
+            architecture,
+            reads_profile=reads_profile,
+            strategy=str(spec["strategy"]),
+            select=ALL,
         )["plan"]
     ours, theirs = forecasts[name], forecasts["sgpo"]
     assert ours["flops_charged"] == pytest.approx(
@@ -263,13 +270,42 @@ def test_forecast_by_hand() -> None:
     )
     profile = profile_of([(4, 8)] * 5)  # 9 prompt tokens and 96 / 8 completion tokens a sample: 21
     _, plan = run({"strategy": "uniform", "group_size": 4}, profile, passes=2)
-    expected = forecast(plan, profile, architecture, reads_profile=False, strategy="uniform")
+    expected = forecast(
+        plan, profile, architecture, reads_profile=False, strategy="uniform", select=ALL
+    )
     assert expected["plan"]["rollouts"] == 40
     assert expected["plan"]["tokens"] == 40 * 21
     assert expected["plan"]["flops_charged"] == 8 * 10 * 40 * 21
     assert expected["plan"]["flops_charged_paper"] == 8 * 10 * 40 * 21
     assert expected["uniform"] == {**expected["plan"], "group_size": 4}
-    reading = forecast(plan, profile, architecture, reads_profile=True, strategy="uniform")
+    reading = forecast(
+        plan, profile, architecture, reads_profile=True, strategy="uniform", select=ALL
+    )
     assert (
         reading["plan"]["flops_charged"] - expected["plan"]["flops_charged"] == 2 * 10 * 5 * 8 * 21
     )
+
+
+def test_the_forecast_charges_updates_of_what_select_keeps() -> None:
+    architecture = Architecture(
+        num_matmul_parameters=10, num_head_parameters=2, num_layers=1, attention_width=4
+    )
+    profile = profile_of([(4, 8)] * 5 + [(0, 8)] * 5)
+    _, plan = run({"strategy": "uniform", "group_size": 4}, profile, passes=1)
+
+    def expected(select: dict[str, object]) -> dict[str, float]:
+        found = forecast(
+            plan, profile, architecture, reads_profile=False, strategy="uniform", select=select
+        )["plan"]
+        assert found["tokens"] == 40 * 21
+        return found
+
+    everything, pairs, mixed = map(expected, (ALL, {"method": "pods", "keep": 2}, MIXED))
+    assert everything["tokens_updated"] == 40 * 21
+    assert pairs["tokens_updated"] == 20 * 21
+    assert pairs["flops_charged"] == 2 * 10 * 40 * 21 + 6 * 10 * 20 * 21
+    # all groups are of a size, so their tokens are in proportion to their number
+    assert mixed["tokens_updated"] == pytest.approx(mixed["mixed_groups"] * 4 * 21)
+    assert mixed["flops_charged"] == pytest.approx(mixed["flops_charged_mixed"])
+    assert mixed["flops_charged_mixed"] == pytest.approx(everything["flops_charged_mixed"])
+    assert mixed["flops_charged"] < everything["flops_charged"]
