@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
 
 from tasks.engines.engine import Samples
 from tasks.train.learner.update import Flat
@@ -71,8 +70,7 @@ def graded(
 
 def flat_of(rollouts: Rollouts, advantages_B: "np.ndarray") -> Flat:
     """The step's flat arrays, with an advantage a rollout."""
-    advantages_N = torch.from_numpy(advantages_B[rollouts.owner_N()])
-    return Flat(advantages_N, torch.from_numpy(rollouts.trained_N()), None, 0)
+    return Flat(advantages_B[rollouts.owner_N()], rollouts.trained_N(), None, 0)
 
 
 def answer_to(

@@ -123,12 +123,7 @@ class Learner:
         """
         rows = self.shard_rows(rollouts, self.has_gradient(rollouts, estimate))
         batches = self.micro_batches(rollouts, rows)
-        flat = Flat(
-            torch.from_numpy(estimate.advantages_N),
-            torch.from_numpy(rollouts.trained_N()),
-            None if estimate.old_N is None else torch.from_numpy(estimate.old_N),
-            self.version,
-        )
+        flat = Flat(estimate.advantages_N, rollouts.trained_N(), estimate.old_N, self.version)
         totals = self.totals(rollouts, estimate.keep_B)
         self.optimizer.zero_grad(set_to_none=True)
         # in evaluation mode transformers keeps all activations

@@ -36,7 +36,7 @@ class MicroBatch:
 
     rows: Ints
     versions_B: Ints
-    places_N: torch.Tensor
+    places_N: Ints
     targets_N: torch.Tensor
     sampler_logprobs_N: torch.Tensor
     row_N: torch.Tensor
@@ -170,7 +170,7 @@ def micro_batch(
     return MicroBatch(
         rows,
         rollouts.versions_B[rows],
-        torch.from_numpy(rollouts.places(rows)).to(device),
+        rollouts.places(rows),
         torch.tensor(list(itertools.chain(*completions)), device=device),
         torch.tensor(list(itertools.chain(*logprobs)), dtype=torch.float32, device=device),
         torch.from_numpy(row_N).to(device),

@@ -109,8 +109,7 @@ def rows_of(batches: Sequence[MicroBatch]) -> Ints:
 
 def places_of(batches: Sequence[MicroBatch]) -> Ints:
     """The places of their completion tokens in the step's flat arrays."""
-    places = [batch.places_N.cpu().numpy() for batch in batches]
-    return np.concatenate([np.zeros(0, dtype=np.int64), *places])
+    return np.concatenate([np.zeros(0, dtype=np.int64), *(batch.places_N for batch in batches)])
 
 
 def to_numpy(tensor: torch.Tensor) -> Floats:

@@ -12,6 +12,7 @@ completion tokens, N = the completion tokens of the micro-batch, D hidden size, 
 
 from dataclasses import dataclass, field, fields
 
+import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
@@ -20,7 +21,7 @@ from tasks.common.ledger import Architecture, forward_flops
 from tasks.models.packing import forward, head_logits
 from tasks.train.learner.correction import corrected_tokens
 from tasks.train.learner.micro_batches import MicroBatch
-from tasks.train.rollouts import StepTotals
+from tasks.train.rollouts import Bools, Floats, StepTotals
 from tasks.train.settings import Correction
 from tasks.train.slots import Loss
 from tasks.train.tokens import Tokens, average
@@ -46,10 +47,21 @@ class Flat:
     token is the policy's own, and the log-probabilities before the batch's first update (None: this
     is the first). `version` is that of the policy."""
 
-    advantages_N: torch.Tensor
-    own_N: torch.Tensor
-    old_N: torch.Tensor | None
+    advantages_N: Floats
+    own_N: Bools
+    old_N: Floats | None
     version: int
+
+    def of(self, batch: MicroBatch, values_N: Floats, like: torch.Tensor) -> torch.Tensor:
+        """The values of the micro-batch's tokens, as a tensor like another."""
+        return torch.from_numpy(values_N[batch.places_N]).to(like)
+
+    def own(self, batch: MicroBatch) -> torch.Tensor | slice:
+        """The micro-batch's tokens that the policy wrote: an index, or all of them."""
+        own_N = self.own_N[batch.places_N]
+        if own_N.all():
+            return slice(None)
+        return torch.from_numpy(np.flatnonzero(own_N)).to(batch.row_N.device)
 
 
 @dataclass
@@ -112,24 +124,19 @@ def accumulate_gradients(
     log-probabilities are the policy's own where `flat` has none."""
     stats = UpdateStats()
     for batch in batches:
-        # the policy's log-probabilities
-        logprobs_N, entropy_N = token_logprobs(model, batch, objective)
-        sampler_N, row_N, places_N = batch.sampler_logprobs_N, batch.row_N, batch.places_N
-
-        # without the tokens that the policy did not write
-        own = flat.own_N[places_N.cpu()].to(logprobs_N.device)
-        if not own.all():
-            logprobs_N, entropy_N, sampler_N = logprobs_N[own], entropy_N[own], sampler_N[own]
-            row_N, places_N = row_N[own], places_N[own]
+        # the policy's log-probabilities of the tokens that it wrote itself
+        own = flat.own(batch)
+        logprobs_N, entropy_N = (part[own] for part in token_logprobs(model, batch, objective))
+        sampler_N = batch.sampler_logprobs_N[own]
 
         # the tokens as the loss takes them
-        places = places_N.cpu()
+        old_N = None if flat.old_N is None else flat.of(batch, flat.old_N, logprobs_N)[own]
         tokens, cut_N = corrected_tokens(
             logprobs_N,
-            None if flat.old_N is None else flat.old_N[places].to(logprobs_N),
+            old_N,
             sampler_N,
-            flat.advantages_N[places].to(logprobs_N),
-            row_N,
+            flat.of(batch, flat.advantages_N, logprobs_N)[own],
+            batch.row_N[own],
             len(batch.rows),
             objective.correction,
         )
