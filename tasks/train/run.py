@@ -213,6 +213,11 @@ def check_settings(settings: TrainSettings, sections: Sections) -> None:
     """
     params.at_least(1, train__batch__size=settings.batch.size)
     params.at_least(1, guards__max_nonfinite_steps=sections.guards.max_nonfinite_steps)
+    if not 0 < settings.decay_share <= 1:
+        raise params.ParamsError(
+            f"train.decay_share is {settings.decay_share}; it is the last share of the run, above "
+            "0 and at most 1, over which the learning rate falls"
+        )
     if not 0 < settings.validation.every_share <= 1:
         raise params.ParamsError(
             f"train.validation.every_share is {settings.validation.every_share}; it is the share "

@@ -65,6 +65,7 @@ class TrainSettings:
     learning_rate: float
     warmup_steps: int
     final_learning_rate_fraction: float
+    decay_share: float
     betas: list[float]
     weight_decay: float
     max_grad_norm: float

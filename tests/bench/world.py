@@ -58,6 +58,7 @@ def parameters(rollouts: int) -> dict[str, Any]:
         "batch": {"unit": "rollouts", "size": rollouts, "counts": "generated"},
         "updates": {"epochs": 1, "minibatches": 1},
         "final_learning_rate_fraction": 1.0,
+        "decay_share": 1.0,
         "warmup_steps": 0,
         "kl_coefficient": 0.0,
         "validation": {"num_samples": 1, "every_share": 1.0},

@@ -336,10 +336,13 @@ def test_a_head_that_does_more_is_refused(step: tuple[Any, Rollouts]) -> None:
 
 
 def test_learning_rate_by_hand() -> None:
-    assert learning_rate(1.0, 0.1, 0, 0, 0.0) == 1.0
-    assert learning_rate(1.0, 0.1, 4, 1, 0.0) == 0.5
-    assert learning_rate(2.0, 0.1, 0, 9, 0.5) == pytest.approx(1.1)
-    assert learning_rate(1.0, 0.1, 0, 99, 1.0) == pytest.approx(0.1)
+    assert learning_rate(1.0, 0.1, 1.0, 0, 0, 0.0) == 1.0
+    assert learning_rate(1.0, 0.1, 1.0, 4, 1, 0.0) == 0.5
+    assert learning_rate(2.0, 0.1, 1.0, 0, 9, 0.5) == pytest.approx(1.1)
+    assert learning_rate(1.0, 0.1, 1.0, 0, 99, 1.0) == pytest.approx(0.1)
+    # constant, then a decay over the last fifth
+    rates = [learning_rate(1.0, 0.0, 0.2, 0, 0, done) for done in (0.0, 0.5, 0.8, 0.9, 1.0)]
+    assert rates == pytest.approx([1.0, 1.0, 1.0, 0.5, 0.0])
 
 
 def test_a_run_follows_its_plan_and_its_books_balance(finished: Layout) -> None:

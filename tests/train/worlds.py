@@ -57,6 +57,7 @@ PARAMS: dict[str, Any] = {
         "learning_rate": 1.0e-3,
         "warmup_steps": 0,
         "final_learning_rate_fraction": 0.1,
+        "decay_share": 1.0,
         "betas": [0.9, 0.95],
         "weight_decay": 0.0,
         "max_grad_norm": 1.0,

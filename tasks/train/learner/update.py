@@ -270,9 +270,15 @@ def batch_flops(
 
 
 def learning_rate(
-    base: float, final_fraction: float, warmup_steps: int, step: int, progress: float
+    base: float,
+    final_fraction: float,
+    decay_share: float,
+    warmup_steps: int,
+    step: int,
+    progress: float,
 ) -> float:
-    """Linear warm-up over `warmup_steps`, and linear decay with the plan's progress down to
-    `final_fraction` of `base`."""
+    """Linear warm-up over `warmup_steps`; over the last `decay_share` of the run's progress linear
+    decay to `final_fraction` of `base`, and constant between (WSD, arXiv 2404.06395)."""
     warm = min((step + 1) / warmup_steps, 1.0) if warmup_steps else 1.0
-    return base * warm * (1.0 - (1.0 - final_fraction) * progress)
+    decayed = max(progress - (1.0 - decay_share), 0.0) / decay_share
+    return base * warm * (1.0 - (1.0 - final_fraction) * decayed)

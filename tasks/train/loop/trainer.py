@@ -210,6 +210,7 @@ class Trainer:
         return learning_rate(
             settings.learning_rate,
             settings.final_learning_rate_fraction,
+            settings.decay_share,
             settings.warmup_steps,
             self.state.num_steps,
             self.slots.control.progress(),
