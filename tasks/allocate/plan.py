@@ -171,7 +171,9 @@ def expect(
     was profiled.
 
     Mixed groups follow from each prompt's posterior pass rate, tokens from its mean length; both
-    drift as the policy learns. What is updated is what `select` keeps."""
+    drift as the policy learns. What is updated is what `select` keeps, once. Left out: several
+    epochs, features and old log-probabilities, replay; and a kept part of a mixed group counts as
+    mixed."""
     visits = plan.join(profile, on="prompt_id", how="left", maintain_order="left")
     profiled = (profile["num_samples"] - profile["error"]).to_numpy()
     prior = fit_beta(profile["correct"].to_numpy(), profiled)

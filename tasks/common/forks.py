@@ -63,15 +63,14 @@ def run_forked(module: str) -> int | None:
             server.connect(address)
         except OSError:
             return None
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the fork is in this process group
         environment = {name: value for name, value in os.environ.items() if name != ADDRESS}
         request = json.dumps([module, sys.argv[1:], os.getcwd(), environment]).encode()
         socket.send_fds(server, [len(request).to_bytes(LENGTH)], STREAMS)
         server.sendall(request)
         pid = read_number(server)
         if pid is None:  # it could not import the libraries
-            signal.signal(signal.SIGINT, signal.default_int_handler)
             return None
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the fork is in this process group
         signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
         status = read_number(server)
     return KILLED + signal.SIGKILL if status is None else status
@@ -102,8 +101,15 @@ class Request:
     def receive(cls, connection: socket.socket) -> "Request":
         """Read one from a fresh connection. Raises OSError or ValueError where it is cut short."""
         length, streams, _, _ = socket.recv_fds(connection, LENGTH, len(STREAMS))
-        with connection.makefile("rb") as file:
-            module, arguments, folder, environment = json.loads(file.read(int.from_bytes(length)))
+        try:
+            with connection.makefile("rb") as file:
+                module, arguments, folder, environment = json.loads(
+                    file.read(int.from_bytes(length))
+                )
+        except (OSError, ValueError):
+            for stream in streams:
+                os.close(stream)
+            raise
         return cls(module, arguments, folder, environment, streams)
 
     def become(self) -> None:
@@ -158,7 +164,7 @@ def serve(address: str, libraries: Iterable[str] = LIBRARIES) -> Request:
                     request = fork(connection, forks, events)
                     if request:
                         return request
-                elif key.fd in forks:
+                elif isinstance(key.fileobj, int) and key.fd in forks:
                     ended = forks.pop(key.fd)
                     unregister(events, ended.descriptor)
                     unregister(events, ended.connection)

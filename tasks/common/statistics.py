@@ -49,27 +49,49 @@ def bootstrap_interval(
 ) -> tuple[float, float]:
     """Percentile interval of the mean of `values` within `bounds`, a value a prompt [P]: prompts
     are resampled, because the samples of one prompt are not independent. Where all values are
-    equal, that of `equal_interval`.
-
-    Of values by seed and prompt [S, P], seeds are resampled, then prompts. All seeds share the
-    prompts, and so every drawn seed gets the same drawn prompts (the pigeonhole bootstrap, Owen,
-    Annals of Applied Statistics 1, 2007): other prompts for each would count P prompts as S P.
-    Means of S resampled seeds vary (S - 1) / S as much as they should, so deviations from the mean
-    over the seeds are scaled up by that (Rao and Wu, JASA 83, 1988)."""
-    values_SP = np.atleast_2d(np.asarray(values, dtype=np.float64))
-    num_seeds, num_prompts = values_SP.shape
-    if len(np.unique(values_SP.round(12))) == 1:  # equal but for rounding
-        return equal_interval(float(values_SP[0, 0]), num_prompts, bounds, confidence)
-    middle_P = values_SP.mean(axis=0)
-    scale = np.sqrt(num_seeds / max(num_seeds - 1, 1))
-    scaled_SP = middle_P + scale * (values_SP - middle_P)
+    equal, that of `equal_interval`."""
+    values_P = np.asarray(values, dtype=np.float64)
+    num_prompts = len(values_P)
+    if len(np.unique(values_P.round(12))) == 1:  # equal but for rounding
+        return equal_interval(float(values_P[0]), num_prompts, bounds, confidence)
     means = []
     for _ in range(num_bootstrap):
-        seeds = rng.integers(0, num_seeds, num_seeds)
-        prompts = rng.integers(0, num_prompts, num_prompts)
-        means.append(scaled_SP[seeds].mean(axis=0)[prompts].mean())
+        means.append(values_P[rng.integers(0, num_prompts, num_prompts)].mean())
     low, high = np.quantile(means, [0.5 - confidence / 2, 0.5 + confidence / 2])
     return float(low), float(high)
+
+
+def crossed_interval(
+    values_SP: npt.ArrayLike, bounds: tuple[float, float], confidence: float = 0.95
+) -> tuple[float, float]:
+    """Interval of the mean of values by seed and prompt [S, P], S and P at least 2, within
+    `bounds`: seeds and prompts are both drawn, and every seed answers the same prompts.
+
+    The variance of the mean is that of the seeds' means over S plus that of the prompts' means over
+    P, less what both count of the noise of single answers (two-way random effects; Searle, Casella
+    and McCulloch, Variance Components, 1992), with Satterthwaite's degrees of freedom. A bootstrap
+    of two or three seeds is far too narrow where seeds differ, and of noise alone too wide (Owen,
+    Annals of Applied Statistics 1, 2007)."""
+    values = np.asarray(values_SP, dtype=np.float64)
+    num_seeds, num_prompts = values.shape
+    mean, seeds_S, prompts_P = values.mean(), values.mean(axis=1), values.mean(axis=0)
+    if len(np.unique(values.round(12))) == 1:
+        return equal_interval(float(mean), num_prompts, bounds, confidence)
+    rest = values - seeds_S[:, None] - prompts_P[None, :] + mean
+    freedom = np.array([num_seeds - 1, num_prompts - 1, (num_seeds - 1) * (num_prompts - 1)])
+    terms = np.array(
+        [
+            seeds_S.var(ddof=1) / num_seeds,
+            prompts_P.var(ddof=1) / num_prompts,
+            -float((rest**2).sum()) / freedom[2] / values.size,
+        ]
+    )
+    if terms[1] + terms[2] < 0:  # prompts that differ no more than noise
+        terms[1:] = 0.0
+    variance = terms.sum()
+    width = stats.t.ppf(0.5 + confidence / 2, variance**2 / (terms**2 / freedom).sum())
+    half = float(width * np.sqrt(variance))
+    return max(float(mean) - half, bounds[0]), min(float(mean) + half, bounds[1])
 
 
 def equal_interval(

@@ -99,7 +99,10 @@ def monotone(flops: Floats, accuracy: Floats) -> Monotone:
 def fit_curve(
     points: Sequence[pl.DataFrame], account: str, num_bootstrap: int, rng: np.random.Generator
 ) -> Fitted:
-    """Fit the CURVE tables of a recipe's seeds over the compute of one account."""
+    """Fit the CURVE tables of a recipe's seeds over the compute of one account.
+
+    Draws of a curve that has levelled off lie above it on average, because a fit that never falls
+    takes the highest noise along: where they reach an accuracy is rather too early."""
     z = stats.norm.ppf(0.5 + CONFIDENCE / 2)
     flops = [part[f"flops_{account}"].to_numpy() for part in points]
     seen = [part["accuracy"].to_numpy() for part in points]

@@ -7,8 +7,8 @@ Training never reads the profile, so everything is computed afterwards from its 
 
 A rollout is a success when its outcome is `correct`. An `error` is our own failure, neither a
 success nor a failure of the policy, so the group counts as smaller. Prompts whose profile has only
-errors are left out, because there is nothing to compare with. A group that a recipe replays counts
-again where it is replayed."""
+errors are left out, because there is nothing to compare with. Replayed
+rollouts are left out: they count where they were sampled."""
 
 from typing import Any
 

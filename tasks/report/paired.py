@@ -14,7 +14,7 @@ import polars as pl
 
 from tasks.common.files import ArtifactError
 from tasks.common.scores import score_prompts
-from tasks.common.statistics import bootstrap_interval
+from tasks.common.statistics import bootstrap_interval, crossed_interval
 from tasks.report.evidence import Evidence
 
 Difference = dict[str, Any]
@@ -59,8 +59,8 @@ def difference(
     """Return mean pass@1 of the runs `mine` minus that of `other`, with its 95 % interval.
 
     `other` holds the runs of the same seeds in the same order, or one run for all seeds. With
-    several seeds the interval is over seeds and prompts, else over prompts (`resampled` says
-    which). Raises ArtifactError if there is no prompt that all of them have graded."""
+    several seeds the interval is over seeds and prompts, else over prompts (`over` says which).
+    Raises ArtifactError if there is no prompt that all of them have graded."""
     graded = paired.rates.drop_nulls([*mine, *other])
     if graded.is_empty():
         raise ArtifactError(
@@ -70,14 +70,18 @@ def difference(
     mine_SP = graded.select(mine).to_numpy().T
     other_SP = graded.select(other).to_numpy().T
     differences_SP = mine_SP - other_SP
-    low, high = bootstrap_interval(differences_SP, paired.num_bootstrap, rng, bounds=(-1.0, 1.0))
+    bounds = (-1.0, 1.0)
+    if len(mine) > 1 and len(graded) > 1:
+        low, high = crossed_interval(differences_SP, bounds)
+    else:
+        low, high = bootstrap_interval(differences_SP[0], paired.num_bootstrap, rng, bounds=bounds)
     return {
         "mean": float(differences_SP.mean()),
         "low": low,
         "high": high,
         "num_prompts": len(graded),
         "num_seeds": len(mine),
-        "resampled": "seeds and prompts" if len(mine) > 1 else "prompts",
+        "over": "seeds and prompts" if len(mine) > 1 else "prompts",
     }
 
 

@@ -29,7 +29,7 @@ HEADERS = (
 )
 # above the differences
 DIFFERENCES = (
-    "Differences of pass@1 in points, paired by test prompt (95 % intervals resample {resampled}):"
+    "Differences of pass@1 in points, paired by test prompt (95 % intervals are over {resampled}):"
 )
 
 
@@ -96,10 +96,8 @@ def difference_words(found: Difference | None) -> str:
 
 
 def resampled(summary: Mapping[str, Any]) -> str:
-    """Return what the intervals of the differences resample."""
-    words = {
-        recipe["differences"]["initial"]["resampled"] for recipe in summary["recipes"].values()
-    }
+    """Return what the intervals of the differences are over."""
+    words = {recipe["differences"]["initial"]["over"] for recipe in summary["recipes"].values()}
     return str(words.pop())
 
 

@@ -30,9 +30,9 @@ def verdict(summary: Mapping[str, Any]) -> str:
             + matched(recipes[name], reference, summary["target"])
         )
     if others:
-        resampled = recipes[others[0]]["differences"]["reference"]["resampled"]
+        resampled = recipes[others[0]]["differences"]["reference"]["over"]
         sentences.append(
-            "Differences are paired over the test prompts; their 95 % intervals resample "
+            "Differences are paired over the test prompts; their 95 % intervals are over "
             f"{resampled}."
         )
     if len(ranked) > MAX_NAMED:

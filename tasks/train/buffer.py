@@ -19,7 +19,8 @@ REASONS = ("stop", "length")
 class Buffer:
     """Groups in the order in which they came: the prompt's row, its length and the number of
     rollouts of each; of each rollout its length, reward, outcome, finish reason and the version of
-    its policy; and the tokens, with the sampler's log-probabilities."""
+    its policy; and the tokens, with the sampler's log-probabilities and whether they are the
+    policy's own."""
 
     prompt_rows_G: Ints
     prompt_lengths_G: Ints
@@ -32,11 +33,12 @@ class Buffer:
     prompt_tokens_P: Ints
     tokens_N: Ints
     logprobs_N: Floats
+    own_N: Ints
 
     @classmethod
     def empty(cls) -> "Buffer":
-        none, no_numbers = np.zeros(0, dtype=np.int64), np.zeros(0)
-        return cls(none, none, none, none, no_numbers, none, none, none, none, none, no_numbers)
+        kinds: dict[str, Any] = {"rewards_B": float, "logprobs_N": float}
+        return cls(**{f.name: np.zeros(0, kinds.get(f.name, np.int64)) for f in fields(cls)})
 
     @classmethod
     def of(cls, rollouts: Rollouts) -> "Buffer":
@@ -56,6 +58,7 @@ class Buffer:
             flat(prompts, np.int64),
             flat(samples.token_ids, np.int64),
             flat(samples.logprobs, np.float64),
+            rollouts.trained_N().astype(np.int64),
         )
 
     def join(self, other: "Buffer") -> "Buffer":
@@ -79,6 +82,7 @@ class Buffer:
             self.prompt_tokens_P[spans(self.prompt_lengths_G, groups)],
             self.tokens_N[tokens],
             self.logprobs_N[tokens],
+            self.own_N[tokens],
         )
 
     def rollouts(self) -> Rollouts:
@@ -99,6 +103,7 @@ class Buffer:
             self.versions_B,
             np.ones(num, dtype=np.bool_),
             [{}] * num,
+            None if self.own_N.all() else self.own_N > 0,
         )
 
 

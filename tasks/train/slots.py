@@ -208,6 +208,11 @@ def load_slots(settings: TrainSettings, plan: Plan, num_prompts: int) -> Slots:
                 f"train.batch.counts is kept, and train.select {settings.select['method']} does "
                 "not keep a fixed number of every group: set generated"
             )
+        if settings.replay["method"] != "none":
+            raise ParamsError(
+                "train.batch.counts is kept, and train.replay stores whole groups: set generated, "
+                "or replay none"
+            )
         plan = dataclasses.replace(plan, keeps=chosen.keeps)
     return Slots(
         load_method(control, settings.control, plan),

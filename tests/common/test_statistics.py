@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tasks.common.statistics import (
     bootstrap_interval,
+    crossed_interval,
     equal_interval,
     fit_beta,
     mixed_probability,
@@ -96,18 +97,29 @@ def test_equal_values_may_hide_others() -> None:
     assert equal_interval(1.0, 40, (-1.0, 1.0)) == pytest.approx((0.8247, 1.0), abs=1e-4)
 
 
-def test_two_seeds_that_disagree_widen_the_interval() -> None:
-    """One seed solves nothing and one everything: a draw is either twice, once in four each.
+@pytest.mark.parametrize("seed_spread", [0.0, 0.02])
+def test_an_interval_over_seeds_and_prompts_covers(seed_spread: float) -> None:
+    """Where seeds differ, a bootstrap of three of them covers the truth three times in four."""
+    rng = np.random.default_rng(0)
+    covered = 0
+    for _ in range(400):
+        seeds, prompts = rng.normal(0, seed_spread, (3, 1)), rng.normal(0, 0.01, (1, 64))
+        low, high = crossed_interval(seeds + prompts + rng.normal(0, 0.01, (3, 64)), (-1.0, 1.0))
+        covered += low <= 0.0 <= high
+    assert 0.9 <= covered / 400 <= 0.99
 
-    The two seeds' mean is 0.5 and its variance 0.5^2 / 2 * 2 / (2 - 1) = 0.5^2: drawn values are
-    0.5 - 0.5 sqrt(2), 0.5, 0.5 + 0.5 sqrt(2), whose variance is that, and not half of it."""
-    found = bootstrap_interval([[0.0] * 30, [1.0] * 30], 400, np.random.default_rng(0))
-    assert found == pytest.approx((0.5 - 0.5**0.5, 0.5 + 0.5**0.5))
+
+def test_more_seeds_of_noise_alone_narrow_the_interval() -> None:
+    rng, widths = np.random.default_rng(0), []
+    for num_seeds in (3, 5, 10):
+        noise = [rng.normal(0, 0.25, (num_seeds, 256)) for _ in range(40)]
+        ends = np.array([crossed_interval(values, (-1.0, 1.0)) for values in noise])
+        widths.append(float(np.median(ends[:, 1] - ends[:, 0])))
+    assert widths[0] > 1.2 * widths[1] > 1.2 * 1.2 * widths[2]
 
 
 def test_seeds_do_not_multiply_the_prompts() -> None:
     """Three equal seeds say of the prompts what one says."""
     values = np.random.default_rng(1).random(80)
-    one = bootstrap_interval(values, 2000, np.random.default_rng(0))
-    three = bootstrap_interval(np.tile(values, (3, 1)), 2000, np.random.default_rng(0))
-    assert three == pytest.approx(one, abs=0.005)
+    one = bootstrap_interval(values, 4000, np.random.default_rng(0))
+    assert crossed_interval(np.tile(values, (3, 1)), (0.0, 1.0)) == pytest.approx(one, abs=0.006)

@@ -225,7 +225,7 @@ def test_the_verdict_says_who_is_ahead_and_whether_it_can_be_told(
     evidence = read_evidence(layout, Experiment(["grpo", "sgpo"], [0]))
     words = verdict(summary_of(evidence))
     assert re.search(expected, words), words
-    assert "their 95 % intervals resample prompts." in words
+    assert "their 95 % intervals are over prompts." in words
     assert (
         "it takes 2.2 times less charged, 2.2 times less charged_mixed and 2.0 times less executed "
         "compute"

@@ -336,3 +336,40 @@ def test_contrast_keeps_the_shortest_correct_and_the_longest_wrong(
     rollouts: Rollouts = rollouts_of(rewards, [0] * 6, lengths)
     choose = contrast.Method(dataclasses.replace(contrast.EXAMPLE, keep=4))
     assert np.flatnonzero(choose(rollouts, RNG(0))).tolist() == kept
+
+
+# --- what a review of the above found
+
+
+def test_a_group_of_tiny_weights_keeps_its_baseline() -> None:
+    method = min_variance.Method()
+    rollouts = observed_of(rollouts_of([1, 0, 1, 0], [0, 0, 1, 1], [3] * 4))
+    assert rollouts.observed is not None
+    logprobs_N = np.repeat([0.0, 0.0, -400.0, -401.0], 3) / 3
+    both = dataclasses.replace(rollouts.observed, logprobs_N=logprobs_N)
+    found = method(dataclasses.replace(rollouts, observed=both))
+    alone = method(dataclasses.replace(rollouts, observed=both).take(np.array([2, 3])))
+    np.testing.assert_allclose(found[2:], alone)
+    assert found[3] < -0.1
+
+
+def test_a_state_that_is_not_finite_does_not_spoil_the_probe() -> None:
+    state = probe.new_state(2)
+    rows = np.array([[1.0, 1.0], [np.inf, 1.0], [2.0, 1.0]])
+    probe.learn(state, rows, np.array([0.0, 1.0, 1.0]), 0.9)
+    assert np.isfinite(probe.predict(state, rows[::2], 1.0)).all()
+
+
+def test_groups_that_could_not_be_graded_do_not_move_a_prompt_to_one_half() -> None:
+    method = dots.Method(dots.EXAMPLE, passes_of(2, 8, 1))
+    method.observe(rollouts_of([0.0] * 8, [0] * 8, prompt_rows=[0]))
+    before = method.pass_rates().tolist()
+    method.observe(rollouts_of([0.0] * 8, [0] * 8, prompt_rows=[0], errors=8))
+    assert method.pass_rates().tolist() == before
+
+
+def test_a_prompt_that_a_step_visits_twice_is_kept_once() -> None:
+    method = recent.Method(recent.EXAMPLE)
+    method.add(rollouts_of([1, 0, 0, 1], [0, 0, 1, 1], [1, 1, 2, 2], prompt_rows=[7, 7]))
+    assert method.state.prompt_rows_G.tolist() == [7]
+    assert method.state.lengths_B.tolist() == [2, 2]

@@ -11,10 +11,11 @@ import torch
 
 from tasks.common import params
 from tasks.common.artifacts import STEPS, TRAIN_ROLLOUTS
+from tasks.common.params import ParamsError
 from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.save import resume, save
 from tasks.train.loop.trainer import LEARNING_STREAM, Trainer
-from tasks.train.rollouts import Estimate, merge
+from tasks.train.rollouts import Estimate, Features, merge
 from tests.train.worlds import make_trainer, make_world, run_in_process
 
 PROJECT = params.load(Path(__file__).resolve().parents[2] / "params.yaml")
@@ -154,3 +155,30 @@ def test_tokens_of_an_environment_carry_no_gradient(guesser: Path, tmp_path: Pat
     cosine = torch.nn.functional.cosine_similarity(found, whole, dim=0)
     assert cosine.item() == pytest.approx(1.0, abs=2e-4)
     assert trainer.learner.totals(masked, keep_B).num_tokens == own_N.sum()
+
+
+def test_gradient_norms_are_of_one_rollout_each(guesser: Path, tmp_path: Path) -> None:
+    """The norm that autograd finds for the rollout by itself, whatever shares its group."""
+    layout = make_world(tmp_path, guesser, [4] * 6)
+    trainer = make_trainer(layout, batch=BATCH)
+    batch = trainer.sample()
+    assert batch is not None
+    wanted = Features(gradient_norms=True)
+    seen, flops = trainer.learner.observe(batch.fresh, wanted, trainer.slots.loss)
+    assert seen.gradient_norms_B is not None
+    for row in (0, 5, 11):
+        alone = batch.fresh.take(np.array([row]))
+        one, _ = trainer.learner.observe(alone, wanted, trainer.slots.loss)
+        assert one.gradient_norms_B == pytest.approx(seen.gradient_norms_B[row : row + 1], rel=1e-4)
+    plain, forward = trainer.learner.observe(batch.fresh, Features(), trainer.slots.loss)
+    np.testing.assert_allclose(seen.logprobs_N, plain.logprobs_N, atol=1e-4)
+    assert flops > 3.9 * forward  # a pass for the features, and three for the norms
+
+
+def test_replay_and_batches_of_kept_rollouts_are_refused(guesser: Path, tmp_path: Path) -> None:
+    layout = make_world(tmp_path, guesser, [4] * 6)
+    pods = {"method": "pods", "keep": 2}
+    with pytest.raises(ParamsError, match=r"train\.replay stores whole groups"):
+        make_trainer(layout, batch={**BATCH, "counts": "kept"}, select=pods, replay=RECENT)
+    with pytest.raises(ParamsError, match="does not keep a fixed number of every group"):
+        make_trainer(layout, batch={**BATCH, "counts": "kept"})

@@ -142,7 +142,13 @@ class Learner:
         """The policy's view of `rollouts`, and the FLOPs that the pass executed. Ranks look at
         whole groups each, and all of them get all."""
         rows = self.shard_rows(rollouts, np.ones(len(rollouts.group_B), dtype=np.bool_))
-        batches = self.micro_batches(rollouts, rows)
+        # hidden states are taken from whole rows, gradient norms from one rollout at a time
+        batches = self.micro_batches(
+            rollouts,
+            rows,
+            by_group=self.memory.share_prompts and features.hidden_layer is None,
+            max_tokens=1 if features.gradient_norms else None,
+        )
         with self.autocast():
             mine = observe(
                 self.model, batches, self.objective(loss), features, self.policy.architecture
@@ -160,13 +166,21 @@ class Learner:
         groups = self.ranks.shard(np.unique(rollouts.group_B[chosen_B]).tolist())
         return np.flatnonzero(chosen_B & np.isin(rollouts.group_B, groups))
 
-    def micro_batches(self, rollouts: Rollouts, rows: Ints) -> list[MicroBatch]:
+    def micro_batches(
+        self,
+        rollouts: Rollouts,
+        rows: Ints,
+        *,
+        by_group: bool | None = None,
+        max_tokens: int | None = None,
+    ) -> list[MicroBatch]:
+        """See `micro_batches.micro_batches`; by default as the section `learner` says."""
         return micro_batches(
             rollouts,
             rows,
-            self.memory.max_tokens_per_micro_batch,
+            max_tokens or self.memory.max_tokens_per_micro_batch,
             self.model.device,
-            by_group=self.memory.share_prompts,
+            by_group=self.memory.share_prompts if by_group is None else by_group,
             max_shared_tokens=self.memory.max_shared_tokens,
         )
 

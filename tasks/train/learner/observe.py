@@ -52,6 +52,8 @@ def observe(
                 prompt_BD = to_numpy(prompt_means(layer, predicts))
         shared = objective.share_prompts and features.hidden_layer is None
         flops += sum(batch_flops(architecture, batch, shared))
+        if objective.share_prompts:
+            batch.shared[0].biases.clear()  # those of all micro-batches may not fit
         parts.append(
             Observed(
                 to_numpy(logprobs_N),
@@ -74,16 +76,14 @@ def prompt_means(hidden_BLD: torch.Tensor, predicts_BL: torch.Tensor) -> torch.T
 
 
 def gradient_norms(model: PreTrainedModel, batch: MicroBatch, objective: Objective) -> Floats:
-    """[B] the norm of the gradient of each rollout's log-probability: a backward pass each."""
+    """[1] the norm of the gradient of the log-probability of a micro-batch's only rollout: of
+    several, each would need a backward pass over all."""
+    assert len(batch.rows) == 1
     logprobs_N, _ = token_logprobs(model, batch, objective)
-    sums_B = logprobs_N.new_zeros(len(batch.rows)).index_add(0, batch.row_N, logprobs_N)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    norms = []
-    for total in sums_B:
-        gradients = torch.autograd.grad(total, parameters, retain_graph=True, allow_unused=True)
-        squares = [part.float().square().sum() for part in gradients if part is not None]
-        norms.append(float(torch.stack(squares).sum().sqrt()))
-    return np.array(norms)
+    gradients = torch.autograd.grad(logprobs_N.sum(), parameters, allow_unused=True)
+    squares = [part.float().square().sum() for part in gradients if part is not None]
+    return np.array([float(torch.stack(squares).sum().sqrt())])
 
 
 def join_observed(parts: Sequence[Observed]) -> Observed:

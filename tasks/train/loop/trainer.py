@@ -272,7 +272,8 @@ class Trainer:
         mixed = epochs * float(rollouts.tokens_B()[estimate.has_advantage_B(rollouts)].sum())
         has_reference = self.learner.reference is not None
         rollout = charged_flops(architecture, generated=generated)
-        reference = charged_flops(architecture, reference=updated) if has_reference else 0.0
+        kept = updated / epochs  # the reference does not change from epoch to epoch
+        reference = charged_flops(architecture, reference=kept) if has_reference else 0.0
         flat = paper_training_flops(architecture, generated, has_reference=has_reference)
         ledger.add(
             "score",
@@ -313,7 +314,7 @@ class Trainer:
             "nonfinite": update.nonfinite,
             "tokens": int(state.ledger.tokens["generate"]),
             **{f"flops_{account}": state.trained(account) for account in ACCOUNTS},
-            **describe_step(rollouts, estimate.keep_B, update.stats),
+            **describe_step(rollouts, estimate.keep_B, update.stats, len(update.norms)),
         }
         state.steps.append(row)
         if self.run.ranks.is_main:  # which alone writes them

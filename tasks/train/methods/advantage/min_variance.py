@@ -23,7 +23,9 @@ class Method(Advantage):
         sampler_N = np.concatenate([np.asarray(row) for row in rollouts.samples.logprobs])
         gaps_N = observed.logprobs_N - sampler_N
         log_weights_B = np.bincount(rollouts.owner_N(), gaps_N, num)
-        weights_B = np.exp(log_weights_B - log_weights_B.max()) * observed.gradient_norms_B
+        largest_Q = np.full(int(rollouts.group_B.max()) + 1, -np.inf)
+        np.maximum.at(largest_Q, rollouts.group_B, log_weights_B)
+        weights_B = np.exp(log_weights_B - largest_Q[rollouts.group_B]) * observed.gradient_norms_B
         return advantage(rollouts.rewards_B, rollouts.group_B, weights_B)
 
 

@@ -53,11 +53,14 @@ def project(hidden: Floats, dimensions: int) -> Floats:
     after division by their own length."""
     matrix = np.random.default_rng(SEED).standard_normal((hidden.shape[1], dimensions))
     norms = np.maximum(np.linalg.norm(hidden, axis=1, keepdims=True), 1e-12)
-    return np.asarray(hidden / norms @ matrix)
+    return np.asarray(hidden / norms @ matrix / np.sqrt(dimensions))
 
 
 def learn(state: State, features: Floats, targets: Floats, memory: float) -> None:
-    """Forget a little, and add these rows."""
+    """Forget a little, and add these rows, but for those that are not finite: the sums would never
+    be again."""
+    is_finite = np.isfinite(features).all(axis=1) & np.isfinite(targets)
+    features, targets = features[is_finite], targets[is_finite]
     state.products = memory * state.products + features.T @ features
     state.targets = memory * state.targets + features.T @ targets
     state.seen = memory * state.seen + len(features)

@@ -72,7 +72,12 @@ class Method(Control):
         size_Q = np.bincount(graded.group_B, minlength=num_groups)
         correct_Q = np.bincount(graded.group_B, graded.is_correct_B(), num_groups)
         state, memory = self.state, self.settings.memory
-        rows = rollouts.prompt_rows_Q
+        is_known_Q = size_Q > 0  # of a group that could not be graded nothing is known
+        rows, size_Q, correct_Q = (
+            rollouts.prompt_rows_Q[is_known_Q],
+            size_Q[is_known_Q],
+            correct_Q[is_known_Q],
+        )
         np.multiply.at(state.correct, rows, memory)
         np.multiply.at(state.others, rows, memory)
         np.add.at(state.correct, rows, correct_Q)

@@ -75,6 +75,8 @@ class Method(Control):
         size_Q = np.bincount(graded.group_B, minlength=num_groups)
         state, discount = self.state, self.settings.discount
         for row, correct, size in zip(rollouts.prompt_rows_Q, correct_Q, size_Q, strict=True):
+            if size == 0:
+                continue  # nothing of the group was graded, and nothing is known
             state.correct[row] = state.correct[row] * discount + correct
             state.trials[row] = state.trials[row] * discount + size
 

@@ -2,10 +2,11 @@
 sample size (VCPO, arXiv 2602.17616; rule from the authors' code).
 
 Nothing is clipped; the weights of old policy over sampler are truncated by `train.correction`,
-which the paper sets to `{level: sequence, cap: 8.0}`. The learning rate of an update is multiplied
-by min(1, ESS / (B * base)) ** power, with ESS = (sum w)^2 / sum w^2 over the update's B rollouts
-with a gradient, weights not truncated: few rollouts that carry most of the weight move the policy
-less. On-policy the factor is 1. `power` 0.5 is the paper's, 1.0 its linear option."""
+which the paper sets to `{ratio_to: old, level: sequence, cap: 8.0}`; with `ratio_to: sampler` there
+are no weights. The learning rate of an update is multiplied by min(1, ESS / (B * base)) ** power,
+with ESS = (sum w)^2 / sum w^2 over the update's B rollouts with a gradient, weights not truncated:
+few rollouts that carry most of the weight move the policy less. On-policy the factor is 1. `power`
+0.5 is the paper's, 1.0 its linear option."""
 
 from dataclasses import dataclass
 

@@ -46,7 +46,11 @@ class Method(Replay):
         graded = rollouts.where(~rollouts.is_error_B())
         num_groups = len(rollouts.prompt_rows_Q)
         mixed_Q = mixed_groups(graded.rewards_B, graded.group_B, num_groups)
-        fresh = Buffer.of(graded.where(mixed_Q[graded.group_B]))
+        # of a prompt that the step visited twice, the later group
+        latest_Q = np.zeros(num_groups, dtype=np.bool_)
+        latest = {int(rollouts.prompt_rows_Q[q]): int(q) for q in np.flatnonzero(mixed_Q)}
+        latest_Q[list(latest.values())] = True
+        fresh = Buffer.of(graded.where(latest_Q[graded.group_B]))
         old = ~np.isin(self.state.prompt_rows_G, fresh.prompt_rows_G)
         joined = self.state.take(np.flatnonzero(old)).join(fresh)
         first = max(len(joined.sizes_G) - self.settings.capacity, 0)

@@ -3,9 +3,9 @@ the present one (F-TIS, arXiv 2605.22537; rule from digests).
 
 A rollout is kept if its reward is above its group's mean or its KL(policy | sampler) is below
 `limit`. The KL is estimated from the rollout itself, token by token: r log r - (r - 1) with r the
-ratio of policy to sampler, which is never negative and unbiased under the sampler. From the same
-policy all are kept. Use with `train.correction: {level: token, cap: 2.0}`, the truncation of the
-name."""
+ratio of policy to sampler, which is never negative, and unbiased of each token after a prefix of
+the sampler's. From the same policy all are kept. Use with `train.correction: {level: token, cap:
+2.0}`, the truncation of the name."""
 
 from dataclasses import dataclass
 
