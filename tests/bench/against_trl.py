@@ -178,7 +178,7 @@ def main() -> None:
     reports: dict[str, list[Report]] = {side: [] for side in SIDES}
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "world"
-        make_world(root, steps=options.steps, rollouts=options.rollouts)
+        make_world(root, steps=options.steps, rollouts=options.rollouts, seeds=options.repeats)
         for seed in range(options.repeats):
             for side in SIDES:
                 reports[side].append(run_side(side, root, options.steps, seed, points))

@@ -24,10 +24,10 @@ NEVER = 1e30
 
 
 def make_world(
-    root: Path, *, steps: int, group_size: int = 8, rollouts: int = 32, seed: int = 0
+    root: Path, *, steps: int, group_size: int = 8, rollouts: int = 32, seeds: int = 1
 ) -> Layout:
-    """Prompts, policy, parameters, a plan of `steps` steps, and the same prompts in the plan's
-    order as JSON lines."""
+    """Prompts, policy, parameters, a plan of `steps` steps, the same for runs of so many seeds, and
+    its prompts in order as JSON lines."""
     layout, values = Layout(root), parameters(rollouts)
     root.mkdir(parents=True, exist_ok=True)
     (root / "params.yaml").write_text(yaml.safe_dump(values))
@@ -43,7 +43,7 @@ def make_world(
         str(root),
     ]
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL, cwd=PROJECT)
-    write_plan(layout, steps * rollouts // group_size, group_size, seed)
+    write_plan(layout, steps * rollouts // group_size, group_size, seeds)
     return layout
 
 
@@ -69,11 +69,11 @@ def parameters(rollouts: int) -> dict[str, Any]:
     }
 
 
-def write_plan(layout: Layout, visits: int, group_size: int, seed: int) -> None:
+def write_plan(layout: Layout, visits: int, group_size: int, seeds: int) -> None:
     """`visits` groups over the shuffled training prompts, repeated where they run out; and
     order.jsonl."""
     prompts = PROMPTS.read(layout.prompts("train")).to_dicts()
-    order = [prompts[i] for i in np.random.default_rng(seed).permutation(len(prompts))]
+    order = [prompts[i] for i in np.random.default_rng(0).permutation(len(prompts))]
     chosen = [order[i % len(order)] for i in range(visits)]
     rows = [
         {
@@ -86,7 +86,8 @@ def write_plan(layout: Layout, visits: int, group_size: int, seed: int) -> None:
         }
         for i, row in enumerate(chosen)
     ]
-    PLAN.write(layout.plan(RECIPE, 0) / "plan.parquet", PLAN.frame(rows))
+    for seed in range(seeds):
+        PLAN.write(layout.plan(RECIPE, seed) / "plan.parquet", PLAN.frame(rows))
     lines = [json.dumps({"prompt": row["prompt"], "answer": row["answer"]}) for row in chosen]
     (layout.root / "order.jsonl").write_text("\n".join(lines) + "\n")
 
