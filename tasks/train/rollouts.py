@@ -16,6 +16,7 @@ from tasks.engines.engine import Samples, Sampling
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Singles = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 
 ROUNDING = 1e-9  # of the larger reward: what differs by less is equal
@@ -94,8 +95,8 @@ class Observed:
 
     logprobs_N: Floats
     entropies_N: Floats
-    hidden_ND: Floats | None = None
-    prompt_hidden_BD: Floats | None = None
+    hidden_ND: Singles | None = None
+    prompt_hidden_BD: Singles | None = None
     gradient_norms_B: Floats | None = None
 
     def take(self, rows: Ints, places: Ints) -> "Observed":

@@ -214,7 +214,7 @@ def update_passes(
                 gains_N = torch.from_numpy(advantages_B[batch.rows]).to(logprobs_N)[batch.row_N]
                 seen, _ = corrected_tokens(
                     logprobs_N,
-                    None,
+                    logprobs_N.detach(),
                     batch.sampler_logprobs_N,
                     gains_N,
                     batch.row_N,

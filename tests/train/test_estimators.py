@@ -223,7 +223,9 @@ def test_weights_are_capped_and_carry_no_gradient() -> None:
     """On-policy the loss is REINFORCE with truncated importance weights (TIS)."""
     logprobs = LOGPROBS.clone().requires_grad_()
     gains, row_N = torch.tensor([2.0, 2.0, 2.0, -1.0]), torch.tensor([0, 0, 0, 1])
-    tokens, cut_N = corrected_tokens(logprobs, None, LOGPROBS - GAPS, gains, row_N, 2, TRUNCATED)
+    tokens, cut_N = corrected_tokens(
+        logprobs, logprobs.detach(), LOGPROBS - GAPS, gains, row_N, 2, TRUNCATED
+    )
     assert cut_N.tolist() == [True, False, False, False]
     loss, stats = loss_of(clip, tokens, StepTotals(4, 2, 3), **CLIP, clip_high=0.28)
     weights = np.array([1.2, 1.0, np.exp(-0.6), np.exp(0.1)])
@@ -239,7 +241,9 @@ def exact_gradient(sampler: torch.Tensor, correction: Correction) -> np.ndarray:
     scores = SCORES.clone().requires_grad_()
     logprobs = scores.log_softmax(-1)
     rows = torch.arange(6)
-    tokens, _ = corrected_tokens(logprobs, None, sampler.log(), GAINS, rows, 6, correction)
+    tokens, _ = corrected_tokens(
+        logprobs, logprobs.detach(), sampler.log(), GAINS, rows, 6, correction
+    )
     tokens = dataclasses.replace(tokens, weights_N=tokens.weights_N * sampler)
     settings = {"clip_low": 0.2, "clip_high": 0.28, "ratio": "token", "normalize": "token"}
     loss, _ = loss_of(clip, tokens, StepTotals(1, 6, 1), **settings)

@@ -1,6 +1,7 @@
 """An engine that samples from other weights than the trainer's is found, one update old or more."""
 
 import copy
+import dataclasses
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -51,3 +52,24 @@ def test_weights_that_arrive_are_let_through(guesser: Path, tmp_path: Path) -> N
     trainer = run(guesser, tmp_path, lost=set())
     assert trainer.learner.version == sum(row["updated"] for row in trainer.state.steps) > 3
     assert max(row["log_ratio_mean"] or 0.0 for row in trainer.state.steps) < 1e-5
+
+
+def test_with_several_updates_a_batch_every_fresh_rollout_is_looked_at(
+    guesser: Path, tmp_path: Path
+) -> None:
+    """Only the first of them sees the policy that sampled."""
+    layout = make_world(tmp_path, guesser, [4, 4, 4] * 4)
+    updates = {"epochs": 1, "minibatches": 3}
+    trainer = make_trainer(layout, updates=updates, advantage={"method": "rloo"})
+    with closing(trainer.collector.grader):
+        batch = trainer.sample()
+    assert batch is not None
+    samples = batch.fresh.samples
+    for stale in (0, 5, 11):
+        logprobs = [list(row) for row in samples.logprobs]
+        logprobs[stale] = [value - 0.1 for value in logprobs[stale]]
+        other = dataclasses.replace(samples, logprobs=logprobs)
+        seen = trainer.observe_policy(dataclasses.replace(batch.fresh, samples=other))
+        rng = trainer.rng(1)
+        with pytest.raises(TrainingError, match="step 0: the engine hf .* at policy version 0"):
+            trainer.update(seen, trainer.estimate(seen, rng), 1e-4, rng)

@@ -271,7 +271,9 @@ def test_kl_is_zero_at_the_reference_and_pulls_back_to_it(step: tuple[Any, Rollo
     (true,) = torch.autograd.grad((mine.exp() * (mine - other)).sum(), scores, retain_graph=True)
     # for each token that the sampler may draw
     correction = dataclasses.replace(CORRECTION, cap=1e9)
-    tokens, _ = corrected_tokens(mine, None, sampler, mine.detach(), torch.arange(5), 5, correction)
+    tokens, _ = corrected_tokens(
+        mine, mine.detach(), sampler, mine.detach(), torch.arange(5), 5, correction
+    )
     estimates = unbiased_kl(tokens, other)
     (expected,) = torch.autograd.grad((sampler.exp() * estimates).sum(), scores)
     np.testing.assert_allclose(expected, true, atol=1e-12)

@@ -39,7 +39,7 @@ def importance_weights(
 
 def corrected_tokens(
     logprobs_N: torch.Tensor,
-    old_logprobs_N: torch.Tensor | None,
+    old_logprobs_N: torch.Tensor,
     sampler_logprobs_N: torch.Tensor,
     advantages_N: torch.Tensor,
     row_N: torch.Tensor,
@@ -48,14 +48,15 @@ def corrected_tokens(
 ) -> tuple[Tokens, torch.Tensor]:
     """The tokens as a loss takes them, and [N] whether the cap cut their weight.
 
-    The old policy is that before the batch's first update; for `old_logprobs_N` None, where there
-    is but one, it is the policy, without gradient. `ratio_to: sampler` divides by the sampler
-    instead and leaves the weights at 1.
+    The old policy is that before the batch's first update; where there is but one, it is the
+    policy, without gradient. `ratio_to: sampler` divides by the sampler instead and leaves the
+    weights at 1.
     """
     if correction.ratio_to == "sampler":
         ones_N = torch.ones_like(sampler_logprobs_N)
         tokens = Tokens(logprobs_N, sampler_logprobs_N, ones_N, advantages_N, row_N, num_rows)
         return tokens, torch.zeros_like(row_N, dtype=torch.bool)
-    old_N = logprobs_N.detach() if old_logprobs_N is None else old_logprobs_N
-    weights_N, cut_N = importance_weights(old_N, sampler_logprobs_N, row_N, num_rows, correction)
-    return Tokens(logprobs_N, old_N, weights_N, advantages_N, row_N, num_rows), cut_N
+    weights_N, cut_N = importance_weights(
+        old_logprobs_N, sampler_logprobs_N, row_N, num_rows, correction
+    )
+    return Tokens(logprobs_N, old_logprobs_N, weights_N, advantages_N, row_N, num_rows), cut_N

@@ -8,6 +8,7 @@ Legend: B rollouts, N their completion tokens, D hidden size.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,8 +49,9 @@ def observe(
                 logprobs_N, entropies_N = chunked_logprobs(
                     model, states.last_hidden_state[predicts], batch.targets_N, objective
                 )
-                hidden_ND = to_numpy(layer[predicts])
-                prompt_BD = to_numpy(prompt_means(layer, predicts))
+                # in float32: they are by far the largest of what is observed
+                hidden_ND = layer[predicts].float().cpu().numpy()
+                prompt_BD = prompt_means(layer, predicts).cpu().numpy()
         shared = objective.share_prompts and features.hidden_layer is None
         flops += sum(batch_flops(architecture, batch, shared))
         if objective.share_prompts:
@@ -89,7 +91,7 @@ def gradient_norms(model: PreTrainedModel, batch: MicroBatch, objective: Objecti
 def join_observed(parts: Sequence[Observed]) -> Observed:
     """The views of several lots of rollouts, one after another."""
 
-    def joined(name: str) -> Floats | None:
+    def joined(name: str) -> Any:
         arrays = [array for part in parts if (array := getattr(part, name)) is not None]
         return np.concatenate(arrays) if arrays else None
 

@@ -88,6 +88,7 @@ class UpdateStats:
         self,
         tokens: Tokens,
         cut_N: torch.Tensor,
+        old_logprobs_N: torch.Tensor,
         sampler_logprobs_N: torch.Tensor,
         is_current_B: torch.Tensor,
     ) -> None:
@@ -98,7 +99,7 @@ class UpdateStats:
         self.squared_weights += float((tokens.weights_N**2).sum())
         log_ratios_N = tokens.logprobs_N.detach() - sampler_logprobs_N
         self.log_ratios.append(log_ratios_N[is_current_B[tokens.row_N]].cpu())
-        self.log_weights.append(tokens.by_row(tokens.old_logprobs_N - sampler_logprobs_N).cpu())
+        self.log_weights.append(tokens.by_row(old_logprobs_N - sampler_logprobs_N).cpu())
 
 
 def merge_stats(parts: list[UpdateStats]) -> UpdateStats:
@@ -130,7 +131,9 @@ def accumulate_gradients(
         sampler_N = batch.sampler_logprobs_N[own]
 
         # the tokens as the loss takes them
-        old_N = None if flat.old_N is None else flat.of(batch, flat.old_N, logprobs_N)[own]
+        old_N = logprobs_N.detach()
+        if flat.old_N is not None:
+            old_N = flat.of(batch, flat.old_N, logprobs_N)[own]
         tokens, cut_N = corrected_tokens(
             logprobs_N,
             old_N,
@@ -157,7 +160,7 @@ def accumulate_gradients(
         stats.entropy += entropy_N.sum().item()
         stats.clipped += float(sums["clipped"])
         is_current_B = torch.from_numpy(batch.versions_B == flat.version).to(logprobs_N.device)
-        stats.count(tokens, cut_N, sampler_N, is_current_B)
+        stats.count(tokens, cut_N, old_N, sampler_N, is_current_B)
         body, head = batch_flops(architecture, batch, objective.share_prompts)
         again = computed_again(model, batch, objective)
         stats.flops += (3.0 + again[0]) * body + (3.0 + again[1]) * head

@@ -13,6 +13,7 @@ import torch
 
 from tasks.common.ledger import ACCOUNTS, charged_flops, paper_training_flops
 from tasks.common.statistics import bootstrap_interval
+from tasks.train.buffer import flat
 from tasks.train.learner.learner import Learner
 from tasks.train.learner.micro_batches import minibatches
 from tasks.train.learner.update import UpdateStats, learning_rate, merge_stats
@@ -22,6 +23,7 @@ from tasks.train.loop.state import Run, State, TrainingError
 from tasks.train.rollouts import (
     Estimate,
     Features,
+    Floats,
     GroupRequest,
     Ints,
     Prompts,
@@ -170,7 +172,7 @@ class Trainer:
         finite ends them."""
         if not all(np.isfinite(logprobs).all() for logprobs in rollouts.samples.logprobs):
             # a policy that is not finite may not show it in the gradient: no group may be mixed
-            self.skip_nonfinite(rollouts)
+            self.skip_nonfinite(rollouts, 0)
             return Update(UpdateStats(), [], 1.0, True)
         parts = [
             rows
@@ -179,6 +181,8 @@ class Trainer:
         ]
         if parts:
             self.collector.engine.sleep()
+        if estimate.old_N is not None:  # the only pass at which all fresh rollouts are current
+            self.check_sampler([fresh_log_ratios(rollouts, estimate.old_N)], self.where())
         stats, norms, factor, is_finite = [UpdateStats()], list[float](), 1.0, True
         for rows in parts:
             part = rollouts.take(rows)
@@ -188,9 +192,9 @@ class Trainer:
             stats.append(gradient.stats)
             is_finite = gradient.is_finite
             if not is_finite:
-                self.skip_nonfinite(rollouts)
+                self.skip_nonfinite(rollouts, len(norms))
                 break
-            self.check_sampler(gradient.stats.log_ratios, f"step {self.state.num_steps}")
+            self.check_sampler(gradient.stats.log_ratios, self.where())
             log_weights_B = torch.cat(gradient.stats.log_weights).double().numpy()
             factor = self.slots.loss.rate_factor(log_weights_B)
             self.learner.step(rate * factor)
@@ -224,19 +228,26 @@ class Trainer:
         self.slots.advantage.observe(rollouts)
         self.slots.replay.add(fresh)
 
-    def skip_nonfinite(self, rollouts: Rollouts) -> None:
-        """Leave the policy as it was. The step's rollouts are in the record, to be replayed with
-        --from-rollouts."""
+    def skip_nonfinite(self, rollouts: Rollouts, num_updates: int) -> None:
+        """Leave the policy as the step's updates so far made it. The step's rollouts are in the
+        record, to be replayed with --from-rollouts."""
         ids = self.prompts.ids[rollouts.prompt_rows_Q].unique().sort()
         message = (
-            f"step {self.state.num_steps}: loss, gradient or log-probabilities are not finite; "
+            f"{self.where()}: loss, gradient or log-probabilities are not finite; "
             f"prompts: {', '.join(ids)}"
         )
         limit = self.guards.max_nonfinite_steps
         before = self.state.steps[-limit + 1 :] if limit > 1 else []
         if len(before) == limit - 1 and all(row["nonfinite"] for row in before):
             raise TrainingError(f"{message}; that is guards.max_nonfinite_steps {limit} in a row")
-        logger.warning("%s; the step is skipped", message)
+        skipped = (
+            f"the step ends after {num_updates} updates" if num_updates else "the step is skipped"
+        )
+        logger.warning("%s; %s", message, skipped)
+
+    def where(self) -> str:
+        """The step, for messages."""
+        return f"step {self.state.num_steps}"
 
     def check_sampler(self, log_ratios: list[torch.Tensor], where: str) -> None:
         """Raise TrainingError unless sampler and trainer hold the same policy. A sampler with stale
@@ -356,3 +367,12 @@ class Trainer:
         }
         state.curve.append(point)
         return point
+
+
+def fresh_log_ratios(rollouts: Rollouts, old_N: Floats) -> torch.Tensor:
+    """The log-probabilities before the update less the sampler's, of the own tokens of fresh
+    rollouts that were sampled with the run's settings."""
+    sampler_N = flat(rollouts.samples.logprobs, np.float64)
+    is_fresh_B = ~rollouts.replayed_B & (rollouts.versions_B >= 0)
+    wanted_N = rollouts.trained_N() & is_fresh_B[rollouts.owner_N()]
+    return torch.from_numpy((old_N - sampler_N)[wanted_N])

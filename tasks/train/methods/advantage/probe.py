@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tasks.common.params import ParamsError, at_least, share
-from tasks.train.rollouts import Floats
+from tasks.train.rollouts import Floats, Singles
 
 SEED = 0  # of the projection, which is the same in every run
 
@@ -48,7 +48,7 @@ def new_state(num_features: int) -> State:
     return State(np.zeros((num_features, num_features)), np.zeros(num_features))
 
 
-def project(hidden: Floats, dimensions: int) -> Floats:
+def project(hidden: Floats | Singles, dimensions: int) -> Floats:
     """[n, dimensions] rows of [n, D] times a fixed random matrix that keeps lengths on average,
     after division by their own length."""
     matrix = np.random.default_rng(SEED).standard_normal((hidden.shape[1], dimensions))
