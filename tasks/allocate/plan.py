@@ -6,6 +6,7 @@ Training never reads the forecast."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +20,8 @@ from tasks.common.artifacts import DECISIONS, PLAN
 from tasks.common.ledger import Architecture, charged_flops, paper_training_flops
 from tasks.common.params import ParamsError
 from tasks.common.statistics import fit_beta, mixed_probability
+
+METHODS = Path(__file__).parents[1] / "train" / "methods"
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -90,6 +93,24 @@ def load_strategy(spec: Mapping[str, Any]) -> tuple[ModuleType, Callable[..., Al
     return module, registry.bind(module.allocate, settings, f"allocate ({spec['strategy']})")
 
 
+def reading_slots(train: Mapping[str, Any]) -> list[str]:
+    """The slots of a recipe's section `train` whose methods read the profile's samples."""
+    return [
+        slot
+        for slot, spec in train.items()
+        if isinstance(spec, Mapping)
+        and "method" in spec
+        and registry.declares(METHODS / slot / f"{spec['method']}.py", "reads_profile")
+    ]
+
+
+def samples_of(plan: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
+    """The rows of SAMPLES of the plan's prompts, in the order in which it first visits them."""
+    visited = plan.select("prompt_id").unique(keep="first", maintain_order=True)
+    found = visited.join(samples, on="prompt_id", how="inner", maintain_order="left_right")
+    return found.select(samples.columns)
+
+
 def make_plan(phases: list[pl.DataFrame], profile: pl.DataFrame) -> pl.DataFrame:
     """Return the PLAN table of the phases. Raises EmptyPlanError with the histogram if there is
     nothing to visit."""
@@ -137,10 +158,10 @@ def forecast(
     *,
     reads_profile: bool,
     strategy: str,
-    select: Mapping[str, Any],
+    train: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return what the plan is expected to cost and yield, beside a uniform plan with its largest
-    group size. `select` is the recipe's selector, as params.yaml has it."""
+    group size. `train` is the recipe's section, as params.yaml has it."""
     passes = int(plan["pass"].max()) + 1  # type: ignore[arg-type]
     largest = int(plan["group_size"].max())  # type: ignore[arg-type]
     uniform = make_plan(
@@ -155,8 +176,8 @@ def forecast(
     return {
         "strategy": strategy,
         "reads_profile": reads_profile,
-        "plan": expect(plan, profile, architecture, profiled if reads_profile else 0, select),
-        "uniform": {**expect(uniform, profile, architecture, 0, select), "group_size": largest},
+        "plan": expect(plan, profile, architecture, profiled if reads_profile else 0, train),
+        "uniform": {**expect(uniform, profile, architecture, 0, train), "group_size": largest},
     }
 
 
@@ -165,15 +186,16 @@ def expect(
     profile: pl.DataFrame,
     architecture: Architecture,
     profiled_tokens: int,
-    select: Mapping[str, Any],
+    train: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the expected rollouts, mixed groups, tokens and FLOPs of a plan for the policy that
     was profiled.
 
     Mixed groups follow from each prompt's posterior pass rate, tokens from its mean length; both
-    drift as the policy learns. What is updated is what `select` keeps, once. Left out: several
-    epochs, features and old log-probabilities, replay; and a kept part of a mixed group counts as
-    mixed."""
+    drift as the policy learns. What is updated is what `select` keeps and what is replayed, every
+    epoch; the old log-probabilities of several updates are scored. A replayed group is taken as
+    mixed, and a kept part of a mixed group counts as mixed. Left out: features that a slot asks
+    for, and a replay that runs empty."""
     visits = plan.join(profile, on="prompt_id", how="left", maintain_order="left")
     profiled = (profile["num_samples"] - profile["error"]).to_numpy()
     prior = fit_beta(profile["correct"].to_numpy(), profiled)
@@ -185,10 +207,17 @@ def expect(
         pl.col("group_size")
         * (pl.col("prompt_tokens") + pl.col("completion_tokens") / pl.col("num_samples"))
     ).to_series()
+    select, updates = train["select"], train["updates"]
     kept_V = kept_share(visits["group_size"].to_numpy(), mixed, select)
-    tokens, updated = float(tokens_V.sum()), float(tokens_V.to_numpy() @ kept_V)
+    tokens, kept = float(tokens_V.sum()), float(tokens_V.to_numpy() @ kept_V)
     in_mixed = tokens_V.to_numpy() @ (mixed if select["method"] == "mixed" else mixed * kept_V)
+    # of every batch, beside the fresh rest of it
+    share = train["replay"].get("share", 0.0)
+    replayed = tokens * share / (1.0 - share) if share < 1.0 else 0.0
+    updated, in_mixed = (updates["epochs"] * (part + replayed) for part in (kept, float(in_mixed)))
+    is_several = updates["epochs"] * updates["minibatches"] > 1
     profiling = charged_flops(architecture, generated=profiled_tokens)
+    fixed = profiling + charged_flops(architecture, reference=(tokens + replayed) * is_several)
     return {
         "visits": len(plan),
         "prompts": plan["prompt_id"].n_unique(),
@@ -198,9 +227,9 @@ def expect(
         "mixed_rate": float(mixed.mean()),
         "tokens": tokens,
         "tokens_updated": updated,
-        "flops_charged": profiling + charged_flops(architecture, generated=tokens, updated=updated),
-        "flops_charged_mixed": profiling
-        + charged_flops(architecture, generated=tokens, updated=float(in_mixed)),
+        "flops_charged": fixed + charged_flops(architecture, generated=tokens, updated=updated),
+        "flops_charged_mixed": fixed
+        + charged_flops(architecture, generated=tokens, updated=in_mixed),
         "flops_charged_paper": profiling
         + paper_training_flops(architecture, tokens, has_reference=False),
     }

@@ -11,9 +11,11 @@ from tasks.allocate.plan import (
     forecast,
     load_strategy,
     make_plan,
+    reading_slots,
+    samples_of,
 )
 from tasks.common import params, stage
-from tasks.common.artifacts import DECISIONS, PLAN, PROFILE
+from tasks.common.artifacts import DECISIONS, PLAN, PROFILE, SAMPLES
 from tasks.common.files import digest_file, read_json, write_json
 from tasks.common.ledger import Architecture
 
@@ -21,13 +23,14 @@ logger = logging.getLogger(__name__)
 
 
 def main(run: stage.Stage) -> None:
-    """Apply the recipe's strategy, and write the plan, the decisions and the forecast."""
+    """Apply the recipe's strategy, and write the plan, the decisions and the forecast; and the
+    profile's samples of the plan's prompts, where a slot of the recipe reads them."""
     recipe, seed = run.coordinates()
     settings = run.section("allocate", AllocateSettings)
     layout = run.layout
     params.at_least(1, allocate__passes=settings.passes)
     chosen = params.recipe(run.params, recipe)
-    spec, select = chosen["allocate"], chosen["train"]["select"]
+    spec, readers = chosen["allocate"], reading_slots(chosen["train"])
     strategy, allocate = load_strategy(spec)
     profile = PROFILE.read(layout.profile / "profile.parquet")
     card = read_json(layout.policy_card)
@@ -48,9 +51,9 @@ def main(run: stage.Stage) -> None:
         plan,
         profile,
         architecture,
-        reads_profile=strategy.reads_profile,
+        reads_profile=strategy.reads_profile or bool(readers),
         strategy=str(spec["strategy"]),
-        select=select,
+        train=chosen["train"],
     )
     counts = decisions.group_by("decision").len().sort("len", descending=True)
     for decision, count in counts.iter_rows():
@@ -64,6 +67,11 @@ def main(run: stage.Stage) -> None:
     out = layout.plan(recipe, seed)
     PLAN.write(out / "plan.parquet", plan)
     DECISIONS.write(out / "decisions.parquet", decisions)
+    samples = SAMPLES.frame([])
+    if readers:
+        samples = samples_of(plan, SAMPLES.read(layout.profile / "samples.parquet"))
+        logger.info("%d samples of the profile for train.%s", len(samples), ", ".join(readers))
+    SAMPLES.write(out / "samples.parquet", samples)
     write_json(out / "forecast.json", expected)
     run.tracker.metrics({key: float(value) for key, value in expected["plan"].items()})
     for name in ("plan.parquet", "forecast.json"):

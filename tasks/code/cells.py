@@ -15,6 +15,7 @@ from tasks.code.verifiers import verifiers_in_use
 from tasks.code.versions import versions
 from tasks.common import params
 from tasks.common.code import digest_of, libraries, module_file, reach
+from tasks.common.registry import declares
 
 Params = Mapping[str, Any]
 
@@ -30,21 +31,28 @@ EXTERNAL_MAKERS = ("tasks.policy.source", "tasks.policy.card")
 @dataclass(frozen=True)
 class Cell:
     """The modules from which a cell's code is reached. `within` cuts it to a folder;
-    `versioned` says whether the versions of its libraries count."""
+    `versioned` says whether the versions of its libraries count. `read` are modules whose files the
+    cell looks into and does not run."""
 
     modules: tuple[str, ...]
+    read: tuple[str, ...] = ()
     within: str = ""
     versioned: bool = True
 
     def digests(self, root: Path) -> dict[str, Any]:
         """What the cell's digest file holds: `files` and `versions`."""
-        reached = {path.relative_to(root).as_posix(): path for path in reach(self.modules, root)}
+        looked_into = {path for name in self.read if (path := module_file(name, root))}
+        reached = {
+            path.relative_to(root).as_posix(): path
+            for path in reach(self.modules, root) | looked_into
+        }
         files = {
             name: path
             for name, path in sorted(reached.items())
             if name.startswith(self.within) and not is_left_out(name)
         }
-        imported = libraries(files.values(), root) if self.versioned else ()
+        run = [path for path in files.values() if path not in looked_into]
+        imported = libraries(run, root) if self.versioned else ()
         return {
             "files": {name: digest_of(path) for name, path in files.items()},
             "versions": versions(imported, root),
@@ -66,7 +74,9 @@ def cells(values: Params, root: Path) -> dict[str, Cell]:
         strategy = named("tasks.allocate.strategies", [chosen["allocate"].get("strategy")], root)
         slots = slot_modules(chosen["train"], root)
         found |= {
-            f"{name}/allocate": Cell(("tasks.allocate.__main__", *strategy)),
+            f"{name}/allocate": Cell(
+                ("tasks.allocate.__main__", *strategy), read=readers_of(slots, root)
+            ),
             f"{name}/train": Cell(("tasks.train.__main__", *slots, *engines, *verifiers)),
             f"{name}/evaluate": found["baseline"],
         }
@@ -109,6 +119,12 @@ def slot_modules(train: Params, root: Path) -> list[str]:
         if isinstance(spec, dict):
             found += named(f"tasks.train.methods.{folder.name}", [spec.get("method")], root)
     return found
+
+
+def readers_of(slots: Iterable[str], root: Path) -> tuple[str, ...]:
+    """The methods that read the profile: `allocate` looks for that line in their files."""
+    files = {module: module_file(module, root) for module in slots}
+    return tuple(name for name, file in files.items() if file and declares(file, "reads_profile"))
 
 
 def named(package: str, names: Iterable[Any], root: Path) -> list[str]:

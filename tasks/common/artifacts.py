@@ -192,6 +192,30 @@ ROLLOUTS = Table(
 the rest; `parts` are those of a composite's verifiers. `reward` is 1 for `correct` and 0 for the
 rest, of a composite the weighted sum."""
 
+SAMPLES = Table(
+    "samples",
+    {
+        "prompt_id": pl.String,
+        "sample_index": pl.Int32,
+        "outcome": pl.String,
+        "reward": pl.Float64,
+        "finish_reason": pl.String,
+        "token_ids": pl.List(pl.Int32),
+        "logprobs": pl.List(pl.Float32),
+    },
+    {
+        "prompt_id": "5d41402abc4b2a76",
+        "sample_index": 3,
+        "outcome": "correct",
+        "reward": 1.0,
+        "finish_reason": "stop",
+        "token_ids": [11, 2],
+        "logprobs": [-0.1, -0.01],
+    },
+)
+"""The rollouts of a profile as tokens, to be trained on; `logprobs` is null where the engine did
+not keep them (`store.logprobs`)."""
+
 PROFILE = Table(
     "profile",
     {
@@ -458,6 +482,7 @@ TABLES = (
     REJECTED,
     CONTAMINATION,
     ROLLOUTS,
+    SAMPLES,
     PROFILE,
     PLAN,
     DECISIONS,

@@ -4,12 +4,14 @@ method is a new file.
 Settings from params.yaml are bound to a method's keyword-only arguments, and an unknown or missing
 one is an error that names it and lists what the method takes."""
 
+import ast
 import functools
 import importlib
 import inspect
 import pkgutil
 import typing
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -33,6 +35,18 @@ def load(package: ModuleType, name: Any, where: str) -> ModuleType:
     if name not in names(package):
         raise ParamsError(f"{where} is {name!r}; there is: {', '.join(names(package))}")
     return importlib.import_module(f"{package.__name__}.{name}")
+
+
+def declares(file: Path, flag: str) -> bool:
+    """Whether a method's file has a line `flag = True`. It is read, not imported: who asks need not
+    load what the file needs."""
+    lines = ast.parse(file.read_bytes()).body if file.exists() else []
+    return any(
+        isinstance(line, ast.Assign)
+        and [ast.unparse(target) for target in line.targets] == [flag]
+        and ast.unparse(line.value) == "True"
+        for line in lines
+    )
 
 
 def bind(

@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 # the columns that grading and costs need
 VALUES = ["text", "finish_reason", "prompt_tokens", "completion_tokens", "flops", "seconds"]
+TOKENS = ["token_ids", "logprobs"]
 # a prompt's digest and the indices of the samples that are wanted of it
 Group = tuple[str, list[int]]
 
@@ -64,9 +65,10 @@ def sample_prompts(
     *,
     cell: str,
     greedy: bool,
+    with_tokens: bool = False,
 ) -> tuple[pl.DataFrame, Usage]:
     """Return `num_samples` rollouts a prompt, as the store's rows with their prompts' answers and
-    verifiers, and the usage.
+    verifiers, and where asked for their tokens; and the usage.
 
     `cell` is the stage that asks, for the note it writes (see `usage.py`)."""
     if prompts.is_empty():
@@ -100,7 +102,8 @@ def sample_prompts(
     kind = "greedy" if greedy else "sampled"
     device = torch_device(settings.engine.device).type
     with exclusive(layout.locks / f"device-{device}", "the device"):
-        usage, sampled = complete(view, sampler, asked, read_note(layout, cell, kind))
+        columns = VALUES + TOKENS * with_tokens
+        usage, sampled = complete(view, sampler, asked, read_note(layout, cell, kind), columns)
     write_note(layout, cell, kind, asked, usage.summary)
     logger.info("%s", usage.summary)
     # prompts of equal text share their samples
@@ -126,10 +129,14 @@ class Sampler:
 
 
 def complete(
-    view: StoreView, sampler: Sampler, asked: dict[str, Any], last: Mapping[str, Any] | None
+    view: StoreView,
+    sampler: Sampler,
+    asked: dict[str, Any],
+    last: Mapping[str, Any] | None,
+    columns: list[str],
 ) -> tuple[Usage, pl.DataFrame]:
-    """Sample what is missing and read all that is wanted; repeat when reading finds a damaged
-    shard."""
+    """Sample what is missing and read the columns of all that is wanted; repeat when reading finds
+    a damaged shard."""
     usage = Usage(0, 0, 0, 0.0, "")
     while True:
         missing = view.missing(view.wanted)
@@ -137,7 +144,7 @@ def complete(
             why = explain(last, asked, view.prompts(), missing, view.store.num_damaged())
             logger.info("sampling %d of %d rollouts: %s", len(missing), len(view.wanted), why)
             usage += replace(fill_store(view, missing, sampler), why=why)
-        rows = view.read(VALUES)
+        rows = view.read(columns)
         if len(rows) == len(view.wanted):
             reused = max(len(rows) - usage.sampled_rollouts, 0)
             return replace(usage, reused_rollouts=reused), rows

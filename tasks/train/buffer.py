@@ -11,6 +11,7 @@ import numpy as np
 from tasks.common.artifacts import OUTCOMES
 from tasks.engines.engine import Samples
 from tasks.train.rollouts import Floats, Ints, Rollouts
+from tasks.train.settings import BatchSettings
 
 REASONS = ("stop", "length")
 
@@ -60,6 +61,10 @@ class Buffer:
             flat(samples.logprobs, np.float64),
             rollouts.trained_N().astype(np.int64),
         )
+
+    def cost_G(self, batch: BatchSettings) -> Ints:
+        """What each group counts for, in the batch's unit."""
+        return self.sizes_G if batch.unit == "rollouts" else np.ones_like(self.sizes_G)
 
     def join(self, other: "Buffer") -> "Buffer":
         """These groups, then the other ones."""

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from tasks.common import params, process, stage
-from tasks.common.artifacts import PLAN, PROMPTS, TRAIN_ROLLOUTS
+from tasks.common.artifacts import PLAN, PROMPTS, SAMPLES, TRAIN_ROLLOUTS
 from tasks.common.files import digest, digest_file
 from tasks.engines.engine import (
     EngineSettings,
@@ -39,6 +39,7 @@ from tasks.train.loop.state import Run, State, TrainingError
 from tasks.train.loop.sync import train
 from tasks.train.loop.trainer import Trainer
 from tasks.train.plan import Plan, read_plan
+from tasks.train.profile import Profile
 from tasks.train.rollouts import Prompts
 from tasks.train.settings import CheckpointSettings, Guards, LearnerSettings, TrainSettings
 from tasks.train.slots import load_slots
@@ -87,8 +88,7 @@ def main(run: stage.Stage) -> None:
         ranks.barrier()  # the others wait here until this run owns its checkpoints
         told = Run(policy, settings, sections.sampling, ranks, seed)
         grader = stack.enter_context(Grader(sections.verify))
-        table = PLAN.read(layout.plan(recipe, seed) / "plan.parquet")
-        trainer, plan = build(run, told, sections, grader, table)
+        trainer, plan = build(run, told, sections, grader)
         if replayed is not None:
             components["from_rollouts"] = digest_file(replayed)
             trainer.collector.recorded = TRAIN_ROLLOUTS.read(replayed)
@@ -120,6 +120,7 @@ def input_files(run: stage.Stage) -> dict[str, Path]:
         "prompts": layout.prompts("train"),
         "validation": layout.prompts("validation"),
         "plan": layout.plan(*coordinates) / "plan.parquet",
+        "samples": layout.plan(*coordinates) / "samples.parquet",
     }
 
 
@@ -153,12 +154,11 @@ def run_parameters(settings: TrainSettings, sections: Sections) -> dict[str, Any
     }
 
 
-def build(
-    run: stage.Stage, told: Run, sections: Sections, grader: Grader, plan_table: pl.DataFrame
-) -> tuple[Trainer, Plan]:
+def build(run: stage.Stage, told: Run, sections: Sections, grader: Grader) -> tuple[Trainer, Plan]:
     """The trainer at step 0, and its plan: the initial policy in float32 (the optimizer's
     precision), the engine, the prompts."""
     policy, settings = told.policy, told.settings
+    files = input_files(run)
     device = torch_device(sections.engine.device)
     trusted = policy.trust_remote_code
     model = load_model(policy.folder, dtype=torch.float32, device=device, trust_remote_code=trusted)
@@ -167,11 +167,12 @@ def build(
     learner = Learner(policy, model, settings, sections.learner, told.sampling, told.ranks)
     tokenizer = load_tokenizer(policy.folder, trust_remote_code=trusted)
     prompts, validation = (
-        read_prompts(PROMPTS.read(run.layout.prompts(split)), tokenizer, told)
-        for split in ("train", "validation")
+        read_prompts(PROMPTS.read(files[name]), tokenizer, told)
+        for name in ("prompts", "validation")
     )
-    plan = read_plan(plan_table, prompts.ids, settings.batch)
-    slots = load_slots(settings, plan, len(prompts))
+    plan = read_plan(PLAN.read(files["plan"]), prompts.ids, settings.batch)
+    profile = Profile(SAMPLES.read(files["samples"]), prompts)
+    slots = load_slots(settings, plan, len(prompts), profile)
     engine = load_engine(sections.engine, policy, model)
     collector = Collector(told, engine, slots.generate, tokenizer, grader)
     trainer = Trainer(

@@ -7,6 +7,9 @@ A method is one file in its slot's folder under `methods/`. It holds
   `method`. It is `Method`'s first argument, and raises ParamsError for a value that makes no sense;
 - `EXAMPLE`, with `Settings`: settings that make sense, which the contract tests use.
 
+- `reads_profile = True`, where it wants the profile's rollouts: `Method`'s last argument (Profile),
+  written by `allocate` and charged to the recipe.
+
 What changes during a run is in `Method.state`, a dataclass of numbers and arrays, None where there
 is nothing to remember. It is all that a checkpoint keeps of a method. Randomness is handed in.
 
@@ -28,6 +31,7 @@ from tasks.common.params import ParamsError, parse
 from tasks.engines.engine import Engine, Request, Samples
 from tasks.train.methods import advantage, control, generate, loss, replay, select
 from tasks.train.plan import Plan
+from tasks.train.profile import Profile
 from tasks.train.rollouts import (
     Bools,
     Features,
@@ -120,9 +124,17 @@ class Replay(Protocol):
         by that."""
         return 0
 
-    def draw(self, rng: np.random.Generator, room: int) -> Rollouts | None:
+    def draw(self, rng: np.random.Generator, room: int, batch: BatchSettings) -> Rollouts | None:
         """Rollouts to train on beside the step's fresh ones, as many as `room` said."""
         ...
+
+    def unscored(self) -> Rollouts | None:
+        """Rollouts of the initial policy without log-probabilities. Asked before the first step,
+        when the trainer can still compute them."""
+        return None
+
+    def score(self, logprobs_N: Floats) -> None:
+        """Take the log-probabilities of the completion tokens of what `unscored` gave."""
 
 
 class Advantage(Protocol):
@@ -199,9 +211,11 @@ def fill_state(state: Any, arrays: Arrays) -> None:
         setattr(state, field.name, value if is_array else value.item())
 
 
-def load_slots(settings: TrainSettings, plan: Plan, num_prompts: int) -> Slots:
+def load_slots(
+    settings: TrainSettings, plan: Plan, num_prompts: int, profile: Profile | None = None
+) -> Slots:
     """The method of every slot. Raises ParamsError naming a slot's unknown method or setting."""
-    chosen: Select = load_method(select, settings.select)
+    chosen: Select = load_method(select, settings.select, profile=profile)
     if settings.batch.counts == "kept":
         if chosen.keeps is None:
             raise ParamsError(
@@ -215,17 +229,20 @@ def load_slots(settings: TrainSettings, plan: Plan, num_prompts: int) -> Slots:
             )
         plan = dataclasses.replace(plan, keeps=chosen.keeps)
     return Slots(
-        load_method(control, settings.control, plan),
-        load_method(generate, settings.generate, num_prompts),
+        load_method(control, settings.control, plan, profile=profile),
+        load_method(generate, settings.generate, num_prompts, profile=profile),
         chosen,
-        load_method(replay, settings.replay),
-        load_method(advantage, settings.advantage),
-        load_method(loss, settings.loss),
+        load_method(replay, settings.replay, profile=profile),
+        load_method(advantage, settings.advantage, profile=profile),
+        load_method(loss, settings.loss, profile=profile),
     )
 
 
-def load_method(package: ModuleType, spec: Spec, *arguments: Any) -> Any:
-    """The `Method` of the file in `package` that `spec["method"]` names, with its settings."""
+def load_method(
+    package: ModuleType, spec: Spec, *arguments: Any, profile: Profile | None = None
+) -> Any:
+    """The `Method` of the file in `package` that `spec["method"]` names, with its settings; with
+    the profile, where it reads it."""
     slot = package.__name__.rpartition(".")[2]
     if "method" not in spec:
         known = ", ".join(registry.names(package))
@@ -236,7 +253,9 @@ def load_method(package: ModuleType, spec: Spec, *arguments: Any) -> Any:
         values, getattr(module, "Settings", NoSettings), f"train.{slot} ({spec['method']})"
     )
     if hasattr(module, "Settings"):
-        return module.Method(settings, *arguments)
+        arguments = (settings, *arguments)
+    if getattr(module, "reads_profile", False):
+        arguments = (*arguments, profile)
     return module.Method(*arguments)
 
 

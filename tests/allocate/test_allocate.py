@@ -14,8 +14,10 @@ from tasks.allocate.plan import (
     forecast,
     load_strategy,
     make_plan,
+    reading_slots,
+    samples_of,
 )
-from tasks.common.artifacts import OUTCOMES, PROFILE
+from tasks.common.artifacts import OUTCOMES, PROFILE, SAMPLES
 from tasks.common.ledger import Architecture
 from tasks.common.params import ParamsError
 from tasks.common.registry import names
@@ -32,6 +34,12 @@ SPECS = {
 }
 
 ALL, MIXED = {"method": "all"}, {"method": "mixed"}
+
+
+def train_of(select: dict[str, object], **changes: dict[str, object]) -> dict[str, object]:
+    """What the forecast reads of a recipe's section `train`."""
+    plain = {"updates": {"epochs": 1, "minibatches": 1}, "replay": {"method": "none"}}
+    return {**plain, "select": select, **changes}
 
 
 def profile_of(counts: list[tuple[int, int]]) -> pl.DataFrame:
@@ -203,7 +211,7 @@ def test_a_matched_plan_costs_what_sgpos_does(name: str) -> None:
             architecture,
             reads_profile=reads_profile,
             strategy=str(spec["strategy"]),
-            select=ALL,
+            train=train_of(ALL),
         )["plan"]
     ours, theirs = forecasts[name], forecasts["sgpo"]
     assert ours["flops_charged"] == pytest.approx(
@@ -271,7 +279,7 @@ def test_forecast_by_hand() -> None:
     profile = profile_of([(4, 8)] * 5)  # 9 prompt tokens and 96 / 8 completion tokens a sample: 21
     _, plan = run({"strategy": "uniform", "group_size": 4}, profile, passes=2)
     expected = forecast(
-        plan, profile, architecture, reads_profile=False, strategy="uniform", select=ALL
+        plan, profile, architecture, reads_profile=False, strategy="uniform", train=train_of(ALL)
     )
     assert expected["plan"]["rollouts"] == 40
     assert expected["plan"]["tokens"] == 40 * 21
@@ -279,7 +287,7 @@ def test_forecast_by_hand() -> None:
     assert expected["plan"]["flops_charged_paper"] == 8 * 10 * 40 * 21
     assert expected["uniform"] == {**expected["plan"], "group_size": 4}
     reading = forecast(
-        plan, profile, architecture, reads_profile=True, strategy="uniform", select=ALL
+        plan, profile, architecture, reads_profile=True, strategy="uniform", train=train_of(ALL)
     )
     assert (
         reading["plan"]["flops_charged"] - expected["plan"]["flops_charged"] == 2 * 10 * 5 * 8 * 21
@@ -295,7 +303,12 @@ def test_the_forecast_charges_updates_of_what_select_keeps() -> None:
 
     def expected(select: dict[str, object]) -> dict[str, float]:
         found = forecast(
-            plan, profile, architecture, reads_profile=False, strategy="uniform", select=select
+            plan,
+            profile,
+            architecture,
+            reads_profile=False,
+            strategy="uniform",
+            train=train_of(select),
         )["plan"]
         assert found["tokens"] == 40 * 21
         return found
@@ -309,3 +322,44 @@ def test_the_forecast_charges_updates_of_what_select_keeps() -> None:
     assert mixed["flops_charged"] == pytest.approx(mixed["flops_charged_mixed"])
     assert mixed["flops_charged_mixed"] == pytest.approx(everything["flops_charged_mixed"])
     assert mixed["flops_charged"] < everything["flops_charged"]
+
+
+def test_the_forecast_charges_every_epoch_replay_and_old_log_probabilities() -> None:
+    architecture = Architecture(
+        num_matmul_parameters=10, num_head_parameters=2, num_layers=1, attention_width=4
+    )
+    profile = profile_of([(4, 8)] * 5)
+    _, plan = run({"strategy": "uniform", "group_size": 4}, profile, passes=2)
+    updates = {"epochs": 2, "minibatches": 3}
+    replay = {"method": "recent", "share": 0.2, "capacity": 9}
+    train = train_of(ALL, updates=updates, replay=replay)
+    found = forecast(
+        plan, profile, architecture, reads_profile=False, strategy="uniform", train=train
+    )["plan"]
+    tokens = 40 * 21  # 0.8 of what a step trains on
+    assert found["tokens_updated"] == pytest.approx(2 * tokens / 0.8)
+    scored = 2 * 10 * tokens / 0.8
+    assert found["flops_charged"] == pytest.approx(
+        2 * 10 * tokens + 6 * 10 * 2 * tokens / 0.8 + scored
+    )
+
+
+def test_a_slot_that_reads_the_profile_is_found_without_loading_it() -> None:
+    train = train_of(ALL, replay={"method": "profile", "share": 0.5, "capacity": 4})
+    assert reading_slots(train) == ["replay"]
+    assert reading_slots(train_of(ALL, replay={"method": "recent"})) == []
+    assert reading_slots(train_of({"method": "no_such_selector"})) == []
+
+
+def test_the_samples_of_the_plans_prompts_are_in_its_order() -> None:
+    plan = pl.DataFrame({"prompt_id": ["b", "a", "b"]})
+    rows = [
+        {**SAMPLES.example, "prompt_id": name, "sample_index": k} for name in "abc" for k in (0, 1)
+    ]
+    found = samples_of(plan, SAMPLES.frame(rows))
+    assert found.select("prompt_id", "sample_index").rows() == [
+        ("b", 0),
+        ("b", 1),
+        ("a", 0),
+        ("a", 1),
+    ]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from tasks.common.artifacts import PLAN, PROMPTS, Layout
+from tasks.common.artifacts import PLAN, PROMPTS, SAMPLES, Layout
 
 PROJECT = Path(__file__).resolve().parents[2]
 RECIPE = "bench"
@@ -88,6 +88,7 @@ def write_plan(layout: Layout, visits: int, group_size: int, seeds: int) -> None
     ]
     for seed in range(seeds):
         PLAN.write(layout.plan(RECIPE, seed) / "plan.parquet", PLAN.frame(rows))
+        SAMPLES.write(layout.plan(RECIPE, seed) / "samples.parquet", SAMPLES.frame([]))
     lines = [json.dumps({"prompt": row["prompt"], "answer": row["answer"]}) for row in chosen]
     (layout.root / "order.jsonl").write_text("\n".join(lines) + "\n")
 

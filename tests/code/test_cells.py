@@ -17,7 +17,7 @@ from tasks.common import code, params
 from tasks.common.code import ROOT
 
 VALUES = params.load(ROOT / "params.yaml")
-RECIPES = {"grpo", "sgpo", "pods", "filter_pods", "pods_random"}
+RECIPES = {"grpo", "sgpo", "pods", "filter_pods", "pods_random", "profile_replay"}
 ALL = {**VALUES, "experiment": {"recipes": sorted(RECIPES), "seeds": [0]}}
 
 
@@ -54,6 +54,9 @@ def stale(before: dict[str, Any], root: Path, values: dict[str, Any] = ALL) -> s
 
 def of(stage: str, recipes: set[str]) -> set[str]:
     return {f"{recipe}/{stage}" for recipe in recipes}
+
+
+READERS = {"profile_replay"}
 
 
 def selecting(method: str) -> set[str]:
@@ -103,6 +106,8 @@ def test_an_edit_of_what_nobody_uses_changes_no_digest(before: dict[str, Any], r
         ("train/methods/select/pods.py", of("train", selecting("pods"))),
         ("train/methods/loss/clip.py", of("train", RECIPES)),
         ("allocate/strategies/band.py", {"filter_pods/allocate"}),
+        # allocate looks for the line `reads_profile = True`
+        ("train/methods/replay/profile.py", of("train", READERS) | of("allocate", READERS)),
         ("report/page.py", {"report"}),
         ("policy/training.py", {"policy"}),
         ("policy/families/chain_sum.py", {"policy"}),

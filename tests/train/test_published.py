@@ -133,7 +133,7 @@ def test_replay_gives_its_share_of_mixed_groups_and_the_latest_of_a_prompt() -> 
         method.add(rollouts_of([1, 1], [0, 0], prompt_rows=[9]))  # dead: not kept
     assert method.state.prompt_rows_G.tolist() == [3, 0, 4]
     assert method.room(batch) == 4
-    drawn = method.draw(RNG(0), 4)
+    drawn = method.draw(RNG(0), 4, batch)
     assert drawn is not None
     assert np.bincount(drawn.group_B).tolist() == [2, 2]
     assert set(drawn.versions_B[drawn.prompt_rows_Q[drawn.group_B] == 0]) <= {2}

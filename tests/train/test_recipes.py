@@ -9,7 +9,10 @@ import pytest
 
 from tasks.allocate.plan import load_strategy, make_plan
 from tasks.common import params
+from tasks.common.artifacts import PROMPTS, SAMPLES
 from tasks.train.plan import read_plan
+from tasks.train.profile import Profile
+from tasks.train.rollouts import Prompts
 from tasks.train.settings import TrainSettings
 from tasks.train.slots import load_slots
 from tests.allocate.test_allocate import profile_of
@@ -27,7 +30,8 @@ def test_a_recipe_can_be_planned_and_loaded(name: str) -> None:
     plan = make_plan(allocation.phases, profile_of([(k % 9, 8) for k in range(200)]))
     settings = params.parse(recipe["train"], TrainSettings, "train")
     ids = pl.Series([f"p{k:05d}" for k in range(200)])
-    slots = load_slots(settings, read_plan(plan, ids, settings.batch), len(ids))
+    profile = Profile(SAMPLES.frame([]), Prompts(PROMPTS.frame([]), lambda rows: []))
+    slots = load_slots(settings, read_plan(plan, ids, settings.batch), len(ids), profile)
     request = slots.control.next(START, np.random.default_rng(0))
     assert request is not None
     assert request.counts.sum() >= 1

@@ -14,12 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.common import registry
+from tasks.common.artifacts import PROMPTS, SAMPLES
 from tasks.common.params import ParamsError
 from tasks.common.registry import names
 from tasks.engines.engine import Request, Samples, Sampling
 from tasks.train.methods import advantage, control, generate, loss, replay, select
 from tasks.train.plan import Plan
-from tasks.train.rollouts import Ints, StepTotals, merge
+from tasks.train.profile import Profile
+from tasks.train.rollouts import Ints, Prompts, StepTotals, merge
 from tasks.train.settings import BatchSettings
 from tasks.train.slots import (
     Advantage,
@@ -51,8 +53,8 @@ def example(package: ModuleType, name: str) -> dict[str, Any]:
     return {"method": name, **(asdict(module.EXAMPLE) if hasattr(module, "EXAMPLE") else {})}
 
 
-def make(package: ModuleType, name: str, *arguments: Any) -> Any:
-    return load_method(package, example(package, name), *arguments)
+def make(package: ModuleType, name: str, *arguments: Any, profile: Profile | None = None) -> Any:
+    return load_method(package, example(package, name), *arguments, profile=profile)
 
 
 def comes_back(method: Any) -> None:
@@ -219,10 +221,12 @@ def test_a_control_bears_a_step_that_could_not_be_graded(name: str) -> None:
 
 @pytest.mark.parametrize("name", names(replay))
 def test_replay(name: str) -> None:
-    method: Replay = make(replay, name)
+    profile = Profile(SAMPLES.frame([]), Prompts(PROMPTS.frame([]), lambda rows: []))
+    method: Replay = make(replay, name, profile=profile)
     batch = BatchSettings("rollouts", 8, "generated")
     assert method.room(batch) == 0  # an empty buffer gives nothing
-    assert method.draw(np.random.default_rng(0), 0) is None
+    assert method.draw(np.random.default_rng(0), 0, batch) is None
+    assert method.unscored() is None
     steps = [
         rollouts_of(REWARDS, GROUPS, lengths=[2] * 8, prompt_rows=[4 * n + i for i in range(4)])
         for n in range(3)
@@ -231,7 +235,7 @@ def test_replay(name: str) -> None:
         method.add(rollouts)
     room = method.room(batch)
     assert 0 <= room <= 8
-    drawn = method.draw(np.random.default_rng(0), room)
+    drawn = method.draw(np.random.default_rng(0), room, batch)
     assert (drawn is None) == (room == 0)
     if drawn is not None:
         assert drawn.replayed_B.all()

@@ -11,6 +11,7 @@ import torch
 
 from tasks.common import params
 from tasks.common.artifacts import STEPS, TRAIN_ROLLOUTS
+from tasks.common.ledger import charged_flops
 from tasks.common.params import ParamsError
 from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.save import resume, save
@@ -52,11 +53,13 @@ RECENT = {"method": "recent", "share": 0.5, "capacity": 64}
 
 def run_steps(trainer: Trainer, num: int) -> list[dict[str, Any]]:
     """Steps of the loop, without its files; their rows of STEPS."""
+    trainer.score_replay()
     for _ in range(num):
         batch = trainer.sample()
         assert batch is not None
         rng, rate = trainer.rng(LEARNING_STREAM), trainer.learning_rate()
-        replayed = trainer.slots.replay.draw(rng, batch.replayed)
+        batches = trainer.run.settings.batch
+        replayed = trainer.slots.replay.draw(rng, batch.replayed, batches)
         rollouts = batch.fresh if replayed is None else merge([batch.fresh, replayed])
         rollouts = trainer.observe_policy(rollouts)
         estimate = trainer.estimate(rollouts, rng)
@@ -86,6 +89,35 @@ def test_replayed_rollouts_are_marked_weighted_and_not_generated_again(
     assert min(row["weight_ess_rate"] or 1.0 for row in steps) < 0.9999
 
 
+def test_the_profiles_rollouts_are_trained_on_first(guesser: Path, tmp_path: Path) -> None:
+    layout = make_world(tmp_path, guesser, [4] * 40)
+    replay = {"method": "profile", "share": 0.5, "capacity": 4}
+    trainer = make_trainer(layout, replay=replay, batch=BATCH)
+    held = trainer.slots.replay.unscored()
+    assert held is not None
+    trainer.score_replay()
+    assert trainer.slots.replay.unscored() is None
+    # the policy's own log-probabilities, as the profile's engine would have kept them
+    seen = trainer.slots.replay.state.rollouts()
+    assert trainer.learner.log_ratios(seen, trainer.slots.loss).abs().max() < 1e-6
+    charged = dict(trainer.state.ledger.charged)
+    tokens = float(held.tokens_B().sum())
+    architecture = trainer.run.policy.architecture
+    assert charged["score"] == charged_flops(architecture, reference=tokens)
+
+    run_steps(trainer, 5)
+    rows = TRAIN_ROLLOUTS.frame(trainer.state.rollouts)
+    old = rows.filter(pl.col("replayed"))
+    # one group of four fits half a batch; each is used once
+    assert old["step"].to_list() == [step for step in range(4) for _ in range(4)]
+    assert old["prompt_id"].unique(maintain_order=True).to_list() == ["p0", "p1", "p2", "p3"]
+    assert (old["version"] == 0).all()
+    assert old["text"].unique().to_list() == [""]
+    fresh = rows.filter(~pl.col("replayed")).group_by("step", maintain_order=True).len()
+    assert fresh["len"].to_list() == [8, 8, 8, 8, 12]
+    assert trainer.state.ledger.charged["score"] == charged["score"]
+
+
 def test_several_updates_move_on_from_the_scored_policy(guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, [4] * 24)
     updates = {"epochs": 2, "minibatches": 3}
@@ -113,7 +145,7 @@ def test_one_update_of_all_is_what_several_begin_with(guesser: Path, tmp_path: P
     assert twice.state.ledger.charged["update"] == 2 * plain.state.ledger.charged["update"]
 
 
-@pytest.mark.parametrize("name", ["dots_replay", "vcpo", "value_probe", "dps"])
+@pytest.mark.parametrize("name", ["dots_replay", "vcpo", "value_probe", "dps", "profile_replay"])
 def test_a_run_with_a_memory_goes_on_bit_for_bit(name: str, guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, [4] * 40)
     changes = {**changes_of(name), "batch": BATCH}

@@ -11,9 +11,9 @@ import torch
 import yaml
 
 from tasks.common import params, stage, tracking
-from tasks.common.artifacts import PLAN, PROMPTS, Layout
+from tasks.common.artifacts import PLAN, PROMPTS, SAMPLES, Layout
 from tasks.grading.grader import Grader
-from tasks.models.policy import load_model, read_policy
+from tasks.models.policy import load_model, load_tokenizer, read_policy
 from tasks.train.learner.ranks import Ranks
 from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.state import Run
@@ -127,8 +127,32 @@ def make_world(root: Path, policy: Path, group_sizes: list[int], answer: str = "
     ]
     for seed in (0, 1):
         PLAN.write(layout.plan("r", seed) / "plan.parquet", PLAN.frame(plan))
+        SAMPLES.write(layout.plan("r", seed) / "samples.parquet", samples_of(policy, answer))
     (root / "params.yaml").write_text(yaml.safe_dump(PARAMS))
     return layout
+
+
+def samples_of(policy: Path, answer: str) -> pl.DataFrame:
+    """A profile of four samples a prompt without log-probabilities, two of them correct; the last
+    prompt is never solved."""
+    tokenizer = load_tokenizer(policy)
+    rows = [
+        {
+            "prompt_id": f"p{n}",
+            "sample_index": k,
+            "outcome": "correct" if k < 2 and n < 5 else "wrong",
+            "reward": float(k < 2 and n < 5),
+            "finish_reason": "stop",
+            "token_ids": [
+                *tokenizer(answer if k < 2 else "13").input_ids,
+                tokenizer.eos_token_id,
+            ],
+            "logprobs": None,
+        }
+        for n in range(6)
+        for k in range(4)
+    ]
+    return SAMPLES.frame(rows)
 
 
 def make_trainer(layout: Layout, recipe: str = "r", seed: int = 0, **changes: Any) -> Trainer:
@@ -140,8 +164,7 @@ def make_trainer(layout: Layout, recipe: str = "r", seed: int = 0, **changes: An
         "train", values, layout, recipe, seed, argparse.Namespace(), tracking.Tracker()
     )
     told = Run(read_policy(layout), settings, sections.sampling, Ranks(0, 1), seed)
-    table = PLAN.read(layout.plan(recipe, seed) / "plan.parquet")
-    return build(run, told, sections, Grader(sections.verify), table)[0]
+    return build(run, told, sections, Grader(sections.verify))[0]
 
 
 def run_in_process(layout: Layout, changes: dict[str, Any]) -> Trainer:

@@ -43,6 +43,7 @@ def train(
     """
     ranks, state, slots = trainer.run.ranks, trainer.state, trainer.slots
     resume(trainer, checkpoints, chosen)
+    trainer.score_replay()
     lost = checkpoints.count_lost(state.num_steps) if ranks.is_main else {}
     saved = time.monotonic()
     with stop_requested() as stopping, progress(num_rollouts, "train", "rollout") as bar:
@@ -63,7 +64,7 @@ def train(
 
             # replay, select and estimate
             rng, rate = trainer.rng(LEARNING_STREAM), trainer.learning_rate()
-            replayed = slots.replay.draw(rng, batch.replayed)
+            replayed = slots.replay.draw(rng, batch.replayed, trainer.run.settings.batch)
             rollouts = batch.fresh if replayed is None else merge([batch.fresh, replayed])
             with state.timed("score"):
                 rollouts = trainer.observe_policy(rollouts)

@@ -26,6 +26,7 @@ from tasks.train.rollouts import (
     Floats,
     GroupRequest,
     Ints,
+    Observed,
     Prompts,
     Rollouts,
     merge,
@@ -135,15 +136,30 @@ class Trainer:
             raise TrainingError(f"the slots ask for hidden states of several layers: {layers}")
         norms = any(features.gradient_norms for features in wanted)
         features = Features(layers.pop() if layers else None, norms)
+        return replace(rollouts, observed=self.look(rollouts, features))
+
+    def score_replay(self) -> None:
+        """Compute the log-probabilities of what replay holds of the initial policy without any.
+        After the first step it has them, from here or from a checkpoint."""
+        rollouts = self.slots.replay.unscored()
+        if rollouts is None:
+            return
+        with self.state.timed("score"):
+            logprobs_N = self.look(rollouts, Features()).logprobs_N
+        self.slots.replay.score(logprobs_N)
+        logger.info("scored %d rollouts of the profile", len(rollouts.group_B))
+
+    def look(self, rollouts: Rollouts, features: Features) -> Observed:
+        """The policy's view of the rollouts, charged as scoring."""
         self.collector.engine.sleep()
-        observed, flops = self.learner.observe(rollouts, features, slots.loss)
+        observed, flops = self.learner.observe(rollouts, features, self.slots.loss)
         tokens = float(rollouts.tokens_B().sum())
-        backward = 2.0 * norms  # beside the forward, in units of it
+        backward = 2.0 * features.gradient_norms  # beside the forward, in units of it
         charged = charged_flops(self.run.policy.architecture, reference=tokens) * (1.0 + backward)
         self.state.ledger.add(
             "score", executed=flops, charged=charged, charged_mixed=charged, charged_paper=charged
         )
-        return replace(rollouts, observed=observed)
+        return observed
 
     def estimate(self, rollouts: Rollouts, rng: np.random.Generator) -> Estimate:
         """Which rollouts enter the loss, and the advantages of their tokens."""

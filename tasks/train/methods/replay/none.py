@@ -3,10 +3,11 @@
 import numpy as np
 
 from tasks.train.rollouts import Rollouts
+from tasks.train.settings import BatchSettings
 from tasks.train.slots import Replay
 
 
 class Method(Replay):
-    def draw(self, rng: np.random.Generator, room: int) -> Rollouts | None:
+    def draw(self, rng: np.random.Generator, room: int, batch: BatchSettings) -> Rollouts | None:
         """Nothing to train on again."""
         return None

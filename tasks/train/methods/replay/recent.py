@@ -33,13 +33,11 @@ EXAMPLE = Settings(share=0.5, capacity=8)
 class Method(Replay):
     def __init__(self, settings: Settings) -> None:
         self.settings, self.state = settings, Buffer.empty()
-        self.in_rollouts = True
 
     def room(self, batch: BatchSettings) -> int:
         """The share of the batch, where the buffer holds as much; else nothing."""
-        room, self.in_rollouts = int(self.settings.share * batch.size), batch.unit == "rollouts"
-        held = self.state.sizes_G.sum() if self.in_rollouts else len(self.state.sizes_G)
-        return room if held >= room else 0
+        room = int(self.settings.share * batch.size)
+        return room if self.state.cost_G(batch).sum() >= room else 0
 
     def add(self, rollouts: Rollouts) -> None:
         """Keep the mixed groups, the latest of each prompt."""
@@ -56,12 +54,12 @@ class Method(Replay):
         first = max(len(joined.sizes_G) - self.settings.capacity, 0)
         self.state = joined.take(np.arange(first, len(joined.sizes_G)))
 
-    def draw(self, rng: np.random.Generator, room: int) -> Rollouts | None:
+    def draw(self, rng: np.random.Generator, room: int, batch: BatchSettings) -> Rollouts | None:
         """Groups drawn uniformly, at most as much as `room`, at least one."""
         if room == 0:
             return None
         order = rng.permutation(len(self.state.sizes_G))
-        cost = self.state.sizes_G[order] if self.in_rollouts else np.ones(len(order), dtype=int)
+        cost = self.state.cost_G(batch)[order]
         num = max(int(np.searchsorted(np.cumsum(cost), room, side="right")), 1)
         drawn: Buffer = self.state.take(np.sort(order[:num]))
         return drawn.rollouts()
