@@ -16,7 +16,7 @@ from tasks.common.files import ArtifactError, replace_file
 from tasks.common.layout import Layout as Layout
 
 OUTCOMES = ("correct", "wrong", "unparsed", "truncated", "timeout", "error")
-PHASES = ("profile", "generate", "score", "update", "evaluate")
+PHASES = ("profile", "generate", "score", "update", "evaluate", "branch")
 
 
 @dataclass(frozen=True)
@@ -389,6 +389,7 @@ CURVE = Table(
         "accuracy": pl.Float64,
         "accuracy_low": pl.Float64,
         "accuracy_high": pl.Float64,
+        "branch": pl.Float64,
     },
     {
         "step": 12,
@@ -399,11 +400,12 @@ CURVE = Table(
         "accuracy": 0.52,
         "accuracy_low": 0.48,
         "accuracy_high": 0.56,
+        "branch": None,
     },
 )
 """Validation accuracy after `step` steps (step 0: before training); the flops columns are
-training's running totals.
-"""
+training's running totals. `branch` is the share of the run at which a decayed branch ended, null
+on the trunk."""
 
 TRAIN_ROLLOUTS = Table(
     "train rollouts",

@@ -96,6 +96,17 @@ def monotone(flops: Floats, accuracy: Floats) -> Monotone:
     return Monotone(places, isotonic(means, counts))
 
 
+def comparable(curve: pl.DataFrame) -> pl.DataFrame:
+    """The points of a CURVE at which policies can be compared: the ends of decayed branches and of
+    the run, and its start. Between them the learning rate has not decayed. All points of a run
+    without branches: they show it as it went."""
+    is_branch = pl.col("branch").is_not_null()
+    if not curve["branch"].is_not_null().any():
+        return curve
+    place = pl.int_range(pl.len())
+    return curve.filter(is_branch | (place == 0) | (place == pl.len() - 1))
+
+
 def fit_curve(
     points: Sequence[pl.DataFrame], account: str, num_bootstrap: int, rng: np.random.Generator
 ) -> Fitted:

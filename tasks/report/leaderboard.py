@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from tasks.common.ledger import ACCOUNTS
-from tasks.report.curves import Fitted, fit_curve
+from tasks.report.curves import Fitted, comparable, fit_curve
 from tasks.report.evidence import Evidence, Trained
 from tasks.report.paired import INITIAL, Difference, Paired, difference
 
@@ -73,6 +73,7 @@ def row_of(evidence: Evidence, run: Trained, paired: Paired) -> Row:
         "tokens_lost": round(run.cost["lost"]["tokens"]),
         **bills,
         "flops_validation": run.flops["executed"]["evaluate"],
+        "flops_branches": run.flops["executed"]["branch"],
         "seconds": seconds(evidence, run),
     }
 
@@ -110,7 +111,7 @@ def fit_curves(evidence: Evidence, num_bootstrap: int) -> Fits:
     the same in every run of the report."""
     fits: dict[str, dict[str, Fitted]] = {}
     for plan in evidence.first_plans:
-        points = [shifted_curve(evidence, run) for run in evidence.seeds(plan.recipe)]
+        points = [comparable(shifted_curve(evidence, run)) for run in evidence.seeds(plan.recipe)]
         fits[plan.recipe] = {
             account: fit_curve(points, account, num_bootstrap, np.random.default_rng(0))
             for account in COMPARED

@@ -219,6 +219,17 @@ def check_settings(settings: TrainSettings, sections: Sections) -> None:
             f"train.decay_share is {settings.decay_share}; it is the last share of the run, above "
             "0 and at most 1, over which the learning rate falls"
         )
+    shares = settings.branches
+    if shares and (shares != sorted(set(shares)) or not 0 < shares[0] <= shares[-1] < 1):
+        raise params.ParamsError(
+            f"train.branches is {shares}; they are the shares of the run at which decayed branches "
+            "end: ascending, above 0 and below 1"
+        )
+    if shares and settings.decay_share == 1:
+        raise params.ParamsError(
+            "train.branches needs train.decay_share below 1: with 1 every branch would leave the "
+            "trunk at its first step, and be a run of its own"
+        )
     if not 0 < settings.validation.every_share <= 1:
         raise params.ParamsError(
             f"train.validation.every_share is {settings.validation.every_share}; it is the share "

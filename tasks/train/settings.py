@@ -66,6 +66,7 @@ class TrainSettings:
     warmup_steps: int
     final_learning_rate_fraction: float
     decay_share: float
+    branches: list[float]
     betas: list[float]
     weight_decay: float
     max_grad_norm: float

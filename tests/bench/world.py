@@ -59,6 +59,7 @@ def parameters(rollouts: int) -> dict[str, Any]:
         "updates": {"epochs": 1, "minibatches": 1},
         "final_learning_rate_fraction": 1.0,
         "decay_share": 1.0,
+        "branches": [],
         "warmup_steps": 0,
         "kl_coefficient": 0.0,
         "validation": {"num_samples": 1, "every_share": 1.0},

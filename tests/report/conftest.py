@@ -223,6 +223,7 @@ def write_training(
             "accuracy": share,
             "accuracy_low": share - 0.03,
             "accuracy_high": share + 0.03,
+            "branch": None,
         }
         for step, share in enumerate(map(float, shares))
     ]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.common.artifacts import CURVE
-from tasks.report.curves import Monotone, fit_curve, isotonic, monotone
+from tasks.report.curves import Monotone, comparable, fit_curve, isotonic, monotone
 from tasks.report.tables import reach_words
 
 
@@ -112,3 +112,12 @@ def test_seeds_that_disagree_widen_the_band() -> None:
 def test_the_same_draws_give_the_same_curve() -> None:
     curves = [fit_curve([points(np.linspace(0.4, 0.6, 9))], "charged", 20, rng()) for _ in "ab"]
     np.testing.assert_array_equal(curves[0].band(), curves[1].band())
+
+
+def test_only_decayed_points_are_compared_where_a_run_has_branches() -> None:
+    curve = points(np.array([0.4, 0.5, 0.55, 0.6, 0.58, 0.7]))
+    assert comparable(curve).equals(curve)
+    branches = pl.Series([None, None, 0.5, None, 0.75, None], dtype=pl.Float64)
+    decayed = comparable(curve.with_columns(branch=branches))
+    assert decayed["step"].to_list() == [0, 2, 4, 5]
+    assert comparable(curve.head(0)).is_empty()

@@ -58,6 +58,7 @@ PARAMS: dict[str, Any] = {
         "warmup_steps": 0,
         "final_learning_rate_fraction": 0.1,
         "decay_share": 1.0,
+        "branches": [],
         "betas": [0.9, 0.95],
         "weight_decay": 0.0,
         "max_grad_norm": 1.0,

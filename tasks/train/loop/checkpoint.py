@@ -37,6 +37,7 @@ from tasks.common.files import (
 logger = logging.getLogger(__name__)
 
 LOST = ("seconds", "flops", "tokens")
+HELD = "held"  # the folder of the trunk's last checkpoint, while a branch runs
 LOST_STEP = -1.0  # the journal's entry for what earlier kills lost
 
 Tensors = dict[str, torch.Tensor]
@@ -91,8 +92,7 @@ class Checkpoints:
             name, rollouts = snapshot.part
             replace_file(self.folder / name, lambda file: rollouts.write_parquet(file))
             self.part_digests[name] = digest_file(self.folder / name)
-        # a step saved twice must not replace its own checkpoint
-        unique = f"step-{snapshot.step:09d}-{time.time_ns()}"
+        unique = self.unique_name(snapshot.step)
         final, temporary = self.folder / unique, self.folder / f".{unique}"
         temporary.mkdir()
         save_file(snapshot.tensors, temporary / "tensors.safetensors")
@@ -125,8 +125,47 @@ class Checkpoints:
             return None
 
     def steps(self) -> list[Path]:
-        """The folders of complete checkpoints, oldest first."""
-        return sorted(self.folder.glob("step-*"))
+        """The folders of complete checkpoints, in the order in which they were written: back from a
+        branch, the trunk's steps are lower again."""
+        return sorted(self.folder.glob("step-*"), key=sequence)
+
+    def unique_name(self, step: int) -> str:
+        """The name of the next checkpoint: its step, and its place in the order of writing."""
+        last = max(map(sequence, self.steps()), default=0)
+        return f"step-{step:09d}-{last + 1:06d}"
+
+    def hold(self) -> None:
+        """Keep the newest checkpoint under a second name, however many follow, until `release`."""
+        self.wait()
+        self.release()
+        temporary = self.folder / ".held"
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.copytree(self.steps()[-1], temporary, copy_function=os.link)
+        temporary.rename(self.folder / HELD)
+        sync_folder(self.folder)
+
+    def held(self) -> Loaded:
+        """What `hold` kept. Raises ArtifactError where it is missing or damaged."""
+        self.wait()
+        if not (self.folder / HELD).exists():
+            raise ArtifactError(
+                f"{self.folder / HELD} is missing: the branch cannot go back to the trunk. Delete "
+                f"{self.folder} to train from the beginning"
+            )
+        return self.read(self.folder / HELD)
+
+    def release(self) -> None:
+        """Let go what `hold` kept, what follows it being on the disk."""
+        self.wait()
+        shutil.rmtree(self.folder / HELD, ignore_errors=True)
+
+    def forget_from(self, step: int) -> None:
+        """Drop the rollouts in flight and the journal's entries from `step` on: they are of a
+        branch that has ended, and neither this run's work nor lost."""
+        (self.folder / "in_flight.parquet").unlink(missing_ok=True)
+        path = self.folder / "journal.jsonl"
+        entries = read_journal(path)
+        write_journal(path, [e for e in entries if e["step"] < step or e["step"] == math.inf])
 
     def load(self, chosen: Path | None = None) -> Loaded | None:
         """The checkpoint `chosen`, or the newest that is whole, or None. A damaged one is named in
@@ -159,7 +198,7 @@ class Checkpoints:
         """
         step = int(read_json(chosen / "state.json")["state"]["num_steps"])
         is_here = chosen.parent.resolve() == self.folder.resolve()
-        newer = [path for path in self.steps() if not is_here or path.name > chosen.name]
+        newer = [path for path in self.steps() if not is_here or sequence(path) > sequence(chosen)]
         retired = self.folder / f"retired-{time.time_ns()}"
         if newer:
             retired.mkdir()
@@ -194,7 +233,7 @@ class Checkpoints:
         for name in read_parts(chosen):
             shutil.copy(chosen.parent / name, self.folder / f".{name}")
             os.replace(self.folder / f".{name}", self.folder / name)
-        unique = f"step-{step:09d}-{time.time_ns()}"
+        unique = self.unique_name(step)
         shutil.copytree(chosen, self.folder / f".{unique}")
         os.rename(self.folder / f".{unique}", self.folder / unique)
 
@@ -292,6 +331,11 @@ def write_journal(path: Path, entries: list[dict[str, float]]) -> None:
     ]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     replace_file(path, lambda file: file.write(text.encode()))
+
+
+def sequence(folder: Path) -> int:
+    """A checkpoint's place in the order of writing."""
+    return int(folder.name.rpartition("-")[2])
 
 
 def read_parts(folder: Path) -> list[str]:

@@ -13,6 +13,7 @@ from tasks.common.files import sync_folder, write_json
 from tasks.models.policy import save_policy
 from tasks.train.loop.checkpoint import (
     Checkpoints,
+    Loaded,
     Snapshot,
     optimizer_tensors,
     restore_optimizer,
@@ -57,6 +58,12 @@ def resume(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> N
     trainer.collector.in_flight = checkpoints.in_flight()
     if loaded is None:
         return
+    restore(trainer, loaded)
+    logger.info("resumed after %d steps from %s", trainer.state.num_steps, checkpoints.folder)
+
+
+def restore(trainer: Trainer, loaded: Loaded) -> None:
+    """Put the trainer where a checkpoint was made."""
     tensors, numbers, tables = loaded
     restore_optimizer(trainer.learner.model, trainer.learner.optimizer, tensors)
     trainer.slots.restore(
@@ -72,7 +79,6 @@ def resume(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> N
     trainer.state.fill(numbers, tables["steps"].to_dicts(), tables["curve"].to_dicts())
     trainer.learner.version = numbers["version"]
     trainer.sync_engine()
-    logger.info("resumed after %d steps from %s", trainer.state.num_steps, checkpoints.folder)
 
 
 def write_results(
@@ -103,7 +109,9 @@ def write_results(
     write_json(out / "flops.json", state.ledger.as_dict())
     seconds = {
         **state.seconds,
-        "train": sum(spent for part, spent in state.seconds.items() if part != "validate"),
+        "train": sum(
+            spent for part, spent in state.seconds.items() if part not in ("validate", "branch")
+        ),
     }
     rounded = {part: round(spent, 3) for part, spent in sorted(seconds.items())}
     write_json(out / "cost.json", {"seconds": rounded, "lost": dict(lost)})

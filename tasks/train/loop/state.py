@@ -35,11 +35,16 @@ class State:
 
     `steps` and `curve` are rows of STEPS and CURVE; `rollouts` are rows of TRAIN_ROLLOUTS since the
     last checkpoint, and `parts` the files that hold those before. `next_validation` is the share of
-    the run at which the curve's next point is due.
+    the run at which the curve's next point is due. `branch` is the share of the run at which the
+    decayed branch ends that left the trunk after `branch_start` steps, None on the trunk;
+    `branches_done` have ended.
     """
 
     num_steps: int = 0
     next_validation: float = 0.0
+    branch: float | None = None
+    branch_start: int = 0
+    branches_done: int = 0
     ledger: Ledger = field(default_factory=Ledger)
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     steps: list[dict[str, Any]] = field(default_factory=list)
@@ -64,6 +69,9 @@ class State:
         return {
             "num_steps": self.num_steps,
             "next_validation": self.next_validation,
+            "branch": self.branch,
+            "branch_start": self.branch_start,
+            "branches_done": self.branches_done,
             "ledger": self.ledger.as_dict(),
             "seconds": dict(self.seconds),
             "parts": self.parts,
@@ -77,6 +85,8 @@ class State:
     ) -> None:
         """Go back to where a checkpoint was made."""
         self.num_steps, self.next_validation = numbers["num_steps"], numbers["next_validation"]
+        self.branch, self.branch_start = numbers["branch"], numbers["branch_start"]
+        self.branches_done = numbers["branches_done"]
         self.ledger = Ledger.from_dict(numbers["ledger"])
         self.seconds = defaultdict(float, numbers["seconds"])
         self.parts = list(numbers["parts"])

@@ -1,5 +1,5 @@
-"""The synchronous loop, from top to bottom: sample, grade, select, estimate, update, observe,
-validate, checkpoint.
+"""The synchronous loop, from top to bottom: branch, validate, sample, grade, select, estimate,
+update, observe, checkpoint.
 
 Left out: sampling while the update runs.
 """
@@ -14,6 +14,7 @@ from typing import Any
 
 from tasks.common.artifacts import TRAIN_ROLLOUTS
 from tasks.common.progress import progress
+from tasks.train.loop.branches import is_end, leave_trunk_if_due, return_to_trunk
 from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.record import rollout_rows
 from tasks.train.loop.save import resume, save
@@ -49,6 +50,11 @@ def train(
     with stop_requested() as stopping, progress(num_rollouts, "train", "rollout") as bar:
         bar.update(int(state.ledger.rollouts["generate"]))
         while True:
+            # leave the trunk for a decayed branch, or come back from its end
+            if is_end(trainer):
+                note(return_to_trunk(trainer, checkpoints), record)
+            leave_trunk_if_due(trainer, checkpoints)
+
             # validate, before the first step and whenever the next point of the curve is due
             note(trainer.validate_if_due(), record)
             before = Before(trainer)
@@ -56,6 +62,9 @@ def train(
             # sample and grade
             with state.timed("generate"):
                 batch = trainer.sample()
+            if batch is None and state.branch is not None:
+                note(return_to_trunk(trainer, checkpoints), record)
+                continue
             if batch is None:
                 break
             due = ranks.is_main and time.monotonic() - saved >= settings.every_seconds
@@ -87,8 +96,9 @@ def train(
                     save(trainer, checkpoints)
                     saved = time.monotonic()
             seconds = before.seconds(trainer)
-            record(measurements(trainer, row, seconds), row["step"], row["flops_charged"])
-            show(row, sum(seconds.values()), bar)
+            if state.branch is None:
+                record(measurements(trainer, row, seconds), row["step"], row["flops_charged"])
+            show(row, sum(seconds.values()), bar, state.branch)
             if stop:
                 checkpoints.wait()
                 raise KeyboardInterrupt(f"stopped after step {row['step']}, which is checkpointed")
@@ -150,12 +160,14 @@ def measurements(
     }
 
 
-def show(row: Mapping[str, Any], seconds: float, bar: Any) -> None:
-    """The step on the progress bar, which adds rate and time left."""
-    bar.update(row["num_rollouts"])
+def show(row: Mapping[str, Any], seconds: float, bar: Any, branch: float | None) -> None:
+    """The step on the progress bar, which adds rate and time left. It counts the trunk's rollouts
+    alone."""
+    bar.update(0 if branch else row["num_rollouts"])
+    where = f"branch {branch:g}, " if branch else ""
     tokens = row["completion_tokens_mean"] * row["num_rollouts"] / max(seconds, 1e-9)
     bar.set_postfix_str(
-        f"step {row['step']}, reward {row['reward_mean'] or 0:.2f}, "
+        f"{where}step {row['step']}, reward {row['reward_mean'] or 0:.2f}, "
         f"mixed {row['num_mixed_groups']}/{row['num_prompts']}, {tokens:,.0f} tokens/s, "
         f"{row['flops_charged']:.2g} FLOPs",
         refresh=False,
@@ -164,9 +176,11 @@ def show(row: Mapping[str, Any], seconds: float, bar: Any) -> None:
 
 def note(point: dict[str, Any] | None, record: Record) -> None:
     """Record a new point of the validation curve and log it."""
-    if point is not None:
-        record({"validation_accuracy": point["accuracy"]}, point["step"], point["flops_charged"])
-        logger.info("step %d: validation accuracy %.3f", point["step"], point["accuracy"])
+    if point is None:
+        return
+    name = "validation_accuracy" if point["branch"] is None else "validation_accuracy_branch"
+    record({name: point["accuracy"]}, point["step"], point["flops_charged"])
+    logger.info("step %d: validation accuracy %.3f", point["step"], point["accuracy"])
 
 
 @contextmanager

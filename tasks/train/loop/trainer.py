@@ -225,15 +225,17 @@ class Trainer:
         self.probe_engine()
 
     def learning_rate(self) -> float:
-        """The schedule at this step."""
-        settings = self.run.settings
+        """The schedule at this step; a branch is at its end where its share of the run is."""
+        settings, progress = self.run.settings, self.slots.control.progress()
+        if self.state.branch is not None:
+            progress = min(progress / self.state.branch, 1.0)
         return learning_rate(
             settings.learning_rate,
             settings.final_learning_rate_fraction,
             settings.decay_share,
             settings.warmup_steps,
             self.state.num_steps,
-            self.slots.control.progress(),
+            progress,
         )
 
     def observe(self, fresh: Rollouts, rollouts: Rollouts) -> None:
@@ -358,20 +360,28 @@ class Trainer:
     def validate_if_due(self, *, last: bool = False) -> dict[str, Any] | None:
         """Add a point to the curve at the start, when the next share of the run is done, and at the
         end."""
-        state, settings = self.state, self.run.settings.validation
+        state, every_share = self.state, self.run.settings.validation.every_share
         done = self.slots.control.progress()
-        is_measured = bool(state.curve) and state.curve[-1]["step"] == state.num_steps
-        if is_measured or (done < state.next_validation and not last):
+        trunk = [point["step"] for point in state.curve if point["branch"] is None]
+        is_measured = trunk[-1:] == [state.num_steps]
+        if is_measured or state.branch or (done < state.next_validation and not last):
             return None
-        num_shares = int(done / settings.every_share + ROUNDING)
-        state.next_validation = (num_shares + 1) * settings.every_share - ROUNDING
+        num_shares = int(done / every_share + ROUNDING)
+        state.next_validation = (num_shares + 1) * every_share - ROUNDING
+        point = self.validate()
+        state.curve.append(point)
+        return point
+
+    def validate(self) -> dict[str, Any]:
+        """The policy's point of the curve."""
+        state, settings = self.state, self.run.settings.validation
         with state.timed("validate"):
             rates, cost = self.collector.pass_rates(self.validation, settings.num_samples)
         state.ledger.add(
             "evaluate", executed=cost.flops, tokens=cost.tokens, rollouts=cost.rollouts
         )
         low, high = bootstrap_interval(rates, VALIDATION_DRAWS, np.random.default_rng(0))
-        point = {
+        return {
             "step": state.num_steps,
             "flops_charged": state.trained("charged"),
             "flops_charged_mixed": state.trained("charged_mixed"),
@@ -380,9 +390,8 @@ class Trainer:
             "accuracy": float(rates.mean()),
             "accuracy_low": low,
             "accuracy_high": high,
+            "branch": state.branch,
         }
-        state.curve.append(point)
-        return point
 
 
 def fresh_log_ratios(rollouts: Rollouts, old_N: Floats) -> torch.Tensor:

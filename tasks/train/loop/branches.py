@@ -1,0 +1,94 @@
+"""Decayed branches: what a run of a share of the compute would have reached (`train.branches`).
+
+A learning rate that has not decayed yet hides what was learned, so two runs are not comparable in
+their middle. The trunk stays at a constant rate; where `decay_share` of a listed share of the run
+is left, training leaves it, decays to that share's end, measures, and goes back (Haegele et al.,
+arXiv 2405.18392). A branch's point carries the cost of the trunk up to the fork and of its own
+decay. What it executed stands in the ledger's phase `branch`; its steps and rollouts are not kept.
+
+A branch is checkpointed like the trunk, whose last checkpoint is held meanwhile: a kill in the
+middle of a branch loses no more than elsewhere."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from tasks.common.ledger import ACCOUNTS, Ledger
+from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.loop.save import restore, save
+from tasks.train.loop.trainer import ROUNDING, Trainer
+
+logger = logging.getLogger(__name__)
+
+TRAINING = ("generate", "score", "update")
+
+
+def is_end(trainer: Trainer) -> bool:
+    """Whether the branch has made a step and reached its share of the run."""
+    state = trainer.state
+    if state.branch is None or state.num_steps == state.branch_start:
+        return False
+    return trainer.slots.control.progress() >= state.branch - ROUNDING
+
+
+def leave_trunk_if_due(trainer: Trainer, checkpoints: Checkpoints) -> None:
+    """Where the next branch leaves the trunk, checkpoint the trunk, hold it, and begin. A branch
+    whose end the trunk has passed in one step is left out."""
+    state, settings = trainer.state, trainer.run.settings
+    done = trainer.slots.control.progress() + ROUNDING
+    shares = settings.branches[state.branches_done :]
+    if state.branch is not None or not shares or done < shares[0] * (1.0 - settings.decay_share):
+        return
+    if done >= shares[0]:
+        logger.warning(
+            "step %d: the branch to %g of the run is left out: a step is longer than its decay; "
+            "raise train.decay_share, or lower train.batch.size",
+            state.num_steps,
+            shares[0],
+        )
+        state.branches_done += 1
+        leave_trunk_if_due(trainer, checkpoints)
+        return
+    if trainer.run.ranks.is_main:
+        save(trainer, checkpoints)
+        checkpoints.hold()
+    trainer.run.ranks.barrier()
+    state.branch, state.branch_start = shares[0], state.num_steps
+    logger.info("step %d: a branch decays to %g of the run", state.num_steps, state.branch)
+
+
+def return_to_trunk(trainer: Trainer, checkpoints: Checkpoints) -> dict[str, Any]:
+    """Measure the end of the branch, go back to where it left the trunk, and return its point of
+    the curve, which the trunk keeps."""
+    ranks, state = trainer.run.ranks, trainer.state
+    point = trainer.validate()
+    ledger, seconds, num_done = state.ledger, sum(state.seconds.values()), state.branches_done
+    restore(trainer, checkpoints.held())
+    state.branches_done = num_done + 1
+    state.curve.append(point)
+    before = state.ledger
+    generated = difference(ledger, before, ("generate",), ("tokens", "rollouts"))
+    trained = difference(ledger, before, TRAINING, ACCOUNTS)
+    validated = difference(ledger, before, ("evaluate",), (*ACCOUNTS, "tokens", "rollouts"))
+    before.add("branch", **generated, **trained)
+    before.add("evaluate", **validated)
+    state.seconds["branch"] += seconds - sum(state.seconds.values())
+    trainer.collector.in_flight = None
+    ranks.barrier()
+    if ranks.is_main:
+        checkpoints.forget_from(state.num_steps)
+        save(trainer, checkpoints)
+        checkpoints.release()
+    ranks.barrier()
+    logger.info("step %d: back on the trunk", state.num_steps)
+    return point
+
+
+def difference(
+    after: Ledger, before: Ledger, phases: Sequence[str], names: Sequence[str]
+) -> dict[str, float]:
+    """What `after` has more than `before` in these phases, by account."""
+    return {
+        name: sum(getattr(after, name)[phase] - getattr(before, name)[phase] for phase in phases)
+        for name in names
+    }

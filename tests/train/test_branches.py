@@ -1,0 +1,128 @@
+"""Decayed branches: the trunk goes on as if there were none, and a branch ends where a run of its
+share would have ended."""
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from tasks.common import params
+from tasks.common.artifacts import CURVE, Layout
+from tasks.common.params import ParamsError
+from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.loop.save import write_results
+from tasks.train.loop.sync import train
+from tasks.train.loop.trainer import Trainer
+from tasks.train.run import Sections, check_settings
+from tasks.train.settings import CheckpointSettings
+from tests.train.worlds import make_trainer, make_world, outputs, run_in_process
+
+BATCH = {"unit": "rollouts", "size": 8, "counts": "generated"}
+CONSTANT = {"batch": BATCH, "decay_share": 0.4, "learning_rate": 3e-3}
+VISITS = [4] * 40
+
+
+def run(layout: Layout, fail_at: int | None = None, **changes: Any) -> Trainer:
+    """Train with a checkpoint every step, and write the results; the process dies after so many
+    steps, those of branches among them."""
+    trainer = make_trainer(layout, **{**CONSTANT, **changes})
+    checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=2)
+    observe, made = trainer.observe, []
+
+    def dying(*arguments: Any) -> None:
+        made.append(1)
+        if len(made) == fail_at:
+            raise ConnectionError("pulled the plug")
+        observe(*arguments)
+
+    trainer.observe = dying  # type: ignore[method-assign]
+    with closing(trainer.collector.grader):
+        lost = train(trainer, checkpoints, CheckpointSettings(0.0, 2), lambda *_: None)
+    write_results(trainer, checkpoints, lost, layout.train("r", 0))
+    checkpoints.delete()
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def branched(guesser: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Layout, Trainer]:
+    layout = make_world(tmp_path_factory.mktemp("branched"), guesser, VISITS)
+    return layout, run(layout, branches=[0.25, 0.5])
+
+
+def test_the_trunk_goes_on_as_if_there_were_no_branches(
+    branched: tuple[Layout, Trainer], guesser: Path, tmp_path: Path
+) -> None:
+    layout, trainer = branched
+    plain_layout = make_world(tmp_path, guesser, VISITS)
+    plain = run(plain_layout)
+    mine, theirs = outputs(layout), outputs(plain_layout)
+    assert mine["weights"] == theirs["weights"]
+    assert mine["steps"] == theirs["steps"]
+    assert mine["rollouts"] == theirs["rollouts"]
+    assert [row for row in mine["curve"] if row["branch"] is None] == theirs["curve"]
+    ours, plains = trainer.state.ledger, plain.state.ledger
+    for phase in ("generate", "score", "update"):
+        assert ours.charged[phase] == plains.charged[phase]
+        assert ours.executed[phase] == plains.executed[phase]
+    # 10 visits end the first branch, of which it makes 4 itself, and 20 the second, of which 8
+    assert ours.rollouts["branch"] == 12 * 4
+    assert plains.rollouts["branch"] == 0
+    assert ours.charged["branch"] > 0
+    assert ours.rollouts["evaluate"] == plains.rollouts["evaluate"] + 2 * 6
+    assert trainer.state.seconds["branch"] > 0
+
+
+def test_a_branch_ends_where_a_run_of_its_share_would_have(
+    branched: tuple[Layout, Trainer], guesser: Path, tmp_path: Path
+) -> None:
+    """The same visits, the same random numbers, and the same rates."""
+    short = run_in_process(make_world(tmp_path, guesser, VISITS[:20]), CONSTANT)
+    curve = CURVE.frame(branched[1].state.curve)
+    ends = curve.filter(pl.col("branch").is_not_null())
+    assert ends["branch"].to_list() == [0.25, 0.5]
+    assert ends["step"].to_list() == [5, 10]
+    last = short.state.curve[-1]
+    assert last["step"] == 10
+    (end,) = ends.filter(pl.col("branch") == 0.5).to_dicts()
+    assert {**end, "branch": None} == last
+
+
+@pytest.mark.parametrize("fail_at", [1, 4, 5, 6, 9, 11, 14, 16])
+def test_a_kill_in_a_branch_loses_nothing(
+    branched: tuple[Layout, Trainer], guesser: Path, tmp_path: Path, fail_at: int
+) -> None:
+    layout = make_world(tmp_path, guesser, VISITS)
+    with pytest.raises(ConnectionError):
+        run(layout, fail_at, branches=[0.25, 0.5])
+    run(layout, branches=[0.25, 0.5])
+    assert outputs(layout) == outputs(branched[0])
+
+
+def test_a_branch_shorter_than_a_step_is_left_out(
+    guesser: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    layout = make_world(tmp_path, guesser, VISITS[:8])
+    coarse = {"batch": {**BATCH, "size": 16}, "decay_share": 0.1, "branches": [0.25, 0.8]}
+    state = run_in_process(layout, coarse).state
+    assert "the branch to 0.8 of the run is left out" in caplog.text
+    assert all(point["branch"] is None for point in state.curve)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"branches": [0.5, 0.25]}, r"train.branches is \[0.5, 0.25\]; .* ascending"),
+        ({"branches": [0.5, 1.0]}, "below 1"),
+        ({"branches": [0.5], "decay_share": 1.0}, "needs train.decay_share below 1"),
+    ],
+)
+def test_shares_that_make_no_sense_are_refused(
+    changes: dict[str, Any], message: str, guesser: Path, tmp_path: Path
+) -> None:
+    layout = make_world(tmp_path, guesser, VISITS[:8])
+    settings = make_trainer(layout, **{**CONSTANT, **changes}).run.settings
+    sections = params.sections(params.load(layout.root / "params.yaml"), Sections)
+    with pytest.raises(ParamsError, match=message):
+        check_settings(settings, sections)
