@@ -111,13 +111,17 @@ def verifier_modules(values: Params, root: Path) -> list[str]:
 
 
 def slot_modules(train: Params, root: Path) -> list[str]:
-    """The methods in the slots of a recipe; a folder of `methods` is a slot."""
+    """The methods in the slots of a recipe, and the environments that they name; a folder of
+    `methods` is a slot."""
     folders = sorted(path for path in (root / "tasks/train/methods").iterdir() if path.is_dir())
     found = []
     for folder in folders:
         spec = train.get(folder.name)
         if isinstance(spec, dict):
             found += named(f"tasks.train.methods.{folder.name}", [spec.get("method")], root)
+            environment = spec.get("environment")
+            if isinstance(environment, dict):
+                found += named("tasks.train.environments", [environment.get("name")], root)
     return found
 
 

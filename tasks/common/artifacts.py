@@ -424,6 +424,7 @@ TRAIN_ROLLOUTS = Table(
         "replayed": pl.Boolean,
         "token_ids": pl.List(pl.Int32),
         "sampler_logprobs": pl.List(pl.Float32),
+        "is_action": pl.List(pl.Boolean),
         "text": pl.String,
     },
     {
@@ -441,9 +442,12 @@ TRAIN_ROLLOUTS = Table(
         "replayed": False,
         "token_ids": [11, 2],
         "sampler_logprobs": [-0.1, -0.01],
+        "is_action": None,
         "text": "7",
     },
 )
+"""`is_action` says which tokens are the policy's own, the others being an environment's; null where
+all are."""
 
 STORE = Table(
     "rollout store",

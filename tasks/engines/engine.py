@@ -86,11 +86,17 @@ class Samples:
 
     `token_ids` end with the stop token when `finish_reasons` is "stop"; "length" means the
     completion was cut at the limit. `logprobs` are those of the distribution sampled from:
-    temperature applied, top-p and top-k renormalised."""
+    temperature applied, top-p and top-k renormalised.
+
+    Where an environment wrote tokens of a completion, `is_action` says which are the policy's own,
+    and the log-probabilities of the others are 0; None: all are. `flops` are those executed for
+    each completion, None where they follow from one request of the engine (`sample_flops`)."""
 
     token_ids: list[list[int]]
     logprobs: list[list[float]]
     finish_reasons: list[str]
+    is_action: list[list[bool]] | None = None
+    flops: list[float] | None = None
 
 
 class Engine(Protocol):

@@ -43,6 +43,41 @@ def render(text: str, messages: str | None, tokenizer: PreTrainedTokenizerBase) 
     return list(ids)
 
 
+def render_reply(text: str, tokenizer: PreTrainedTokenizerBase, *, is_chat: bool) -> list[int]:
+    """Return the token ids that follow a finished turn of the policy: the reply `text`, and what
+    begins the next turn. Plain text as it is; in a chat as the template has a user's message after
+    an assistant's, which is read off a conversation of its own: some templates change earlier turns
+    when they render again.
+
+    Raises ArtifactError for a template that rewrites the turn before a reply."""
+    if not is_chat:
+        return list(tokenizer(text, add_special_tokens=False).input_ids)
+    before = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]
+    after = [*before, {"role": "user", "content": text}]
+    rendered = [
+        list(
+            tokenizer.apply_chat_template(
+                messages,
+                add_generation_prompt=messages is after,
+                return_dict=False,
+                strftime_now=DATE.strftime,
+            )
+        )
+        for messages in (before, after)
+    ]
+    finished, whole = rendered
+    # what the template writes after the turn's stop token belongs to the reply
+    stops = [place for place, token in enumerate(finished) if token == tokenizer.eos_token_id]
+    end = stops[-1] + 1 if stops else len(finished)
+    if whole[:end] != finished[:end]:
+        raise ArtifactError(
+            "the policy's chat template changes a finished turn when a reply follows it, so the "
+            "conversation that is sampled would not be the one that is trained on: use another "
+            "template for several turns"
+        )
+    return whole[end:]
+
+
 def encode_prompts(
     prompts: pl.DataFrame, tokenizer: PreTrainedTokenizerBase, policy: Policy, room: int
 ) -> list[list[int]]:

@@ -16,17 +16,19 @@ is nothing to remember. It is all that a checkpoint keeps of a method. Randomnes
 Legend: B rollouts of a step, N completion tokens.
 """
 
-import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from tasks.common import registry
+from tasks.common.ledger import Architecture
 from tasks.common.params import ParamsError, parse
 from tasks.engines.engine import Engine, Request, Samples
 from tasks.train.methods import advantage, control, generate, loss, replay, select
@@ -84,14 +86,31 @@ class Control(Protocol):
         return {}
 
 
+@dataclass(frozen=True)
+class Asked:
+    """The prompts of a request: their rows of PROMPTS (`prompt`, `messages`, `answer`), which
+    training prompts they are, None for others; and the policy's tokenizer and architecture."""
+
+    prompts: pl.DataFrame
+    prompt_rows: Ints | None
+    tokenizer: PreTrainedTokenizerBase
+    architecture: Architecture
+
+    def take(self, groups: Sequence[int]) -> "Asked":
+        """Those of a part of the request."""
+        rows = None if self.prompt_rows is None else self.prompt_rows[list(groups)]
+        return replace(self, prompts=self.prompts[list(groups)], prompt_rows=rows)
+
+
 class Generate(Protocol):
     """How an engine is asked for rollouts. Made with the number of training prompts."""
 
     state: Any = None
 
-    def generate(self, engine: Engine, request: Request, prompt_rows: Ints | None) -> Samples:
-        """The samples of `request`; `prompt_rows` says which training prompts they are of, None for
-        others."""
+    def generate(self, engine: Engine, request: Request, asked: Asked) -> Samples:
+        """The samples of `request`, which is about the prompts `asked`. Tokens that an environment
+        wrote are marked (`Samples.is_action`), and what was executed is said if it was not one call
+        of the engine (`Samples.flops`)."""
         ...
 
     def observe(self, rollouts: Rollouts) -> None:
@@ -185,7 +204,7 @@ class Slots:
 
     def states(self) -> dict[str, Arrays]:
         """What the methods remember, by slot; slots without state are left out."""
-        methods = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        methods = {field.name: getattr(self, field.name) for field in fields(self)}
         return {
             name: arrays_of(method.state)
             for name, method in methods.items()
@@ -200,12 +219,12 @@ class Slots:
 
 def arrays_of(state: Any) -> Arrays:
     """The fields of a method's state as arrays."""
-    return {field.name: np.array(getattr(state, field.name)) for field in dataclasses.fields(state)}
+    return {field.name: np.array(getattr(state, field.name)) for field in fields(state)}
 
 
 def fill_state(state: Any, arrays: Arrays) -> None:
     """Set the fields of a method's state; those that hold a plain number get one back."""
-    for field in dataclasses.fields(state):
+    for field in fields(state):
         value = arrays[field.name]
         is_array = isinstance(getattr(state, field.name), np.ndarray)
         setattr(state, field.name, value if is_array else value.item())
@@ -227,7 +246,7 @@ def load_slots(
                 "train.batch.counts is kept, and train.replay stores whole groups: set generated, "
                 "or replay none"
             )
-        plan = dataclasses.replace(plan, keeps=chosen.keeps)
+        plan = replace(plan, keeps=chosen.keeps)
     return Slots(
         load_method(control, settings.control, plan, profile=profile),
         load_method(generate, settings.generate, num_prompts, profile=profile),
@@ -249,14 +268,20 @@ def load_method(
         raise ParamsError(f"train.{slot}.method is missing; there is: {known}")
     module = registry.load(package, spec["method"], f"train.{slot}.method")
     values = {key: value for key, value in spec.items() if key != "method"}
-    settings = parse(
-        values, getattr(module, "Settings", NoSettings), f"train.{slot} ({spec['method']})"
-    )
-    if hasattr(module, "Settings"):
-        arguments = (settings, *arguments)
     if getattr(module, "reads_profile", False):
         arguments = (*arguments, profile)
-    return module.Method(*arguments)
+    return make(module, "Method", values, f"train.{slot} ({spec['method']})", *arguments)
+
+
+def make(
+    module: ModuleType, name: str, values: Mapping[str, Any], where: str, *arguments: Any
+) -> Any:
+    """The class `name` of a method's file, made with the file's `Settings` from `values`, where it
+    has some, and `arguments`."""
+    settings = parse(values, getattr(module, "Settings", NoSettings), where)
+    if hasattr(module, "Settings"):
+        arguments = (settings, *arguments)
+    return getattr(module, name)(*arguments)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from tasks.code.cells import cells
 from tasks.code.left_out import POLICY, is_left_out
 from tasks.common import params
 from tasks.common.code import ROOT, module_file
+from tasks.common.registry import declares
 from tests.train.worlds import PARAMS, make_world
 
 HOOK = Path(__file__).with_name("hook")
@@ -106,6 +107,10 @@ def test_a_stage_loads_only_what_is_in_its_digest(
 ) -> None:
     known = tuple(POLICY) if cell == "policy" else ()
     rest = loaded[cell] - set(cells(values, ROOT)[cell].digests(ROOT)["files"])
+    if cell == "r/allocate":
+        # it looks for one line in the files of methods; those that have it are in the digest
+        methods = {path for path in rest if path.startswith("tasks/train/methods/")}
+        rest -= {path for path in methods if not declares(ROOT / path, "reads_profile")}
     assert {path for path in rest if not is_left_out(path) and not path.startswith(known)} == set()
 
 

@@ -5,13 +5,17 @@ from dataclasses import replace
 
 import numpy as np
 
+from tasks.common.artifacts import PROMPTS
+from tasks.common.ledger import Architecture
 from tasks.engines.engine import Samples
 from tasks.train.learner.update import Flat
 from tasks.train.plan import Plan
 from tasks.train.rollouts import GroupRequest, Ints, Observed, Rollouts, merge
 from tasks.train.settings import BatchSettings
-from tasks.train.slots import Control, SoFar
+from tasks.train.slots import Asked, Control, SoFar
+from tests.policies import character_tokenizer
 
+TOKENIZER = character_tokenizer()
 START = SoFar(None, 0, 0)
 BATCH = BatchSettings("rollouts", 8, "generated")
 
@@ -71,6 +75,13 @@ def graded(
 def flat_of(rollouts: Rollouts, advantages_B: "np.ndarray") -> Flat:
     """The step's flat arrays, with an advantage a rollout."""
     return Flat(advantages_B[rollouts.owner_N()], rollouts.trained_N(), None, 0)
+
+
+def asked_of(prompt_rows: Ints | None, answers: Sequence[str] = ("7",) * 4) -> Asked:
+    """What a method of the slot `generate` may know of plain prompts with these answers."""
+    row = {**PROMPTS.example, "prompt": "?", "messages": None}
+    rows = [{**row, "prompt_id": f"p{k}", "answer": text} for k, text in enumerate(answers)]
+    return Asked(PROMPTS.frame(rows), prompt_rows, TOKENIZER, Architecture(100, 10, 2, 8))
 
 
 def answer_to(

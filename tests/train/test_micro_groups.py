@@ -14,7 +14,7 @@ from tasks.engines.hf.engine import HfEngine
 from tasks.models.policy import load_model, load_tokenizer
 from tasks.train.methods.generate import micro_groups
 from tasks.train.methods.generate.micro_groups import queue
-from tests.train.steps import graded
+from tests.train.steps import asked_of, graded
 
 SAMPLING = Sampling(1.0, 1.0, 0, 60, 0)
 
@@ -47,7 +47,7 @@ def test_a_group_of_32_in_less_than_half_the_memory_gives_the_same_samples(
     method.state.history = np.random.default_rng(0).uniform(
         1, 60, (100, 3)
     )  # predictions of no use change no sample
-    samples = method.generate(thrifty, request, np.arange(4))
+    samples = method.generate(thrifty, request, asked_of(np.arange(4)))
     assert samples.token_ids == expected.token_ids
     assert samples.finish_reasons == expected.finish_reasons
     np.testing.assert_allclose(
@@ -69,14 +69,14 @@ def test_one_slot_is_enough_and_less_is_refused(world: Any) -> None:
     method = micro_groups.Method(micro_groups.Settings(least / 2**20, "lpt"), 4)
     request = request_of(prompts, 2)
     assert (
-        method.generate(engine, request, np.arange(4)).token_ids
+        method.generate(engine, request, asked_of(np.arange(4))).token_ids
         == engine.generate(request).token_ids
     )
     method = micro_groups.Method(micro_groups.Settings(0.99 * least / 2**20, "lpt"), 4)
     with pytest.raises(
         ParamsError, match=r"train\.generate\.cache_megabytes is .*one rollout may take"
     ):
-        method.generate(engine, request, np.arange(4))
+        method.generate(engine, request, asked_of(np.arange(4)))
 
 
 def test_an_engine_with_a_scheduler_of_its_own_is_refused(world: Any) -> None:
@@ -85,7 +85,7 @@ def test_an_engine_with_a_scheduler_of_its_own_is_refused(world: Any) -> None:
 
     method = micro_groups.Method(micro_groups.Settings(9.0, "lpt"), 4)
     with pytest.raises(ParamsError, match=r"engine\.name hf; vllm batches continuously by itself"):
-        method.generate(Other(), request_of(world[1], 2), None)  # type: ignore[arg-type]
+        method.generate(Other(), request_of(world[1], 2), asked_of(None))  # type: ignore[arg-type]
 
 
 def test_predictions_learn_which_prompts_are_long() -> None:

@@ -36,6 +36,7 @@ from tests.train.steps import (
     START,
     after,
     answer_to,
+    asked_of,
     observed_of,
     passes_of,
     plan_of,
@@ -280,14 +281,15 @@ def test_generate_samples_every_rollout_it_is_asked_for(name: str) -> None:
     method = make(generate, name, 9)
     seeds = [11, 12, 13, 14, 15]
     request = Request([[1], [2]], [3, 2], seeds, Sampling(1.0, 1.0, 0, 4, 0))
-    rows = np.array([7, 8])
-    first, second = (method.generate(CountingEngine(), request, rows) for _ in range(2))
+    asked = asked_of(np.array([7, 8]), ["7", "8"])
+    others = replace(asked, prompt_rows=None)  # prompts of validation
+    first, second = (method.generate(CountingEngine(), request, asked) for _ in range(2))
     assert sorted(ids[0] for ids in first.token_ids) == seeds
     assert first == second
     method.observe(rollouts_of([0.0] * 5, [0, 0, 0, 1, 1], prompt_rows=[7, 8]))
     comes_back(method)
-    assert method.generate(CountingEngine(), request, rows) == first
-    assert method.generate(CountingEngine(), request, None) == first  # prompts of validation
+    assert method.generate(CountingEngine(), request, asked) == first
+    assert method.generate(CountingEngine(), request, others) == first
 
 
 def test_an_unknown_method_or_setting_is_named() -> None:

@@ -5,7 +5,8 @@ graded.
 import itertools
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -18,7 +19,7 @@ from tasks.grading.verdict import Verdict
 from tasks.models.prompts import decode
 from tasks.train.loop.state import Run
 from tasks.train.rollouts import Floats, GroupRequest, Ints, Prompts, Rollouts
-from tasks.train.slots import Generate
+from tasks.train.slots import Asked, Generate
 
 logger = logging.getLogger(__name__)
 
@@ -73,41 +74,46 @@ class Collector:
         sampling = asked.sampling or self.run.sampling
         request = Request(token_ids, asked.counts.tolist(), seeds, sampling)
         samples = self.find_recorded(prompts, asked, place)
-        samples = samples or self.sample(request, asked.prompt_rows)
+        samples = samples or self.sample(request, self.asked(prompts, asked.prompt_rows))
         group_B = request.owner_B()
         texts, verdicts = self.grade(prompts, asked.prompt_rows[group_B], samples)
         rollouts = Rollouts(
             asked.prompt_rows,
             token_ids,
             group_B,
-            samples,
+            replace(samples, is_action=None, flops=None),
             texts,
             [verdict.outcome for verdict in verdicts],
             np.array([verdict.reward for verdict in verdicts]),
             np.full(len(group_B), place.version if sampling == self.run.sampling else -1),
             np.zeros(len(group_B), dtype=np.bool_),
             [dict(verdict.parts) for verdict in verdicts],
+            None if samples.is_action is None else np.concatenate(samples.is_action),
         )
         return rollouts, self.cost(request, samples)
 
-    def sample(self, request: Request, prompt_rows: Ints | None) -> Samples:
+    def asked(self, prompts: Prompts, rows: Ints, *, training: bool = True) -> Asked:
+        """What `generate` may know of the prompts in `rows`."""
+        architecture = self.run.policy.architecture
+        prompt_rows = rows if training else None
+        return Asked(prompts.table[rows], prompt_rows, self.tokenizer, architecture)
+
+    def sample(self, request: Request, asked: Asked) -> Samples:
         """The samples of `request`. Ranks sample whole groups each, and all of them get all."""
         ranks = self.run.ranks
         if ranks.size == 1:
-            return self.generate.generate(self.engine, request, prompt_rows)
+            return self.generate.generate(self.engine, request, asked)
         groups = ranks.shard(range(len(request.counts)))
         mine = shard_of(request, groups)
         samples = Samples([], [], [])
         if groups:
-            rows = None if prompt_rows is None else prompt_rows[groups]
-            samples = self.generate.generate(self.engine, mine, rows)
+            samples = self.generate.generate(self.engine, mine, asked.take(groups))
         # put each group's rows together, exchange the groups, and lay their rows out in order
-        rows_B = list(zip(samples.token_ids, samples.logprobs, samples.finish_reasons, strict=True))
+        rows_B = rows_of(samples)
         ends = np.cumsum([0, *mine.counts])
         sampled = [rows_B[start:end] for start, end in itertools.pairwise(ends)]
         every = itertools.chain(*ranks.gather_shards(sampled, len(request.counts)))
-        token_ids, logprobs, finish_reasons = zip(*every, strict=True)
-        return Samples(list(token_ids), list(logprobs), list(finish_reasons))
+        return samples_of(list(every))
 
     def find_recorded(self, prompts: Prompts, asked: GroupRequest, place: Place) -> Samples | None:
         """The samples at this place of the run from the record, if it has them.
@@ -140,10 +146,12 @@ class Collector:
                 raise ArtifactError(f"{message}: it is the record of another run")
             logger.warning("%s: these rollouts are sampled again", message)
             return None
+        is_action = rows["is_action"]
         return Samples(
             rows["token_ids"].to_list(),
             rows["sampler_logprobs"].to_list(),
             rows["finish_reason"].to_list(),
+            None if is_action.has_nulls() else is_action.to_list(),
         )
 
     def record_of(self, step: int) -> pl.DataFrame | None:
@@ -183,9 +191,9 @@ class Collector:
         policy's."""
         num = len(prompts)
         seeds = [sample_seed("validation", i, k) for i in range(num) for k in range(num_samples)]
-        token_ids = prompts.token_ids(np.arange(num))
-        request = Request(token_ids, [num_samples] * num, seeds, self.run.sampling)
-        samples = self.sample(request, None)
+        every = np.arange(num)
+        request = Request(prompts.token_ids(every), [num_samples] * num, seeds, self.run.sampling)
+        samples = self.sample(request, self.asked(prompts, every, training=False))
         rows_B = request.owner_B()
         _, verdicts = self.grade(prompts, rows_B, samples)
         correct = np.bincount(rows_B, [verdict.outcome == "correct" for verdict in verdicts])
@@ -211,8 +219,25 @@ class Collector:
         prompt_tokens = [len(ids) for ids in request.prompts]
         architecture, block = self.run.policy.architecture, self.engine.prefix_block
         flops = sample_flops(architecture, prompt_tokens, request.counts, lengths, block)
+        executed = float(flops.sum()) if samples.flops is None else float(np.sum(samples.flops))
         tokens = sum(lengths) + int(np.dot(prompt_tokens, request.counts))
-        return Cost(float(flops.sum()), tokens, len(lengths))
+        return Cost(executed, tokens, len(lengths))
+
+
+def rows_of(samples: Samples) -> list[tuple[Any, ...]]:
+    """What is known of each completion; None for a column that there is not."""
+    num = len(samples.token_ids)
+    columns = (getattr(samples, field.name) for field in fields(Samples))
+    return list(zip(*(column or [None] * num for column in columns), strict=True))
+
+
+def samples_of(rows: Sequence[tuple[Any, ...]]) -> Samples:
+    """The inverse of `rows_of`."""
+    columns: list[Any] = [list(column) for column in zip(*rows, strict=True)]
+    token_ids, logprobs, reasons, *more = columns
+    return Samples(
+        token_ids, logprobs, reasons, *(None if None in column else column for column in more)
+    )
 
 
 def shard_of(request: Request, groups: Sequence[int]) -> Request:

@@ -6,6 +6,7 @@ import numpy as np
 import polars as pl
 import torch
 
+from tasks.train.buffer import ragged
 from tasks.train.learner.update import UpdateStats
 from tasks.train.rollouts import Bools, Floats, Rollouts, mixed_groups
 
@@ -84,6 +85,9 @@ def rollout_rows(
     advantages_B = np.zeros(len(rollouts.group_B)) if advantages_B is None else advantages_B
     first_of_group = np.searchsorted(rollouts.group_B, rollouts.group_B)
     samples, ids_Q = rollouts.samples, prompt_ids[rollouts.prompt_rows_Q].to_list()
+    is_action_B: list[list[bool] | None] = [None] * len(rollouts.group_B)
+    if rollouts.is_action_N is not None:
+        is_action_B = ragged(rollouts.is_action_N, rollouts.completion_tokens_B())
     return [
         {
             "step": step,
@@ -100,6 +104,7 @@ def rollout_rows(
             "replayed": bool(rollouts.replayed_B[row]),
             "token_ids": samples.token_ids[row],
             "sampler_logprobs": samples.logprobs[row],
+            "is_action": is_action_B[row],
             "text": rollouts.texts[row],
         }
         for row, group in enumerate(rollouts.group_B)

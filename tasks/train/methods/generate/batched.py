@@ -1,13 +1,12 @@
 """`batched`: all rollouts in one call of the engine, which keeps its own slots full."""
 
 from tasks.engines.engine import Engine, Request, Samples
-from tasks.train.rollouts import Ints
-from tasks.train.slots import Generate
+from tasks.train.slots import Asked, Generate
 
 
 class Method(Generate):
     def __init__(self, num_prompts: int) -> None:
         """Nothing is remembered of prompts."""
 
-    def generate(self, engine: Engine, request: Request, prompt_rows: Ints | None) -> Samples:
+    def generate(self, engine: Engine, request: Request, asked: Asked) -> Samples:
         return engine.generate(request)

@@ -23,7 +23,7 @@ from sklearn.linear_model import Ridge
 from tasks.common.params import ParamsError
 from tasks.engines.engine import Engine, Request, Samples, ScheduledEngine
 from tasks.train.rollouts import Floats, Ints, Rollouts
-from tasks.train.slots import Generate
+from tasks.train.slots import Asked, Generate
 
 Order = Literal["fifo", "sjf", "lpt"]
 
@@ -56,7 +56,7 @@ class Method(Generate):
         self.settings = settings
         self.state = State(np.zeros(num_prompts), np.zeros(num_prompts), np.zeros((0, 3)))
 
-    def generate(self, engine: Engine, request: Request, prompt_rows: Ints | None) -> Samples:
+    def generate(self, engine: Engine, request: Request, asked: Asked) -> Samples:
         """The samples of `request`, within the budget. Raises ParamsError where the engine cannot
         be scheduled, or where the budget holds no rollout."""
         if not isinstance(engine, ScheduledEngine):
@@ -75,7 +75,7 @@ class Method(Generate):
                 f"rollout may take {(of_row + of_prompt) / 2**20:.3g}: raise it, or lower "
                 "sampling.max_tokens"
             )
-        lengths_B = self.predict(request, prompt_rows)[request.owner_B()]
+        lengths_B = self.predict(request, asked.prompt_rows)[request.owner_B()]
         return engine.generate_in_order(request, queue(lengths_B, self.settings.order), num_slots)
 
     def predict(self, request: Request, prompt_rows: Ints | None) -> Floats:

@@ -1,0 +1,3 @@
+"""Environments: what answers the policy's turns. Each is a file here."""
+
+SHARED = ("environment",)

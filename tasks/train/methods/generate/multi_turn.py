@@ -1,0 +1,185 @@
+"""`multi_turn`: the policy writes a turn, an environment answers, and so on; a rollout is the whole
+conversation.
+
+The first turns are sampled like completions, a group's prompt prefilled once. The environment's
+tokens join the context and are never trained on (`is_action`), but a later turn is conditioned on
+them. A turn ends with the policy's stop token. The conversation ends when the environment has no
+answer, after `max_turns`, when a turn is cut off at `max_turn_tokens`, or when the next turn might
+not fit `sampling.max_tokens`, which limits the whole. A later turn reads its context anew; what an
+engine with a prefix cache (`prefix_block`) has of it is not counted as executed.
+
+Profile and evaluation ask single turns. Left out: environments that run elsewhere, and turns that
+are sampled while others still wait for their environment.
+
+Legend: B rollouts.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tasks.common.ledger import Architecture, prefill_flops
+from tasks.common.params import ParamsError, at_least
+from tasks.engines.engine import Engine, Request, Samples, sample_flops, sample_seed
+from tasks.models.prompts import decode, render_reply
+from tasks.train.environments.environment import Episode, load_environment
+from tasks.train.slots import Asked, Generate
+
+
+@dataclass(frozen=True)
+class Settings:
+    environment: dict[str, Any]
+    max_turns: int
+    max_turn_tokens: int
+
+    def __post_init__(self) -> None:
+        at_least(1, train__generate__max_turns=self.max_turns)
+        at_least(1, train__generate__max_turn_tokens=self.max_turn_tokens)
+
+
+EXAMPLE = Settings(
+    environment={"name": "higher_lower", "higher": "+", "lower": "-", "no_number": "?"},
+    max_turns=2,
+    max_turn_tokens=2,
+)
+
+
+@dataclass
+class Conversation:
+    """One rollout so far: what it began with, its tokens, whether each is the policy's, the FLOPs
+    that sampling it executed, and how many tokens of its context an engine has read."""
+
+    prompt: list[int]
+    messages: bool
+    seed: int
+    episode: Episode
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    is_action: list[bool] = field(default_factory=list)
+    finish_reason: str = "stop"
+    flops: float = 0.0
+    read: int = 0
+
+    def context(self) -> list[int]:
+        return self.prompt + self.token_ids
+
+    def take(self, token_ids: list[int], logprobs: list[float], finish_reason: str) -> None:
+        """The policy's next turn."""
+        self.token_ids += token_ids
+        self.read = len(self.context()) - 1  # the last token was not fed back
+        self.logprobs += logprobs
+        self.is_action += [True] * len(token_ids)
+        self.finish_reason = finish_reason
+
+    def answer(self, token_ids: list[int]) -> None:
+        """The environment's answer."""
+        self.token_ids += token_ids
+        self.logprobs += [0.0] * len(token_ids)
+        self.is_action += [False] * len(token_ids)
+
+
+class Method(Generate):
+    def __init__(self, settings: Settings, num_prompts: int) -> None:
+        self.settings = settings
+        self.environment = load_environment(settings.environment)
+
+    def generate(self, engine: Engine, request: Request, asked: Asked) -> Samples:
+        """The conversations that `request` asks for. Raises ParamsError where not even one turn
+        fits `sampling.max_tokens`."""
+        limit = request.sampling.max_tokens
+        if self.settings.max_turn_tokens > limit:
+            raise ParamsError(
+                f"train.generate.max_turn_tokens is {self.settings.max_turn_tokens}, and the whole "
+                f"conversation may have sampling.max_tokens {limit}: lower the first, or raise the "
+                "second"
+            )
+        sampling = replace(request.sampling, max_tokens=self.settings.max_turn_tokens)
+        every = self.begin(request, asked)
+        open_ones, turn = every, replace(request, sampling=sampling)
+        for number in range(self.settings.max_turns):
+            self.play(engine, turn, open_ones, asked)
+            is_last = number + 1 == self.settings.max_turns
+            open_ones = [] if is_last else self.answer(open_ones, limit, asked)
+            if not open_ones:
+                break
+            turn = Request(
+                [one.context() for one in open_ones],
+                [1] * len(open_ones),
+                [sample_seed("turn", one.seed, number) for one in open_ones],
+                sampling,
+                request.with_logprobs,
+            )
+        return Samples(
+            [one.token_ids for one in every],
+            [one.logprobs for one in every],
+            [one.finish_reason for one in every],
+            [one.is_action for one in every],
+            [one.flops for one in every],
+        )
+
+    def begin(self, request: Request, asked: Asked) -> list[Conversation]:
+        """A conversation for every rollout."""
+        rows = asked.prompts.select("prompt", "answer", "messages").rows()
+        found = []
+        for owner, seed in zip(request.owner_B().tolist(), request.seeds, strict=True):
+            prompt, answer, messages = rows[owner]
+            episode = self.environment.start(prompt, answer)
+            found.append(
+                Conversation(list(request.prompts[owner]), messages is not None, seed, episode)
+            )
+        return found
+
+    def play(
+        self, engine: Engine, turn: Request, conversations: list[Conversation], asked: Asked
+    ) -> None:
+        """Sample the next turn of these conversations."""
+        samples = engine.generate(turn)
+        flops = sample_flops(
+            asked.architecture,
+            [len(ids) for ids in turn.prompts],
+            turn.counts,
+            [len(ids) for ids in samples.token_ids],
+            engine.prefix_block,
+        )
+        rows = zip(
+            conversations,
+            samples.token_ids,
+            samples.logprobs,
+            samples.finish_reasons,
+            flops.tolist(),
+            strict=True,
+        )
+        for one, token_ids, logprobs, reason, spent in rows:
+            one.flops += spent - cached_flops(asked.architecture, one.read, engine.prefix_block)
+            one.take(token_ids, logprobs, reason)
+
+    def answer(
+        self, conversations: list[Conversation], limit: int, asked: Asked
+    ) -> list[Conversation]:
+        """Add the environment's answers; the conversations that go on."""
+        found = []
+        for one in conversations:
+            if one.finish_reason != "stop":
+                continue
+            turn = one.token_ids[last_turn(one.is_action) :]
+            (text,) = decode([turn], [one.finish_reason], asked.tokenizer)
+            reply = one.episode.reply(text)
+            if reply is None:
+                continue
+            token_ids = render_reply(reply, asked.tokenizer, is_chat=one.messages)
+            if len(one.token_ids) + len(token_ids) + self.settings.max_turn_tokens > limit:
+                continue
+            one.answer(token_ids)
+            found.append(one)
+        return found
+
+
+def last_turn(is_action: list[bool]) -> int:
+    """Where the policy's last turn begins, which stands at the end."""
+    return next((n + 1 for n in reversed(range(len(is_action))) if not is_action[n]), 0)
+
+
+def cached_flops(architecture: Architecture, num_read: int, prefix_block: int) -> float:
+    """The prefill that a prefix cache saves of a context of which `num_read` tokens were read
+    before: its whole blocks. Engines without a cache, whose blocks are of one token, save none."""
+    blocks = num_read // prefix_block * prefix_block if prefix_block > 1 else 0
+    return prefill_flops(architecture, blocks) if blocks else 0.0

@@ -1,0 +1,233 @@
+"""Several turns with an environment: whose tokens are whose, when a conversation ends, what it
+cost."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from tasks.common.artifacts import TRAIN_ROLLOUTS
+from tasks.common.files import ArtifactError
+from tasks.common.params import ParamsError
+from tasks.engines.engine import Request, Samples, Sampling, sample_flops
+from tasks.models.prompts import render_reply
+from tasks.train.environments.environment import load_environment
+from tasks.train.environments.higher_lower import last_number
+from tasks.train.loop.collect import rows_of, samples_of
+from tasks.train.methods.generate.multi_turn import Method, Settings, cached_flops
+from tests.policies import character_tokenizer
+from tests.train.steps import TOKENIZER, asked_of
+from tests.train.test_whole_runs import run_steps
+from tests.train.worlds import make_trainer, make_world
+
+EOS = TOKENIZER.eos_token_id
+ARCHITECTURE = asked_of(None).architecture
+WORDS = {"name": "higher_lower", "higher": "+", "lower": "-", "no_number": "?"}
+
+
+def ids(text: str) -> list[int]:
+    return list(TOKENIZER(text).input_ids)
+
+
+class Script:
+    """An engine that says what it is told, turn by turn; it notes what it was asked."""
+
+    name, version, prefilled_tokens, shares_weights = "script", "1", 0, True
+
+    def __init__(self, *turns: list[str], prefix_block: int = 1) -> None:
+        self.turns, self.prefix_block, self.requests = list(turns), prefix_block, []
+
+    def generate(self, request: Request, on_finished: Callable[[int], object] | None = None) -> Any:
+        self.requests.append(request)
+        told = self.turns[len(self.requests) - 1]
+        assert len(told) == len(request.seeds)
+        cut = [text.endswith("...") for text in told]
+        tokens = [
+            ids(text.removesuffix("...")) + [EOS] * (not short)
+            for text, short in zip(told, cut, strict=True)
+        ]
+        reasons = ["length" if short else "stop" for short in cut]
+        return Samples(tokens, [[-0.5] * len(t) for t in tokens], reasons)
+
+    def set_weights(self, weights: object) -> None:
+        """Weights make no difference."""
+
+    def sleep(self) -> None:
+        """Nothing is held."""
+
+
+def play(
+    engine: Script, answers: list[str], counts: list[int], limit: int = 20, **changes: Any
+) -> Samples:
+    asked = asked_of(None, answers)
+    settings = Settings(**{"environment": WORDS, "max_turns": 3, "max_turn_tokens": 3, **changes})
+    seeds = list(range(sum(counts)))
+    request = Request([ids("n=")] * len(answers), counts, seeds, Sampling(1.0, 1.0, 0, limit, 0))
+    samples = Method(settings, 9).generate(engine, request, asked)
+    assert samples.is_action is not None
+    for tokens, logprobs, own in zip(
+        samples.token_ids, samples.logprobs, samples.is_action, strict=True
+    ):
+        assert len(tokens) == len(logprobs) == len(own) <= limit
+        assert all((logprob == 0.0) != mine for logprob, mine in zip(logprobs, own, strict=True))
+    return samples
+
+
+def test_a_conversation_goes_on_until_the_answer_is_right() -> None:
+    engine = Script(["5", "9", "7"], ["8", "x"], ["7", "6"])
+    samples = play(engine, ["7", "7"], [2, 1])
+    first, second, third = samples.token_ids
+    assert first == [*ids("5"), EOS, *ids("+"), *ids("8"), EOS, *ids("-"), *ids("7"), EOS]
+    assert second == [*ids("9"), EOS, *ids("-"), *ids("x"), EOS, *ids("?"), *ids("6"), EOS]
+    assert third == [*ids("7"), EOS]
+    assert samples.is_action is not None
+    assert samples.is_action[0] == [True, True, False, True, True, False, True, True]
+    assert samples.finish_reasons == ["stop"] * 3
+    # the first turns share their group's prompt; a later one reads its own context
+    assert [request.counts for request in engine.requests] == [[2, 1], [1, 1], [1, 1]]
+    assert engine.requests[1].prompts == [ids("n=") + first[:3], ids("n=") + second[:3]]
+    seeds = [seed for request in engine.requests for seed in request.seeds]
+    assert len(set(seeds)) == len(seeds)
+    assert {request.sampling.max_tokens for request in engine.requests} == {3}
+
+
+def test_a_turn_that_is_cut_off_ends_the_conversation() -> None:
+    samples = play(Script(["123..."]), ["7"], [1])
+    assert samples.token_ids == [ids("123")]
+    assert samples.finish_reasons == ["length"]
+
+
+def test_a_conversation_keeps_to_its_limit_of_tokens_and_turns() -> None:
+    # two tokens, a reply of one, and three for the next turn are six
+    assert len(play(Script(["5"], ["6"], ["8"]), ["7"], [1], limit=6).token_ids[0]) == 5
+    assert len(play(Script(["5"]), ["7"], [1], limit=5).token_ids[0]) == 2
+    assert len(play(Script(["5"], ["6"]), ["7"], [1], max_turns=2).token_ids[0]) == 5
+    with pytest.raises(ParamsError, match="max_turn_tokens is 3, .* sampling.max_tokens 2"):
+        play(Script(), ["7"], [1], limit=2)
+
+
+def test_executed_is_what_each_turn_read_and_wrote() -> None:
+    samples = play(Script(["5", "7"], ["7"]), ["7"], [2])
+    first = sample_flops(ARCHITECTURE, [2], [2], [2, 2], 1)
+    second = sample_flops(ARCHITECTURE, [5], [1], [2], 1)
+    assert samples.flops == pytest.approx([first[0] + second[0], first[1]])
+    # with a prefix cache the whole blocks that were read before are not computed again
+    cached = play(Script(["5"], ["7"], prefix_block=2), ["7"], [1])
+    plain = sample_flops(ARCHITECTURE, [2], [1], [2], 2) + sample_flops(
+        ARCHITECTURE, [5], [1], [2], 2
+    )
+    assert cached.flops == pytest.approx(plain - cached_flops(ARCHITECTURE, 3, 2))
+    assert cached_flops(ARCHITECTURE, 3, 2) > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("I say 3.", "3"), ("12 or -4", "-4"), ("1,024", "1024"), ("0.50", "1/2"), ("none", None)],
+)
+def test_the_last_number_is_read(text: str, number: str | None) -> None:
+    assert (None if number is None else last_number(number)) == last_number(text) or (
+        str(last_number(text)) == number
+    )
+
+
+def test_an_unknown_environment_or_setting_is_named() -> None:
+    with pytest.raises(ParamsError, match=r"environment\.name is 'chess'; there is: higher_lower"):
+        load_environment({"name": "chess"})
+    with pytest.raises(ParamsError, match=r"environment\.name is None"):
+        load_environment({})
+    with pytest.raises(ParamsError, match=r"environment\.lower is missing"):
+        load_environment({"name": "higher_lower", "higher": "+", "no_number": "?"})
+
+
+def test_rows_of_samples_come_back() -> None:
+    plain = Samples([[1], [2, 3]], [[-1.0], [0.0, -2.0]], ["stop", "length"])
+    marked = Samples(*rows_tail(plain), [[True], [False, True]], [1.0, 2.0])
+    for samples in (plain, marked):
+        assert samples_of(rows_of(samples)) == samples
+
+
+def rows_tail(samples: Samples) -> tuple[Any, ...]:
+    return samples.token_ids, samples.logprobs, samples.finish_reasons
+
+
+CHATML = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}<eos>\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def chat_tokenizer(template: str) -> PreTrainedTokenizerBase:
+    tokenizer = character_tokenizer()
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def test_a_reply_in_a_chat_is_what_the_template_has_after_a_finished_turn() -> None:
+    tokenizer = chat_tokenizer(CHATML)
+    found = render_reply("too low", tokenizer, is_chat=True)
+    (newline,) = tokenizer("\n").input_ids
+    assert found[0] == newline
+    assert tokenizer.decode(found[1:]) == "<user>too low<eos>\n<assistant>".replace(
+        "\n", tokenizer.decode([newline])
+    )
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    whole = tokenizer.apply_chat_template(
+        [*turns, {"role": "user", "content": "too low"}],
+        add_generation_prompt=True,
+        return_dict=False,
+    )
+    first = tokenizer.apply_chat_template(turns[:1], add_generation_prompt=True, return_dict=False)
+    assert first + tokenizer("a").input_ids + [EOS] + found == whole
+    assert render_reply("too low", tokenizer, is_chat=False) == tokenizer("too low").input_ids
+
+
+def test_a_template_that_rewrites_finished_turns_is_refused() -> None:
+    forgetful = (
+        "{% for m in messages %}{% if m.role == 'user' or loop.last %}<{{ m.role }}>{{ m.content }}"
+        "<eos>{% endif %}{% endfor %}"
+    )
+    with pytest.raises(ArtifactError, match="changes a finished turn"):
+        render_reply("more", chat_tokenizer(forgetful), is_chat=True)
+
+
+GENERATE = {
+    "method": "multi_turn",
+    "environment": {**WORDS, "higher": "+1", "lower": "1"},
+    "max_turns": 3,
+    "max_turn_tokens": 2,
+}
+
+
+def test_training_over_several_turns_learns_from_the_policys_tokens_alone(
+    guesser: Path, tmp_path: Path
+) -> None:
+    layout = make_world(tmp_path, guesser, [4] * 12)
+    trainer = make_trainer(layout, generate=GENERATE)
+    run_steps(trainer, 3)
+    trainer.validate()
+    trainer.collector.grader.close()
+    state = trainer.state
+    assert sum(row["num_updates"] for row in state.steps) > 0
+    rows = TRAIN_ROLLOUTS.frame(state.rollouts)
+    own = rows["is_action"].list.sum().sum()
+    total = rows["token_ids"].list.len().sum()
+    assert 0 < own < total
+    replies = rows.filter(~pl.col("is_action").list.all())
+    assert len(replies) > 0
+    # recorded, the run can be computed again, masks and all
+    again = make_trainer(layout, generate=GENERATE)
+    again.collector.recorded = rows
+    recomputed = again.sample()
+    assert recomputed is not None
+    assert recomputed.fresh.is_action_N is not None
+    mine = rows.filter(pl.col("step") == 0)["is_action"].explode().to_numpy()
+    np.testing.assert_array_equal(recomputed.fresh.is_action_N, mine)
+    estimate = again.estimate(recomputed.fresh, again.rng(1))
+    assert (estimate.advantages_N[~mine] == 0).all()
+    assert estimate.advantages_N[mine].any()
+    assert again.learner.totals(recomputed.fresh, estimate.keep_B).num_tokens == mine.sum()
+    again.collector.grader.close()
