@@ -158,10 +158,13 @@ class Replay(Protocol):
 
 class Advantage(Protocol):
     """What each rollout, or each token, weighs in the gradient. `features` asks to see the policy's
-    view of the rollouts."""
+    view of the rollouts. With `skips_zeros` rollouts of advantage 0 leave the loss, as if `select`
+    had dropped them; what the loss divides by must then not depend on it (`train.divisor:
+    generated`)."""
 
     state: Any = None
     features: Features | None = None
+    skips_zeros: bool = False
 
     def __call__(self, rollouts: Rollouts) -> Floats:
         """[B] advantages of rollouts, or [N] of their completion tokens. Without a baseline of its
@@ -247,12 +250,19 @@ def load_slots(
                 "or replay none"
             )
         plan = replace(plan, keeps=chosen.keeps)
+    estimate: Advantage = load_method(advantage, settings.advantage, profile=profile)
+    if estimate.skips_zeros and settings.divisor != "generated":
+        raise ParamsError(
+            f"train.advantage {settings.advantage['method']} leaves rollouts of advantage 0 out of "
+            "the loss, and train.divisor kept would make the step longer the fewer are left: set "
+            "generated"
+        )
     return Slots(
         load_method(control, settings.control, plan, profile=profile),
         load_method(generate, settings.generate, num_prompts, profile=profile),
         chosen,
         load_method(replay, settings.replay, profile=profile),
-        load_method(advantage, settings.advantage, profile=profile),
+        estimate,
         load_method(loss, settings.loss, profile=profile),
     )
 

@@ -8,9 +8,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from tasks.train.buffer import Buffer
-from tasks.train.methods.advantage import decoupled, efficient, min_variance, poise, probe, rloo
+from tasks.train.methods.advantage import (
+    decoupled,
+    efficient,
+    min_variance,
+    one_sided,
+    poise,
+    probe,
+    rloo,
+)
 from tasks.train.methods.advantage import value_probe as values
 from tasks.train.methods.control import dars, dots, dps
 from tasks.train.methods.loss import clip, vcpo
@@ -373,3 +382,59 @@ def test_a_prompt_that_a_step_visits_twice_is_kept_once() -> None:
     method.add(rollouts_of([1, 0, 0, 1], [0, 0, 1, 1], [1, 1, 2, 2], prompt_rows=[7, 7]))
     assert method.state.prompt_rows_G.tolist() == [7]
     assert method.state.lengths_B.tolist() == [2, 2]
+
+
+# --- One-sided updates: METHODS 13.17
+
+
+def of_outcomes(num_correct: int, size: int) -> Rollouts:
+    return rollouts_of([1.0] * num_correct + [0.0] * (size - num_correct), [0] * size)
+
+
+@pytest.mark.parametrize(
+    ("size", "rate", "shrink"),
+    [
+        (4, 0.25, 0.86),
+        (4, 0.5, 0.625),
+        (4, 0.875, 0.71),
+        (8, 0.125, 0.994),
+        (8, 0.25, 0.942),
+        (8, 0.5, 0.7266),
+        (8, 0.75, 0.827),
+        (16, 0.5, 0.804),
+        (64, 0.5, 0.90),
+    ],
+)
+def test_the_own_majority_shrinks_the_expected_gradient_and_does_not_turn_it(
+    size: int, rate: float, shrink: float
+) -> None:
+    """A prompt with one logit: its score is r - p, the gradient of its pass rate p (1 - p)."""
+    method = one_sided.Method(one_sided.Settings(update_cost=float("inf")))
+    expected = 0.0
+    for num in range(size + 1):
+        rewards = np.array([1.0] * num + [0.0] * (size - num))
+        gain = float((method(of_outcomes(num, size)) * (rewards - rate)).mean())
+        expected += float(stats.binom.pmf(num, size, rate)) * gain
+    assert expected / (rate * (1 - rate)) == pytest.approx(shrink, abs=0.006)
+
+
+@pytest.mark.parametrize(("cost", "evenest"), [(0.2, 0.143), (0.5, 0.25), (1, 0.333), (3, 0.4286)])
+def test_a_group_evener_than_pays_is_two_sided(cost: float, evenest: float) -> None:
+    size = 1000
+    method = one_sided.Method(one_sided.Settings(update_cost=cost))
+    for num in (1, int(evenest * size) - 1, int(evenest * size) + 1, size // 2):
+        updated = np.flatnonzero(method(of_outcomes(num, size)))
+        assert len(updated) == (num if num / size < evenest else size)
+        mirrored = np.flatnonzero(method(of_outcomes(size - num, size)))
+        assert len(mirrored) == (num if num / size < evenest else size)
+
+
+def test_one_sided_advantages_by_hand() -> None:
+    method = one_sided.Method(one_sided.Settings(update_cost=3.0))
+    assert method(of_outcomes(1, 4)).tolist() == [1, 0, 0, 0]
+    assert method(of_outcomes(3, 4)).tolist() == [0, 0, 0, -1]
+    assert method(of_outcomes(2, 4)) == pytest.approx(rloo.Method()(of_outcomes(2, 4)))
+    always = one_sided.Method(one_sided.Settings(update_cost=float("inf")))
+    assert always(of_outcomes(2, 4)).tolist() == [1, 1, 0, 0]
+    never = one_sided.Method(one_sided.Settings(update_cost=0.0))
+    assert never(of_outcomes(1, 4)) == pytest.approx(rloo.Method()(of_outcomes(1, 4)))

@@ -16,6 +16,7 @@ from tasks.common.params import ParamsError
 from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.save import resume, save
 from tasks.train.loop.trainer import LEARNING_STREAM, Trainer
+from tasks.train.methods.advantage import one_sided
 from tasks.train.rollouts import Estimate, Features, merge
 from tests.train.worlds import make_trainer, make_world, run_in_process
 
@@ -116,6 +117,31 @@ def test_the_profiles_rollouts_are_trained_on_first(guesser: Path, tmp_path: Pat
     fresh = rows.filter(~pl.col("replayed")).group_by("step", maintain_order=True).len()
     assert fresh["len"].to_list() == [8, 8, 8, 8, 12]
     assert trainer.state.ledger.charged["score"] == charged["score"]
+
+
+def test_rollouts_that_weigh_nothing_are_not_charged_and_move_nothing(
+    guesser: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = make_world(tmp_path, guesser, [8] * 24)
+    changes = {"advantage": {"method": "one_sided", "update_cost": 3.0}, "batch": BATCH}
+    skipping = make_trainer(layout, **changes)
+    run_steps(skipping, 5)
+    monkeypatch.setattr(one_sided.Method, "skips_zeros", False)
+    keeping = make_trainer(layout, **changes)
+    run_steps(keeping, 5)
+    rows = TRAIN_ROLLOUTS.frame(skipping.state.rollouts)
+    assert rows.filter(pl.col("kept") != (pl.col("advantage") != 0)).is_empty()
+    assert 0 < rows["kept"].sum() < len(rows) / 2
+    tokens = rows.filter("kept").select(pl.col("prompt_tokens") + pl.col("token_ids").list.len())
+    assert skipping.state.ledger.tokens["update"] == tokens.sum().item()
+    assert keeping.state.ledger.rollouts["update"] == len(rows)
+    for mine, theirs in zip(
+        skipping.learner.model.parameters(), keeping.learner.model.parameters(), strict=True
+    ):
+        assert torch.equal(mine, theirs)
+    monkeypatch.undo()
+    with pytest.raises(ParamsError, match=r"train\.divisor kept would make"):
+        make_trainer(layout, **changes, divisor="kept")
 
 
 def test_several_updates_move_on_from_the_scored_policy(guesser: Path, tmp_path: Path) -> None:

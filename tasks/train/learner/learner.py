@@ -126,13 +126,16 @@ class Learner:
         flat = Flat(estimate.advantages_N, rollouts.trained_N(), estimate.old_N, self.version)
         totals = self.totals(rollouts, estimate.keep_B)
         self.optimizer.zero_grad(set_to_none=True)
-        # in evaluation mode transformers keeps all activations
-        self.model.train(self.memory.activation_checkpointing)
+        # in evaluation mode transformers keeps all activations; and changing it takes time
+        is_checkpointing = self.memory.activation_checkpointing
+        if is_checkpointing:
+            self.model.train()
         with self.autocast():
             stats = accumulate_gradients(
                 self.model, batches, flat, self.objective(loss), totals, self.policy.architecture
             )
-        self.model.eval()
+        if is_checkpointing:
+            self.model.eval()
         stats = merge_stats(self.ranks.all_gather(stats))
         self.ranks.all_reduce_gradients(self.model)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm)

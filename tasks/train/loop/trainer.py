@@ -178,7 +178,10 @@ class Trainer:
         learned_N = keep_B[owner_N] & rollouts.trained_N()
         several = self.run.settings.updates.is_several
         old_N = rollouts.observed.logprobs_N if several and rollouts.observed else None
-        return Estimate(keep_B, np.where(learned_N, advantages_N, 0.0), old_N)
+        estimate = Estimate(keep_B, np.where(learned_N, advantages_N, 0.0), old_N)
+        if self.slots.advantage.skips_zeros:
+            return replace(estimate, keep_B=keep_B & estimate.has_advantage_B(rollouts))
+        return estimate
 
     def update(
         self, rollouts: Rollouts, estimate: Estimate, rate: float, rng: np.random.Generator

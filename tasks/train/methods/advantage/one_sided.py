@@ -1,0 +1,66 @@
+"""`one_sided`: learn from the rarer outcome of a group alone; the others need no update.
+
+With a baseline of 0 or 1 the advantage `r - b` of one outcome is exactly 0, and REINFORCE stays
+unbiased for any baseline that does not depend on the rollout itself. The baseline is the outcome of
+most of the group: rollouts of a hard prompt are learned from where they are correct, those of an
+easy one where they are wrong. The group's own majority depends on the rollout, which shrinks the
+prompt's expected gradient and does not turn it: by 1 - P(Bin(G - 1, p) is one short of a majority).
+
+A one-sided group varies more than a two-sided one the evener it is. So where the rarer outcome has
+a share of at least m* = c / (1 + 2 c), with `update_cost` c the cost of updating a rollout over
+that of generating it (3 in FLOPs), the whole group is updated with RLOO's advantages. The gate is
+that of QAE (arXiv 2509.22611), which divides by a deviation and updates all rollouts.
+
+A reward is what is above or below the middle of the group's extremes; rewards of two values are
+correct and wrong. Left out: a side taken from a posterior that excludes the group.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tasks.common.params import ParamsError
+from tasks.train.methods.advantage import rloo
+from tasks.train.rollouts import Floats, Rollouts, mixed_groups
+from tasks.train.slots import Advantage
+
+
+@dataclass(frozen=True)
+class Settings:
+    update_cost: float
+
+    def __post_init__(self) -> None:
+        if not self.update_cost >= 0:
+            raise ParamsError(
+                f"train.advantage.update_cost is {self.update_cost}; it is the cost of updating a "
+                "rollout over that of generating it: 0 or more, 3 in FLOPs"
+            )
+
+
+EXAMPLE = Settings(update_cost=3.0)
+
+
+class Method(Advantage):
+    skips_zeros = True
+
+    def __init__(self, settings: Settings) -> None:
+        cost = settings.update_cost
+        self.evenest = 0.5 if np.isinf(cost) else cost / (1.0 + 2.0 * cost)
+
+    def __call__(self, rollouts: Rollouts) -> Floats:
+        rewards_B, group_B = rollouts.rewards_B, rollouts.group_B
+        num_groups = len(rollouts.prompt_rows_Q)
+        low_Q, high_Q = np.full(num_groups, np.inf), np.full(num_groups, -np.inf)
+        np.minimum.at(low_Q, group_B, rewards_B)
+        np.maximum.at(high_Q, group_B, rewards_B)
+        is_high_B = rewards_B > (low_Q + high_Q)[group_B] / 2.0
+        size_Q = np.maximum(np.bincount(group_B, minlength=num_groups), 1)
+        share_Q = np.bincount(group_B, is_high_B, minlength=num_groups) / size_Q
+        # a tie is two-sided where that is allowed, else learned from the correct ones
+        baseline_Q = np.where(share_Q > 0.5, high_Q, low_Q)
+        one_sided_B = rewards_B - baseline_Q[group_B]
+        is_even_Q = np.minimum(share_Q, 1.0 - share_Q) >= self.evenest
+        is_mixed_Q = mixed_groups(rewards_B, group_B, num_groups)
+        two_sided_B = rloo.advantage(rewards_B, group_B)
+        chosen_B = np.where((is_even_Q & (self.evenest < 0.5))[group_B], two_sided_B, one_sided_B)
+        return np.where(is_mixed_Q[group_B], chosen_B, 0.0)
