@@ -104,13 +104,6 @@ def reading_slots(train: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def samples_of(plan: pl.DataFrame, samples: pl.DataFrame) -> pl.DataFrame:
-    """The rows of SAMPLES of the plan's prompts, in the order in which it first visits them."""
-    visited = plan.select("prompt_id").unique(keep="first", maintain_order=True)
-    found = visited.join(samples, on="prompt_id", how="inner", maintain_order="left_right")
-    return found.select(samples.columns)
-
-
 def make_plan(phases: list[pl.DataFrame], profile: pl.DataFrame) -> pl.DataFrame:
     """Return the PLAN table of the phases. Raises EmptyPlanError with the histogram if there is
     nothing to visit."""
@@ -177,7 +170,12 @@ def forecast(
         "strategy": strategy,
         "reads_profile": reads_profile,
         "plan": expect(plan, profile, architecture, profiled if reads_profile else 0, train),
-        "uniform": {**expect(uniform, profile, architecture, 0, train), "group_size": largest},
+        "uniform": {
+            **expect(
+                uniform, profile, architecture, profiled if reading_slots(train) else 0, train
+            ),
+            "group_size": largest,
+        },
     }
 
 
@@ -194,8 +192,8 @@ def expect(
     Mixed groups follow from each prompt's posterior pass rate, tokens from its mean length; both
     drift as the policy learns. What is updated is what `select` keeps and what is replayed, every
     epoch; the old log-probabilities of several updates are scored. A replayed group is taken as
-    mixed, and a kept part of a mixed group counts as mixed. Left out: features that a slot asks
-    for, and a replay that runs empty."""
+    mixed and kept whole, and a kept part of a mixed group counts as mixed. Left out: features that
+    a slot asks for, and the steps before a replay is full."""
     visits = plan.join(profile, on="prompt_id", how="left", maintain_order="left")
     profiled = (profile["num_samples"] - profile["error"]).to_numpy()
     prior = fit_beta(profile["correct"].to_numpy(), profiled)
@@ -214,10 +212,13 @@ def expect(
     # of every batch, beside the fresh rest of it
     share = train["replay"].get("share", 0.0)
     replayed = tokens * share / (1.0 - share) if share < 1.0 else 0.0
+    if reading_slots({"replay": train["replay"]}):
+        replayed = min(replayed, mixed_sample_tokens(visits, train["replay"].get("capacity")))
     updated, in_mixed = (updates["epochs"] * (part + replayed) for part in (kept, float(in_mixed)))
     is_several = updates["epochs"] * updates["minibatches"] > 1
-    profiling = charged_flops(architecture, generated=profiled_tokens)
-    fixed = profiling + charged_flops(architecture, reference=(tokens + replayed) * is_several)
+    fixed = charged_flops(
+        architecture, generated=profiled_tokens, reference=(tokens + replayed) * is_several
+    )
     return {
         "visits": len(plan),
         "prompts": plan["prompt_id"].n_unique(),
@@ -230,9 +231,20 @@ def expect(
         "flops_charged": fixed + charged_flops(architecture, generated=tokens, updated=updated),
         "flops_charged_mixed": fixed
         + charged_flops(architecture, generated=tokens, updated=in_mixed),
-        "flops_charged_paper": profiling
+        "flops_charged_paper": fixed
         + paper_training_flops(architecture, tokens, has_reference=False),
     }
+
+
+def mixed_sample_tokens(visits: pl.DataFrame, capacity: int | None) -> float:
+    """Tokens of the profile's samples of the first `capacity` prompts whose groups are mixed."""
+    graded = pl.col("num_samples") - pl.col("error")
+    prompts = visits.unique("prompt_id", keep="first", maintain_order=True)
+    mixed = prompts.filter((pl.col("correct") > 0) & (pl.col("correct") < graded))
+    tokens = pl.col("num_samples").cast(pl.Int64) * pl.col("prompt_tokens") + pl.col(
+        "completion_tokens"
+    )
+    return float(mixed.head(capacity or len(mixed)).select(tokens.sum()).item())
 
 
 def kept_share(sizes: Ints, mixed: Floats, select: Mapping[str, Any]) -> Floats:

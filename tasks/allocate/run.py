@@ -1,5 +1,6 @@
 """The stage `allocate`: from the profile to a recipe's plan, with the reason of every decision."""
 
+import importlib
 import logging
 
 import numpy as np
@@ -12,7 +13,6 @@ from tasks.allocate.plan import (
     load_strategy,
     make_plan,
     reading_slots,
-    samples_of,
 )
 from tasks.common import params, stage
 from tasks.common.artifacts import DECISIONS, PLAN, PROFILE, SAMPLES
@@ -69,7 +69,8 @@ def main(run: stage.Stage) -> None:
     DECISIONS.write(out / "decisions.parquet", decisions)
     samples = SAMPLES.frame([])
     if readers:
-        samples = samples_of(plan, SAMPLES.read(layout.profile / "samples.parquet"))
+        # by name: it needs the store, and with it torch, which no other recipe does
+        samples = importlib.import_module(".samples", __package__).samples_of(run, plan)
         logger.info("%d samples of the profile for train.%s", len(samples), ", ".join(readers))
     SAMPLES.write(out / "samples.parquet", samples)
     write_json(out / "forecast.json", expected)

@@ -74,13 +74,17 @@ def cells(values: Params, root: Path) -> dict[str, Cell]:
         strategy = named("tasks.allocate.strategies", [chosen["allocate"].get("strategy")], root)
         slots = slot_modules(chosen["train"], root)
         found |= {
-            f"{name}/allocate": Cell(
-                ("tasks.allocate.__main__", *strategy), read=readers_of(slots, root)
-            ),
+            f"{name}/allocate": allocate_cell(strategy, readers_of(slots, root)),
             f"{name}/train": Cell(("tasks.train.__main__", *slots, *engines, *verifiers)),
             f"{name}/evaluate": found["baseline"],
         }
     return found
+
+
+def allocate_cell(strategy: list[str], readers: tuple[str, ...]) -> Cell:
+    """The strategy, and where a slot reads the profile's samples, what fetches them."""
+    more = ("tasks.allocate.samples",) if readers else ()
+    return Cell(("tasks.allocate.__main__", *strategy, *more), read=readers)
 
 
 def policy_cell(values: Params, root: Path) -> Cell:

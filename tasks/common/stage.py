@@ -46,6 +46,19 @@ class Stage:
     options: argparse.Namespace
     tracker: tracking.Tracker
 
+    @classmethod
+    def unrecorded(
+        cls,
+        name: str,
+        values: dict[str, Any],
+        layout: Layout,
+        recipe: str | None = None,
+        seed: int | None = None,
+    ) -> "Stage":
+        """A run without a record, for callers that are no command."""
+        options = argparse.Namespace(dry_run=False, from_rollouts=None, resume=None)
+        return cls(name, values, layout, recipe, seed, options, tracking.Tracker())
+
     def section(self, name: str, cls: type[T]) -> T:
         return params.section(self.params, name, cls)
 

@@ -89,14 +89,12 @@ class Samples:
     temperature applied, top-p and top-k renormalised.
 
     Where an environment wrote tokens of a completion, `is_action` says which are the policy's own,
-    and the log-probabilities of the others are 0; None: all are. `flops` are those executed for
-    each completion, None where they follow from one request of the engine (`sample_flops`)."""
+    and the log-probabilities of the others are 0; None: all are."""
 
     token_ids: list[list[int]]
     logprobs: list[list[float]]
     finish_reasons: list[str]
     is_action: list[list[bool]] | None = None
-    flops: list[float] | None = None
 
 
 class Engine(Protocol):
@@ -217,6 +215,41 @@ def check_lengths(prompts: Sequence[Sequence[int]], max_tokens: int, max_length:
 def sample_seed(*parts: Any) -> int:
     """Return a 63-bit seed from the parts that name a completion: the same on every machine."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1
+
+
+def turn_flops(
+    architecture: Architecture,
+    prompt_tokens: Sequence[int],
+    num_samples: Sequence[int],
+    is_action: Sequence[Sequence[bool]],
+    prefix_block: int,
+) -> npt.NDArray[np.float64]:
+    """Return the executed forward FLOPs of each of B conversations, whose tokens are the policy's
+    where `is_action` says so.
+
+    The first turns share their prompt's prefill. A later turn reads its whole context, but for the
+    whole blocks that a prefix cache has of it: all that was fed before, without the last token."""
+    turns_B = [turns_of(own) for own in is_action]
+    lengths = [turns[0][1] for turns in turns_B]
+    flops = sample_flops(architecture, prompt_tokens, num_samples, lengths, prefix_block)
+    prompt_B = np.repeat(prompt_tokens, num_samples).tolist()
+    for row, (prompt, turns) in enumerate(zip(prompt_B, turns_B, strict=True)):
+        fed = prompt + lengths[row] - 1
+        for start, length in turns[1:]:
+            read = prompt + start
+            flops[row] += prefill_flops(architecture, read)
+            flops[row] += decode_flops(architecture, read, length)
+            cached = fed // prefix_block * prefix_block if prefix_block > 1 else 0
+            if cached:
+                flops[row] -= prefill_flops(architecture, cached)
+            fed = read + length - 1
+    return flops
+
+
+def turns_of(is_action: Sequence[bool]) -> list[tuple[int, int]]:
+    """Return where each of the policy's turns begins, and its length. The first begins at 0."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], is_action, [False]]).astype(np.int8)))
+    return [(int(start), int(end - start)) for start, end in edges.reshape(-1, 2)]
 
 
 def sample_flops(

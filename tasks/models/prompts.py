@@ -43,32 +43,42 @@ def render(text: str, messages: str | None, tokenizer: PreTrainedTokenizerBase) 
     return list(ids)
 
 
-def render_reply(text: str, tokenizer: PreTrainedTokenizerBase, *, is_chat: bool) -> list[int]:
+def render_reply(
+    text: str, tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int], *, is_chat: bool
+) -> list[int]:
     """Return the token ids that follow a finished turn of the policy: the reply `text`, and what
     begins the next turn. Plain text as it is; in a chat as the template has a user's message after
     an assistant's, which is read off a conversation of its own: some templates change earlier turns
-    when they render again.
+    when they render again. `stop_ids` are the tokens that end a turn.
 
-    Raises ArtifactError for a template that rewrites the turn before a reply."""
+    Raises ArtifactError for a template that rewrites the turn before a reply, or ends none."""
     if not is_chat:
         return list(tokenizer(text, add_special_tokens=False).input_ids)
-    before = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]
-    after = [*before, {"role": "user", "content": text}]
-    rendered = [
+    question = [{"role": "user", "content": "1"}]
+    turn = [*question, {"role": "assistant", "content": "2"}]
+    reply = [*turn, {"role": "user", "content": text}]
+    asked, finished, whole = (
         list(
             tokenizer.apply_chat_template(
                 messages,
-                add_generation_prompt=messages is after,
+                add_generation_prompt=messages is not turn,
                 return_dict=False,
                 strftime_now=DATE.strftime,
             )
         )
-        for messages in (before, after)
-    ]
-    finished, whole = rendered
-    # what the template writes after the turn's stop token belongs to the reply
-    stops = [place for place, token in enumerate(finished) if token == tokenizer.eos_token_id]
-    end = stops[-1] + 1 if stops else len(finished)
+        for messages in (question, turn, reply)
+    )
+    # what the template writes after the stop token of the policy's turn belongs to the reply
+    pairs = enumerate(zip(asked, finished, strict=False))
+    begin = next((place for place, (a, b) in pairs if a != b), min(len(asked), len(finished)))
+    stops = [n for n in range(begin, len(finished)) if finished[n] in stop_ids]
+    if not stops:
+        raise ArtifactError(
+            "the policy's chat template ends an assistant's turn with no token that ends a "
+            "completion (eos_token_id of the tokenizer and of generation_config.json): turns "
+            "cannot be told apart"
+        )
+    end = stops[0] + 1
     if whole[:end] != finished[:end]:
         raise ArtifactError(
             "the policy's chat template changes a finished turn when a reply follows it, so the "

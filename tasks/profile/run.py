@@ -3,7 +3,7 @@
 import logging
 
 from tasks.common import params, stage
-from tasks.common.artifacts import PROFILE, PROMPTS, ROLLOUTS, SAMPLES
+from tasks.common.artifacts import PROFILE, PROMPTS, ROLLOUTS
 from tasks.common.files import digest_file, write_json
 from tasks.grading.grader import Grader, Verify
 from tasks.grading.rollouts import grade_rows
@@ -35,14 +35,7 @@ def main(run: stage.Stage) -> None:
 
     verify = run.section("verify", Verify)
     rows, usage = sample_prompts(
-        prompts,
-        policy,
-        settings.num_samples,
-        sampler,
-        layout,
-        cell="profile",
-        greedy=False,
-        with_tokens=True,
+        prompts, policy, settings.num_samples, sampler, layout, cell="profile", greedy=False
     )
     rollouts = grade_rows(rows, verify, greedy=False)
     profile = profile_prompts(rollouts)
@@ -60,8 +53,6 @@ def main(run: stage.Stage) -> None:
 
     ROLLOUTS.write(layout.profile / "rollouts.parquet", rollouts)
     PROFILE.write(layout.profile / "profile.parquet", profile)
-    samples = rows.with_columns(rollouts["outcome"], rollouts["reward"])
-    SAMPLES.write(layout.profile / "samples.parquet", samples.select(list(SAMPLES.columns)))
     write_json(layout.profile / "summary.json", summary)
     write_json(
         layout.profile / "flops.json",

@@ -42,7 +42,6 @@ logger = logging.getLogger(__name__)
 
 # the columns that grading and costs need
 VALUES = ["text", "finish_reason", "prompt_tokens", "completion_tokens", "flops", "seconds"]
-TOKENS = ["token_ids", "logprobs"]
 # a prompt's digest and the indices of the samples that are wanted of it
 Group = tuple[str, list[int]]
 
@@ -65,10 +64,9 @@ def sample_prompts(
     *,
     cell: str,
     greedy: bool,
-    with_tokens: bool = False,
 ) -> tuple[pl.DataFrame, Usage]:
     """Return `num_samples` rollouts a prompt, as the store's rows with their prompts' answers and
-    verifiers, and where asked for their tokens; and the usage.
+    verifiers, and the usage.
 
     `cell` is the stage that asks, for the note it writes (see `usage.py`)."""
     if prompts.is_empty():
@@ -85,10 +83,7 @@ def sample_prompts(
     encoded = encode_prompts(prompts, tokenizer, policy, sampling.max_tokens)
     digests = [prompt_digest(ids) for ids in encoded]
     by_digest = dict(zip(digests, encoded, strict=True))
-    wanted = pl.DataFrame({"prompt_digest": list(by_digest)}).join(
-        pl.DataFrame({"sample_index": range(num_samples)}, schema={"sample_index": pl.Int32}),
-        how="cross",
-    )
+    wanted = wanted_keys(digests, num_samples)
     # sample what is missing, one process at a time on a device
     sampler = Sampler(policy, tokenizer, sampling, settings.engine, settings.store, by_digest)
     store = open_store(settings.store, layout, policy.digest, asdict(sampling))
@@ -102,8 +97,7 @@ def sample_prompts(
     kind = "greedy" if greedy else "sampled"
     device = torch_device(settings.engine.device).type
     with exclusive(layout.locks / f"device-{device}", "the device"):
-        columns = VALUES + TOKENS * with_tokens
-        usage, sampled = complete(view, sampler, asked, read_note(layout, cell, kind), columns)
+        usage, sampled = complete(view, sampler, asked, read_note(layout, cell, kind))
     write_note(layout, cell, kind, asked, usage.summary)
     logger.info("%s", usage.summary)
     # prompts of equal text share their samples
@@ -114,6 +108,31 @@ def sample_prompts(
         sampled, on=KEYS, how="left", maintain_order="left"
     )
     return rows, usage
+
+
+def read_tokens(
+    prompts: pl.DataFrame,
+    policy: Policy,
+    num_samples: int,
+    sampling: Sampling,
+    settings: StoreSettings,
+    layout: Layout,
+) -> pl.DataFrame:
+    """Return the tokens and log-probabilities of what the store has of `num_samples` rollouts a
+    prompt, by `prompt_id` and `sample_index`."""
+    tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
+    encoded = encode_prompts(prompts, tokenizer, policy, sampling.max_tokens)
+    digests = [prompt_digest(ids) for ids in encoded]
+    store = open_store(settings, layout, policy.digest, asdict(sampling))
+    rows = StoreView(store, wanted_keys(digests, num_samples)).read(["token_ids", "logprobs"])
+    identified = prompts.select("prompt_id").with_columns(prompt_digest=pl.Series(digests))
+    return identified.join(rows, on="prompt_digest", how="inner").drop("prompt_digest")
+
+
+def wanted_keys(digests: Sequence[str], num_samples: int) -> pl.DataFrame:
+    """Return the store's keys of `num_samples` rollouts of each distinct prompt."""
+    indices = pl.DataFrame({"sample_index": range(num_samples)}, schema={"sample_index": pl.Int32})
+    return pl.DataFrame({"prompt_digest": list(dict.fromkeys(digests))}).join(indices, how="cross")
 
 
 @dataclass(frozen=True)
@@ -129,14 +148,10 @@ class Sampler:
 
 
 def complete(
-    view: StoreView,
-    sampler: Sampler,
-    asked: dict[str, Any],
-    last: Mapping[str, Any] | None,
-    columns: list[str],
+    view: StoreView, sampler: Sampler, asked: dict[str, Any], last: Mapping[str, Any] | None
 ) -> tuple[Usage, pl.DataFrame]:
-    """Sample what is missing and read the columns of all that is wanted; repeat when reading finds
-    a damaged shard."""
+    """Sample what is missing and read all that is wanted; repeat when reading finds a damaged
+    shard."""
     usage = Usage(0, 0, 0, 0.0, "")
     while True:
         missing = view.missing(view.wanted)
@@ -144,7 +159,7 @@ def complete(
             why = explain(last, asked, view.prompts(), missing, view.store.num_damaged())
             logger.info("sampling %d of %d rollouts: %s", len(missing), len(view.wanted), why)
             usage += replace(fill_store(view, missing, sampler), why=why)
-        rows = view.read(columns)
+        rows = view.read(VALUES)
         if len(rows) == len(view.wanted):
             reused = max(len(rows) - usage.sampled_rollouts, 0)
             return replace(usage, reused_rollouts=reused), rows

@@ -77,6 +77,8 @@ def main(run: stage.Stage) -> None:
         run.tracker.dataset(name, path, components[name], "train")
 
     replayed = run.options.from_rollouts
+    if replayed is not None:  # the record holds the trunk's rollouts alone
+        settings = dataclasses.replace(settings, branches=[])
     ranks = join_ranks(device)
     with ExitStack() as stack:
         if ranks.is_main:

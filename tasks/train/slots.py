@@ -18,6 +18,7 @@ Legend: B rollouts of a step, N completion tokens.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -28,7 +29,6 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from tasks.common import registry
-from tasks.common.ledger import Architecture
 from tasks.common.params import ParamsError, parse
 from tasks.engines.engine import Engine, Request, Samples
 from tasks.train.methods import advantage, control, generate, loss, replay, select
@@ -89,12 +89,13 @@ class Control(Protocol):
 @dataclass(frozen=True)
 class Asked:
     """The prompts of a request: their rows of PROMPTS (`prompt`, `messages`, `answer`), which
-    training prompts they are, None for others; and the policy's tokenizer and architecture."""
+    training prompts they are, None for others; the policy's tokenizer, and every token that ends a
+    completion of it."""
 
     prompts: pl.DataFrame
     prompt_rows: Ints | None
     tokenizer: PreTrainedTokenizerBase
-    architecture: Architecture
+    stop_ids: tuple[int, ...]
 
     def take(self, groups: Sequence[int]) -> "Asked":
         """Those of a part of the request."""
@@ -109,8 +110,7 @@ class Generate(Protocol):
 
     def generate(self, engine: Engine, request: Request, asked: Asked) -> Samples:
         """The samples of `request`, which is about the prompts `asked`. Tokens that an environment
-        wrote are marked (`Samples.is_action`), and what was executed is said if it was not one call
-        of the engine (`Samples.flops`)."""
+        wrote are marked (`Samples.is_action`)."""
         ...
 
     def observe(self, rollouts: Rollouts) -> None:
@@ -278,7 +278,8 @@ def load_method(
         raise ParamsError(f"train.{slot}.method is missing; there is: {known}")
     module = registry.load(package, spec["method"], f"train.{slot}.method")
     values = {key: value for key, value in spec.items() if key != "method"}
-    if getattr(module, "reads_profile", False):
+    # as `allocate` decides it, which does not import the file
+    if registry.declares(Path(module.__file__ or ""), "reads_profile"):
         arguments = (*arguments, profile)
     return make(module, "Method", values, f"train.{slot} ({spec['method']})", *arguments)
 

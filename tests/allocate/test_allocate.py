@@ -15,9 +15,8 @@ from tasks.allocate.plan import (
     load_strategy,
     make_plan,
     reading_slots,
-    samples_of,
 )
-from tasks.common.artifacts import OUTCOMES, PROFILE, SAMPLES
+from tasks.common.artifacts import OUTCOMES, PROFILE
 from tasks.common.ledger import Architecture
 from tasks.common.params import ParamsError
 from tasks.common.registry import names
@@ -349,17 +348,3 @@ def test_a_slot_that_reads_the_profile_is_found_without_loading_it() -> None:
     assert reading_slots(train) == ["replay"]
     assert reading_slots(train_of(ALL, replay={"method": "recent"})) == []
     assert reading_slots(train_of({"method": "no_such_selector"})) == []
-
-
-def test_the_samples_of_the_plans_prompts_are_in_its_order() -> None:
-    plan = pl.DataFrame({"prompt_id": ["b", "a", "b"]})
-    rows = [
-        {**SAMPLES.example, "prompt_id": name, "sample_index": k} for name in "abc" for k in (0, 1)
-    ]
-    found = samples_of(plan, SAMPLES.frame(rows))
-    assert found.select("prompt_id", "sample_index").rows() == [
-        ("b", 0),
-        ("b", 1),
-        ("a", 0),
-        ("a", 1),
-    ]

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 
 from tasks.common.artifacts import PROMPTS
-from tasks.common.ledger import Architecture
 from tasks.engines.engine import Samples
 from tasks.train.learner.update import Flat
 from tasks.train.plan import Plan
@@ -81,7 +80,7 @@ def asked_of(prompt_rows: Ints | None, answers: Sequence[str] = ("7",) * 4) -> A
     """What a method of the slot `generate` may know of plain prompts with these answers."""
     row = {**PROMPTS.example, "prompt": "?", "messages": None}
     rows = [{**row, "prompt_id": f"p{k}", "answer": text} for k, text in enumerate(answers)]
-    return Asked(PROMPTS.frame(rows), prompt_rows, TOKENIZER, Architecture(100, 10, 2, 8))
+    return Asked(PROMPTS.frame(rows), prompt_rows, TOKENIZER, (TOKENIZER.eos_token_id,))
 
 
 def answer_to(

@@ -1,15 +1,18 @@
 """Decayed branches: the trunk goes on as if there were none, and a branch ends where a run of its
 share would have ended."""
 
+import shutil
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
+import yaml
 
 from tasks.common import params
 from tasks.common.artifacts import CURVE, Layout
+from tasks.common.files import ArtifactError, read_json
 from tasks.common.params import ParamsError
 from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.save import write_results
@@ -17,7 +20,8 @@ from tasks.train.loop.sync import train
 from tasks.train.loop.trainer import Trainer
 from tasks.train.run import Sections, check_settings
 from tasks.train.settings import CheckpointSettings
-from tests.train.worlds import make_trainer, make_world, outputs, run_in_process
+from tests.train.test_trainer import train as run_train
+from tests.train.worlds import PARAMS, make_trainer, make_world, outputs, run_in_process
 
 BATCH = {"unit": "rollouts", "size": 8, "counts": "generated"}
 CONSTANT = {"batch": BATCH, "decay_share": 0.4, "learning_rate": 3e-3}
@@ -126,3 +130,81 @@ def test_shares_that_make_no_sense_are_refused(
     sections = params.sections(params.load(layout.root / "params.yaml"), Sections)
     with pytest.raises(ParamsError, match=message):
         check_settings(settings, sections)
+
+
+def states_of(layout: Layout) -> list[dict[str, Any]]:
+    """The states of the checkpoints, in the order in which they were written."""
+    (folder,) = [path for path in layout.checkpoints.iterdir() if not path.name.startswith(".")]
+    steps = sorted(folder.glob("step-*"), key=lambda path: int(path.name.split("-")[2]))
+    return [{**read_json(path / "state.json")["state"], "folder": path} for path in steps]
+
+
+def test_the_trunk_takes_nothing_of_the_optimizer_from_a_branch(
+    guesser: Path, tmp_path: Path
+) -> None:
+    """At the fork no update has been made: groups of one teach nothing."""
+    visits = [1] * 16 + [4] * 30
+    changes = {"decay_share": 0.9, "batch": BATCH, "learning_rate": 3e-3}
+    weights = []
+    for branches in ([], [0.6]):
+        layout = make_world(tmp_path / str(len(branches)), guesser, visits)
+        run(layout, branches=branches, **changes)
+        weights.append(outputs(layout)["weights"])
+    assert weights[0] == weights[1]
+
+
+def test_after_a_branch_a_damaged_checkpoint_is_passed_over(
+    branched: tuple[Layout, Trainer], guesser: Path, tmp_path: Path
+) -> None:
+    """The checkpoint before it is the fork's: the branch is trained again."""
+    layout = make_world(tmp_path, guesser, VISITS)
+    with pytest.raises(ConnectionError):
+        run(layout, 6, branches=[0.25, 0.5])
+    states = states_of(layout)
+    assert [state["branch"] for state in states] == [None, None]
+    assert [state["branches_done"] for state in states] == [0, 1]
+    assert not list(layout.checkpoints.glob("*/held"))
+    (states[-1]["folder"] / "tensors.safetensors").write_bytes(b"damaged")
+    run(layout, branches=[0.25, 0.5])
+    assert outputs(layout) == outputs(branched[0])
+
+
+def test_a_branch_whose_trunk_is_gone_is_refused_before_any_work(
+    guesser: Path, tmp_path: Path
+) -> None:
+    layout = make_world(tmp_path, guesser, VISITS)
+    with pytest.raises(ConnectionError):
+        run(layout, 5, branches=[0.25, 0.5])
+    last = states_of(layout)[-1]
+    assert last["branch"] == 0.25
+    shutil.rmtree(last["folder"].parent / "held")
+    checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=2)
+    with pytest.raises(ArtifactError, match="held is missing"):
+        checkpoints.load(last["folder"])
+
+
+@pytest.mark.parametrize(
+    ("max_steps", "measured"), [(4, []), (5, [0.25]), (7, [0.25]), (20, [0.25, 0.5])]
+)
+def test_a_branch_that_is_cut_short_is_not_measured(
+    max_steps: int, measured: list[float], guesser: Path, tmp_path: Path
+) -> None:
+    layout = make_world(tmp_path, guesser, VISITS)
+    curve = run(layout, branches=[0.25, 0.5], max_steps=max_steps).state.curve
+    assert [point["branch"] for point in curve if point["branch"]] == measured
+    assert curve[-1]["step"] == max_steps
+
+
+def test_a_run_with_branches_is_computed_again_from_its_record(
+    guesser: Path, tmp_path: Path
+) -> None:
+    layout = make_world(tmp_path, guesser, VISITS)
+    values = {**PARAMS, "train": {**PARAMS["train"], **CONSTANT, "branches": [0.5]}}
+    (layout.root / "params.yaml").write_text(yaml.safe_dump(values))
+    assert run_train(layout).returncode == 0
+    record = layout.train("r", 0) / "rollouts.parquet"
+    again = run_train(layout, "--from-rollouts", str(record))
+    assert again.returncode == 0, again.output
+    weights = "policy/model.safetensors"
+    first, second = (folder("r", 0) / weights for folder in (layout.train, layout.replayed))
+    assert first.read_bytes() == second.read_bytes()

@@ -23,7 +23,7 @@ COMPONENTS = {"recipe": "r", "seed": 0}
 def save(checkpoints: Checkpoints, step: int, branch: int) -> Path:
     """A checkpoint after `step` steps, with a part of rollouts for each; the folder it is in."""
     parts = [f"rollouts-{n:09d}.parquet" for n in range(1, step + 1)]
-    state = {"num_steps": step, "branch": branch, "parts": parts}
+    state = {"num_steps": step, "branch": None, "mark": branch, "parts": parts}
     rollouts = pl.DataFrame({"branch": [branch]})
     tensors = {"policy.w": torch.full((2,), float(branch))}
     checkpoints.journal({"step": step - 1, "seconds": 1.0, "flops": 10.0, "tokens": 100.0})
@@ -38,7 +38,7 @@ def branches(checkpoints: Checkpoints, folder: Path | None = None) -> tuple[int,
     assert loaded is not None
     beside = checkpoints.folder if folder is None else folder.parent
     parts = [pl.read_parquet(beside / name) for name in loaded[1]["parts"]]
-    return loaded[1]["branch"], [int(part["branch"][0]) for part in parts]
+    return loaded[1]["mark"], [int(part["branch"][0]) for part in parts]
 
 
 def test_an_older_checkpoint_retires_the_branch_it_leaves(tmp_path: Path) -> None:

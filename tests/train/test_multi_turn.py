@@ -1,6 +1,7 @@
 """Several turns with an environment: whose tokens are whose, when a conversation ends, what it
 cost."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,20 +13,29 @@ from transformers import PreTrainedTokenizerBase
 
 from tasks.common.artifacts import TRAIN_ROLLOUTS
 from tasks.common.files import ArtifactError
+from tasks.common.ledger import Architecture, prefill_flops
 from tasks.common.params import ParamsError
-from tasks.engines.engine import Request, Samples, Sampling, sample_flops
+from tasks.engines.engine import (
+    Request,
+    Samples,
+    Sampling,
+    sample_flops,
+    turn_flops,
+    turns_of,
+)
+from tasks.grading.verifiers import numeric
 from tasks.models.prompts import render_reply
 from tasks.train.environments.environment import load_environment
-from tasks.train.environments.higher_lower import last_number
-from tasks.train.loop.collect import rows_of, samples_of
-from tasks.train.methods.generate.multi_turn import Method, Settings, cached_flops
+from tasks.train.loop.collect import decode_samples, rows_of, samples_of
+from tasks.train.methods.generate.multi_turn import Method, Settings
 from tests.policies import character_tokenizer
 from tests.train.steps import TOKENIZER, asked_of
+from tests.train.test_branches import run as train_and_write
 from tests.train.test_whole_runs import run_steps
-from tests.train.worlds import make_trainer, make_world
+from tests.train.worlds import make_trainer, make_world, outputs
 
 EOS = TOKENIZER.eos_token_id
-ARCHITECTURE = asked_of(None).architecture
+ARCHITECTURE = Architecture(100, 10, 2, 8)
 WORDS = {"name": "higher_lower", "higher": "+", "lower": "-", "no_number": "?"}
 
 
@@ -111,27 +121,62 @@ def test_a_conversation_keeps_to_its_limit_of_tokens_and_turns() -> None:
 
 
 def test_executed_is_what_each_turn_read_and_wrote() -> None:
-    samples = play(Script(["5", "7"], ["7"]), ["7"], [2])
+    """From the masks alone, so that rollouts of a record cost what they did."""
+    masks = [[True, True, False, True, True], [True, True]]
+    found = turn_flops(ARCHITECTURE, [2], [2], masks, 1)
     first = sample_flops(ARCHITECTURE, [2], [2], [2, 2], 1)
     second = sample_flops(ARCHITECTURE, [5], [1], [2], 1)
-    assert samples.flops == pytest.approx([first[0] + second[0], first[1]])
-    # with a prefix cache the whole blocks that were read before are not computed again
-    cached = play(Script(["5"], ["7"], prefix_block=2), ["7"], [1])
-    plain = sample_flops(ARCHITECTURE, [2], [1], [2], 2) + sample_flops(
-        ARCHITECTURE, [5], [1], [2], 2
-    )
-    assert cached.flops == pytest.approx(plain - cached_flops(ARCHITECTURE, 3, 2))
-    assert cached_flops(ARCHITECTURE, 3, 2) > 0
+    assert found == pytest.approx([first[0] + second[0], first[1]])
+    # with a prefix cache the whole blocks that were fed before are not computed again: of the
+    # prompt's two tokens and the turn's two the last was not fed, so one block of two is there
+    cached = turn_flops(ARCHITECTURE, [2], [2], masks, 2)
+    plain = sample_flops(ARCHITECTURE, [2], [2], [2, 2], 2)
+    later = sample_flops(ARCHITECTURE, [5], [1], [2], 1) - prefill_flops(ARCHITECTURE, 2)
+    assert cached == pytest.approx([plain[0] + later[0], plain[1]])
 
 
 @pytest.mark.parametrize(
-    ("text", "number"),
-    [("I say 3.", "3"), ("12 or -4", "-4"), ("1,024", "1024"), ("0.50", "1/2"), ("none", None)],
+    ("mask", "turns"),
+    [("111", [(0, 3)]), ("10011", [(0, 1), (3, 2)]), ("1101", [(0, 2), (3, 1)]), ("", [])],
 )
-def test_the_last_number_is_read(text: str, number: str | None) -> None:
-    assert (None if number is None else last_number(number)) == last_number(text) or (
-        str(last_number(text)) == number
+def test_turns_are_read_off_the_mask(mask: str, turns: list[tuple[int, int]]) -> None:
+    assert turns_of([mark == "1" for mark in mask]) == turns
+
+
+@pytest.mark.parametrize(
+    ("answer", "turn", "reply"),
+    [
+        ("13", "12", "+"),
+        ("13", "I say 14.", "-"),
+        ("13", "the answer is 13", None),
+        ("1/2", "0.5", None),
+        ("1/2", "0.4", "+"),
+        ("7", r"\boxed{7} in 2 steps", None),
+        ("1,024", "1024", None),
+        ("1.5e3", "1500", None),
+        ("7", "seven", "?"),
+        ("none", "5", None),
+    ],
+)
+def test_replies_judge_as_the_verifier_does(answer: str, turn: str, reply: str | None) -> None:
+    episode = load_environment(WORDS).start("a number", answer)
+    assert episode.reply(turn) == reply
+    if reply is None and answer != "none":
+        assert numeric.verify(turn, answer).outcome == "correct"
+
+
+def test_the_verifier_reads_each_turn_on_a_line_of_its_own() -> None:
+    tokens = [*ids("12"), EOS, *ids("too small"), *ids("13"), EOS]
+    own = [True] * 3 + [False] * len(ids("too small")) + [True] * 3
+    samples = Samples([tokens], [[-1.0] * len(tokens)], ["stop"], [own])
+    (text,) = decode_samples(samples, TOKENIZER)
+    assert text == "12\ntoo small\n13"
+    assert numeric.verify(text, "13").outcome == "correct"
+    # a stop token that the tokenizer does not call special is not text either
+    other = dataclasses.replace(
+        samples, token_ids=[[t if t != EOS else ids("!")[0] for t in tokens]]
     )
+    assert decode_samples(other, TOKENIZER) == [text]
 
 
 def test_an_unknown_environment_or_setting_is_named() -> None:
@@ -145,7 +190,7 @@ def test_an_unknown_environment_or_setting_is_named() -> None:
 
 def test_rows_of_samples_come_back() -> None:
     plain = Samples([[1], [2, 3]], [[-1.0], [0.0, -2.0]], ["stop", "length"])
-    marked = Samples(*rows_tail(plain), [[True], [False, True]], [1.0, 2.0])
+    marked = Samples(*rows_tail(plain), [[True], [False, True]])
     for samples in (plain, marked):
         assert samples_of(rows_of(samples)) == samples
 
@@ -168,7 +213,7 @@ def chat_tokenizer(template: str) -> PreTrainedTokenizerBase:
 
 def test_a_reply_in_a_chat_is_what_the_template_has_after_a_finished_turn() -> None:
     tokenizer = chat_tokenizer(CHATML)
-    found = render_reply("too low", tokenizer, is_chat=True)
+    found = render_reply("too low", tokenizer, (EOS,), is_chat=True)
     (newline,) = tokenizer("\n").input_ids
     assert found[0] == newline
     assert tokenizer.decode(found[1:]) == "<user>too low<eos>\n<assistant>".replace(
@@ -182,7 +227,9 @@ def test_a_reply_in_a_chat_is_what_the_template_has_after_a_finished_turn() -> N
     )
     first = tokenizer.apply_chat_template(turns[:1], add_generation_prompt=True, return_dict=False)
     assert first + tokenizer("a").input_ids + [EOS] + found == whole
-    assert render_reply("too low", tokenizer, is_chat=False) == tokenizer("too low").input_ids
+    assert (
+        render_reply("too low", tokenizer, (EOS,), is_chat=False) == tokenizer("too low").input_ids
+    )
 
 
 def test_a_template_that_rewrites_finished_turns_is_refused() -> None:
@@ -191,7 +238,22 @@ def test_a_template_that_rewrites_finished_turns_is_refused() -> None:
         "<eos>{% endif %}{% endfor %}"
     )
     with pytest.raises(ArtifactError, match="changes a finished turn"):
-        render_reply("more", chat_tokenizer(forgetful), is_chat=True)
+        render_reply("more", chat_tokenizer(forgetful), (EOS,), is_chat=True)
+
+
+def test_a_turn_ends_with_any_stop_token_and_not_with_one_before_it() -> None:
+    """Such as <end_of_turn>, which only generation_config.json lists; and a template that begins
+    with the tokenizer's own."""
+    template = (
+        "<eos>{% for m in messages %}<{{ m.role }}>{{ m.content }}| {% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    tokenizer = chat_tokenizer(template)
+    (bar,) = tokenizer("|").input_ids
+    found = render_reply("low", tokenizer, (EOS, bar), is_chat=True)
+    assert tokenizer.decode(found) == " <user>low| <assistant>"
+    with pytest.raises(ArtifactError, match="ends an assistant's turn with no token"):
+        render_reply("low", tokenizer, (EOS,), is_chat=True)
 
 
 GENERATE = {
@@ -231,3 +293,13 @@ def test_training_over_several_turns_learns_from_the_policys_tokens_alone(
     assert estimate.advantages_N[mine].any()
     assert again.learner.totals(recomputed.fresh, estimate.keep_B).num_tokens == mine.sum()
     again.collector.grader.close()
+
+
+def test_a_killed_run_of_several_turns_goes_on_bit_for_bit(guesser: Path, tmp_path: Path) -> None:
+    """Also what it executed, which the rollouts in flight do not say."""
+    layouts = [make_world(tmp_path / name, guesser, [4] * 16) for name in ("whole", "killed")]
+    train_and_write(layouts[0], generate=GENERATE)
+    with pytest.raises(ConnectionError):
+        train_and_write(layouts[1], 3, generate=GENERATE)
+    train_and_write(layouts[1], generate=GENERATE)
+    assert outputs(layouts[1]) == outputs(layouts[0])

@@ -438,3 +438,24 @@ def test_one_sided_advantages_by_hand() -> None:
     assert always(of_outcomes(2, 4)).tolist() == [1, 1, 0, 0]
     never = one_sided.Method(one_sided.Settings(update_cost=0.0))
     assert never(of_outcomes(1, 4)) == pytest.approx(rloo.Method()(of_outcomes(1, 4)))
+
+
+def test_what_an_environment_wrote_is_no_distance_between_policies() -> None:
+    """Its tokens have a sampler's log-probability of 0 and the policy's own of anything."""
+    rollouts = observed_of(rollouts_of([1.0, 0.0], [0, 0], [4, 4]))
+    assert rollouts.observed is not None
+    own_N = np.array([True, False, False, True] * 2)
+    logprobs = [[-0.5, 0.0, 0.0, -0.5]] * 2
+    seen_N = np.where(own_N, -0.5, -9.0)
+    marked = dataclasses.replace(
+        rollouts,
+        samples=dataclasses.replace(rollouts.samples, logprobs=logprobs),
+        observed=dataclasses.replace(rollouts.observed, logprobs_N=seen_N),
+        is_action_N=own_N,
+    )
+    assert f_tis.divergence(marked).tolist() == [0.0, 0.0]
+    unmarked = dataclasses.replace(marked, is_action_N=None)
+    assert (f_tis.divergence(unmarked) > 1.0).all()
+    norms = dataclasses.replace(marked.observed, gradient_norms_B=np.array([1.0, 1.0]))
+    equal = dataclasses.replace(marked, observed=norms)
+    assert min_variance.Method()(equal).tolist() == [0.5, -0.5]

@@ -119,6 +119,27 @@ def test_the_profiles_rollouts_are_trained_on_first(guesser: Path, tmp_path: Pat
     assert trainer.state.ledger.charged["score"] == charged["score"]
 
 
+def test_a_group_of_the_profile_larger_than_its_share_is_used_all_the_same(
+    guesser: Path, tmp_path: Path
+) -> None:
+    layout = make_world(tmp_path, guesser, [4] * 40)
+    replay = {"method": "profile", "share": 0.1, "capacity": 4}
+    trainer = make_trainer(layout, replay=replay, batch=BATCH)
+    assert [row["num_replayed"] for row in run_steps(trainer, 5)] == [4, 4, 4, 4, 0]
+
+
+def test_an_engines_own_log_probabilities_of_the_profile_are_not_taken_for_a_stale_engine(
+    guesser: Path, tmp_path: Path
+) -> None:
+    """They may come from another engine, in another dtype; the weights correct for that."""
+    layout = make_world(tmp_path, guesser, [4] * 40)
+    replay = {"method": "profile", "share": 0.5, "capacity": 4}
+    trainer = make_trainer(layout, replay=replay, batch=BATCH)
+    trainer.score_replay()
+    trainer.slots.replay.state.logprobs_N += 0.05
+    assert run_steps(trainer, 1)[0]["num_replayed"] == 4
+
+
 def test_rollouts_that_weigh_nothing_are_not_charged_and_move_nothing(
     guesser: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,6 @@
 """A small world to train in: prompts, a profile, a plan and a policy under one data root, and its
 parameters."""
 
-import argparse
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import polars as pl
 import torch
 import yaml
 
-from tasks.common import params, stage, tracking
+from tasks.common import params, stage
 from tasks.common.artifacts import PLAN, PROMPTS, SAMPLES, Layout
 from tasks.grading.grader import Grader
 from tasks.models.policy import load_model, load_tokenizer, read_policy
@@ -161,9 +160,7 @@ def make_trainer(layout: Layout, recipe: str = "r", seed: int = 0, **changes: An
     values = params.load(layout.root / "params.yaml")
     settings = params.parse({**values["train"], **changes}, TrainSettings, "train")
     sections = params.sections(values, Sections)
-    run = stage.Stage(
-        "train", values, layout, recipe, seed, argparse.Namespace(), tracking.Tracker()
-    )
+    run = stage.Stage.unrecorded("train", values, layout, recipe, seed)
     told = Run(read_policy(layout), settings, sections.sampling, Ranks(0, 1), seed)
     return build(run, told, sections, Grader(sections.verify))[0]
 

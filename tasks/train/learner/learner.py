@@ -154,7 +154,12 @@ class Learner:
         )
         with self.autocast():
             mine = observe(
-                self.model, batches, self.objective(loss), features, self.policy.architecture
+                self.model,
+                batches,
+                self.objective(loss),
+                features,
+                rollouts.trained_N(),
+                self.policy.architecture,
             )
         rows_B, places_N = rows_of(batches), places_of(batches)
         parts = self.ranks.all_gather((rows_B, places_N, mine))

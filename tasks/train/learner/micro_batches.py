@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from tasks.models.packing import Packing, pack
-from tasks.train.rollouts import Ints, Rollouts
+from tasks.train.rollouts import Bools, Ints, Rollouts
 from tasks.train.settings import Updates
 
 
@@ -36,6 +36,7 @@ class MicroBatch:
 
     rows: Ints
     versions_B: Ints
+    replayed_B: Bools
     places_N: Ints
     targets_N: torch.Tensor
     sampler_logprobs_N: torch.Tensor
@@ -170,6 +171,7 @@ def micro_batch(
     return MicroBatch(
         rows,
         rollouts.versions_B[rows],
+        rollouts.replayed_B[rows],
         rollouts.places(rows),
         torch.tensor(list(itertools.chain(*completions)), device=device),
         torch.tensor(list(itertools.chain(*logprobs)), dtype=torch.float32, device=device),

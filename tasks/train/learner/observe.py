@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from tasks.common.ledger import Architecture
 from tasks.train.learner.micro_batches import MicroBatch
 from tasks.train.learner.update import Objective, batch_flops, chunked_logprobs, token_logprobs
-from tasks.train.rollouts import Features, Floats, Ints, Observed
+from tasks.train.rollouts import Bools, Features, Floats, Ints, Observed
 
 PROMPT_TOKENS = 10  # at the end of a prompt, whose hidden states are averaged (as in POISE)
 
@@ -27,15 +27,17 @@ def observe(
     batches: list[MicroBatch],
     objective: Objective,
     features: Features,
+    own_N: Bools,
     architecture: Architecture,
 ) -> tuple[Observed, float]:
-    """What the policy sees of the rollouts of `batches`, in their order, and the executed FLOPs."""
+    """What the policy sees of the rollouts of `batches`, in their order, and the executed FLOPs.
+    `own_N` says which of the step's tokens are the policy's: gradient norms are of those alone."""
     parts: list[Observed] = []
     flops = 0.0
     for batch in batches:
         norms = np.zeros(0)
         if features.gradient_norms:
-            norms = gradient_norms(model, batch, objective)
+            norms = gradient_norms(model, batch, objective, own_N[batch.places_N])
             flops += 3.0 * sum(batch_flops(architecture, batch, objective.share_prompts))
         with torch.no_grad():
             if features.hidden_layer is None:
@@ -77,13 +79,16 @@ def prompt_means(hidden_BLD: torch.Tensor, predicts_BL: torch.Tensor) -> torch.T
     return torch.einsum("bld,bl->bd", hidden_BLD.float(), weights)
 
 
-def gradient_norms(model: PreTrainedModel, batch: MicroBatch, objective: Objective) -> Floats:
+def gradient_norms(
+    model: PreTrainedModel, batch: MicroBatch, objective: Objective, own_N: Bools
+) -> Floats:
     """[1] the norm of the gradient of the log-probability of a micro-batch's only rollout: of
     several, each would need a backward pass over all."""
     assert len(batch.rows) == 1
     logprobs_N, _ = token_logprobs(model, batch, objective)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    gradients = torch.autograd.grad(logprobs_N.sum(), parameters, allow_unused=True)
+    own_places = torch.from_numpy(np.flatnonzero(own_N)).to(logprobs_N.device)
+    gradients = torch.autograd.grad(logprobs_N[own_places].sum(), parameters, allow_unused=True)
     squares = [part.float().square().sum() for part in gradients if part is not None]
     return np.array([float(torch.stack(squares).sum().sqrt())])
 

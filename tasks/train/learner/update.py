@@ -67,8 +67,8 @@ class Flat:
 @dataclass
 class UpdateStats:
     """Sums over the tokens of a step's micro-batches, and what forward and backward (and the
-    reference's forward) executed. Of rollouts of the current policy the log-ratios of trainer and
-    sampler themselves; of all rollouts the logarithm of their importance weight, not capped."""
+    reference's forward) executed. Of fresh rollouts of the current policy the log-ratios of trainer
+    and sampler themselves; of all rollouts the logarithm of their importance weight, not capped."""
 
     loss: float = 0.0
     num_tokens: int = 0
@@ -159,8 +159,9 @@ def accumulate_gradients(
         stats.loss += part.item()
         stats.entropy += entropy_N.sum().item()
         stats.clipped += float(sums["clipped"])
-        is_current_B = torch.from_numpy(batch.versions_B == flat.version).to(logprobs_N.device)
-        stats.count(tokens, cut_N, old_N, sampler_N, is_current_B)
+        is_current_B = (batch.versions_B == flat.version) & ~batch.replayed_B
+        is_current = torch.from_numpy(is_current_B).to(logprobs_N.device)
+        stats.count(tokens, cut_N, old_N, sampler_N, is_current)
         body, head = batch_flops(architecture, batch, objective.share_prompts)
         again = computed_again(model, batch, objective)
         stats.flops += (3.0 + again[0]) * body + (3.0 + again[1]) * head

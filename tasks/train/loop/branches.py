@@ -37,7 +37,8 @@ def leave_trunk_if_due(trainer: Trainer, checkpoints: Checkpoints) -> None:
     state, settings = trainer.state, trainer.run.settings
     done = trainer.slots.control.progress() + ROUNDING
     shares = settings.branches[state.branches_done :]
-    if state.branch is not None or not shares or done < shares[0] * (1.0 - settings.decay_share):
+    is_waiting = state.branch is None and bool(shares) and not trainer.is_done()
+    if not is_waiting or done < shares[0] * (1.0 - settings.decay_share):
         return
     if done >= shares[0]:
         logger.warning(
@@ -57,15 +58,23 @@ def leave_trunk_if_due(trainer: Trainer, checkpoints: Checkpoints) -> None:
     logger.info("step %d: a branch decays to %g of the run", state.num_steps, state.branch)
 
 
-def return_to_trunk(trainer: Trainer, checkpoints: Checkpoints) -> dict[str, Any]:
+def return_to_trunk(trainer: Trainer, checkpoints: Checkpoints) -> dict[str, Any] | None:
     """Measure the end of the branch, go back to where it left the trunk, and return its point of
-    the curve, which the trunk keeps."""
+    the curve, which the trunk keeps; None for a branch that `train.max_steps` cut short."""
     ranks, state = trainer.run.ranks, trainer.state
-    point = trainer.validate()
+    point = trainer.validate() if is_end(trainer) else None
+    if point is None:
+        logger.warning(
+            "step %d: train.max_steps ends the branch to %g of the run before its rate has "
+            "decayed: it is not measured",
+            state.num_steps,
+            state.branch,
+        )
     ledger, seconds, num_done = state.ledger, sum(state.seconds.values()), state.branches_done
     restore(trainer, checkpoints.held())
     state.branches_done = num_done + 1
-    state.curve.append(point)
+    if point is not None:
+        state.curve.append(point)
     before = state.ledger
     generated = difference(ledger, before, ("generate",), ("tokens", "rollouts"))
     trained = difference(ledger, before, TRAINING, ACCOUNTS)
@@ -76,9 +85,9 @@ def return_to_trunk(trainer: Trainer, checkpoints: Checkpoints) -> dict[str, Any
     trainer.collector.in_flight = None
     ranks.barrier()
     if ranks.is_main:
-        checkpoints.forget_from(state.num_steps)
+        checkpoints.drop_in_flight()
         save(trainer, checkpoints)
-        checkpoints.release()
+        checkpoints.end_branch(state.num_steps)
     ranks.barrier()
     logger.info("step %d: back on the trunk", state.num_steps)
     return point

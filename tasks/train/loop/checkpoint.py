@@ -135,37 +135,43 @@ class Checkpoints:
         return f"step-{step:09d}-{last + 1:06d}"
 
     def hold(self) -> None:
-        """Keep the newest checkpoint under a second name, however many follow, until `release`."""
+        """Keep the newest checkpoint, the trunk's at a fork, until `end_branch`: a branch needs it
+        to go back."""
         self.wait()
-        self.release()
+        shutil.rmtree(self.folder / HELD, ignore_errors=True)
         temporary = self.folder / ".held"
         shutil.rmtree(temporary, ignore_errors=True)
-        shutil.copytree(self.steps()[-1], temporary, copy_function=os.link)
+        shutil.copytree(self.steps()[-1], temporary / self.steps()[-1].name, copy_function=os.link)
         temporary.rename(self.folder / HELD)
         sync_folder(self.folder)
 
     def held(self) -> Loaded:
         """What `hold` kept. Raises ArtifactError where it is missing or damaged."""
         self.wait()
-        if not (self.folder / HELD).exists():
-            raise ArtifactError(
-                f"{self.folder / HELD} is missing: the branch cannot go back to the trunk. Delete "
-                f"{self.folder} to train from the beginning"
-            )
-        return self.read(self.folder / HELD)
+        return self.read(held_in(self.folder))
 
-    def release(self) -> None:
-        """Let go what `hold` kept, what follows it being on the disk."""
+    def end_branch(self, step: int) -> None:
+        """Delete what the branch left, now that the trunk at `step` is on the disk: its
+        checkpoints, and the journal of its steps, which were not lost. The held checkpoint takes
+        its old place, in case the newest is damaged."""
         self.wait()
-        shutil.rmtree(self.folder / HELD, ignore_errors=True)
-
-    def forget_from(self, step: int) -> None:
-        """Drop the rollouts in flight and the journal's entries from `step` on: they are of a
-        branch that has ended, and neither this run's work nor lost."""
-        (self.folder / "in_flight.parquet").unlink(missing_ok=True)
+        for folder in self.steps():
+            if branch_of(folder) is not None:
+                shutil.rmtree(folder)
+        held = held_in(self.folder)
+        if (self.folder / held.name).exists():
+            shutil.rmtree(held)
+        else:
+            held.rename(self.folder / held.name)
+        shutil.rmtree(self.folder / HELD)
         path = self.folder / "journal.jsonl"
         entries = read_journal(path)
         write_journal(path, [e for e in entries if e["step"] < step or e["step"] == math.inf])
+        sync_folder(self.folder)
+
+    def drop_in_flight(self) -> None:
+        """Delete the rollouts in flight: the step is another policy's."""
+        (self.folder / "in_flight.parquet").unlink(missing_ok=True)
 
     def load(self, chosen: Path | None = None) -> Loaded | None:
         """The checkpoint `chosen`, or the newest that is whole, or None. A damaged one is named in
@@ -205,11 +211,14 @@ class Checkpoints:
             shutil.copy(self.folder / "key.json", retired)
             self.link_parts(newer, retired)
             self.split_journal(step, retired)
-            in_flight = self.folder / "in_flight.parquet"
-            if in_flight.exists():
-                in_flight.rename(retired / in_flight.name)
+            for name in ("in_flight.parquet", HELD):
+                if (self.folder / name).exists():
+                    (self.folder / name).rename(retired / name)
         if not is_here:
             self.adopt(chosen, step)
+        elif branch_of(chosen) is not None and (retired / HELD).exists():
+            # an older checkpoint of the same branch: it needs the trunk's, too
+            shutil.copytree(retired / HELD, self.folder / HELD, copy_function=os.link)
         for path in newer:
             path.rename(retired / path.name)
         sync_folder(self.folder)
@@ -233,6 +242,9 @@ class Checkpoints:
         for name in read_parts(chosen):
             shutil.copy(chosen.parent / name, self.folder / f".{name}")
             os.replace(self.folder / f".{name}", self.folder / name)
+        if branch_of(chosen) is not None:
+            shutil.rmtree(self.folder / HELD, ignore_errors=True)
+            shutil.copytree(chosen.parent / HELD, self.folder / HELD)
         unique = self.unique_name(step)
         shutil.copytree(chosen, self.folder / f".{unique}")
         os.rename(self.folder / f".{unique}", self.folder / unique)
@@ -249,8 +261,17 @@ class Checkpoints:
         write_journal(path, kept)
 
     def read(self, folder: Path) -> Loaded:
-        """One checkpoint, the parts it names checked with it."""
+        """One checkpoint, the parts it names checked with it; a branch's also for the trunk that it
+        goes back to."""
         loaded, parts = read_checkpoint(folder)
+        if loaded[1]["branch"] is not None:
+            trunk = read_json(held_in(folder.parent) / "state.json")["state"]
+            if trunk["num_steps"] != loaded[1]["branch_start"]:
+                raise ArtifactError(
+                    f"{folder.name} is of a branch that left the trunk after "
+                    f"{loaded[1]['branch_start']} steps, and {HELD} holds the trunk after "
+                    f"{trunk['num_steps']}"
+                )
         self.part_digests = parts
         return loaded
 
@@ -299,7 +320,9 @@ def read_checkpoint(folder: Path) -> tuple[Loaded, dict[str, str]]:
     if digest({name: index[name] for name in ("files", "parts", "state")}) != index["digest"]:
         raise ArtifactError("state.json is not what was written")
     expected = {folder / name: value for name, value in index["files"].items()}
-    expected |= {folder.parent / name: value for name, value in index["parts"].items()}
+    is_held = folder.parent.name == HELD
+    beside = folder.parent.parent if is_held else folder.parent
+    expected |= {beside / name: value for name, value in index["parts"].items()}
     for path, value in expected.items():
         if digest_file(path) != value:
             raise ArtifactError(f"{path.name} is not what was written")
@@ -331,6 +354,23 @@ def write_journal(path: Path, entries: list[dict[str, float]]) -> None:
     ]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     replace_file(path, lambda file: file.write(text.encode()))
+
+
+def held_in(folder: Path) -> Path:
+    """The checkpoint that is held in a folder of checkpoints; ArtifactError where there is none."""
+    found = list((folder / HELD).glob("step-*"))
+    if not found:
+        raise ArtifactError(f"{folder / HELD} is missing, the trunk that a branch goes back to")
+    return found[0]
+
+
+def branch_of(folder: Path) -> float | None:
+    """The branch that a checkpoint is of; None for the trunk's, and for a damaged one."""
+    try:
+        branch: float | None = read_json(folder / "state.json")["state"]["branch"]
+    except (ArtifactError, KeyError, TypeError):
+        return None
+    return branch
 
 
 def sequence(folder: Path) -> int:
@@ -380,6 +420,7 @@ def restore_optimizer(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, tensors: Tensors
 ) -> None:
     """The inverse of `optimizer_tensors`, in place."""
+    optimizer.state.clear()  # what it has, and the checkpoint has not, is of another run
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(tensors[f"policy.{name}"])

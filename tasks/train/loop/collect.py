@@ -13,9 +13,18 @@ import polars as pl
 from transformers import PreTrainedTokenizerBase
 
 from tasks.common.files import ArtifactError
-from tasks.engines.engine import Engine, Request, Samples, sample_flops, sample_seed
+from tasks.engines.engine import (
+    Engine,
+    Request,
+    Samples,
+    sample_flops,
+    sample_seed,
+    turn_flops,
+    turns_of,
+)
 from tasks.grading.grader import Answer, Grader
 from tasks.grading.verdict import Verdict
+from tasks.models.policy import stop_token_ids
 from tasks.models.prompts import decode
 from tasks.train.loop.state import Run
 from tasks.train.rollouts import Floats, GroupRequest, Ints, Prompts, Rollouts
@@ -60,6 +69,7 @@ class Collector:
     ) -> None:
         self.run, self.engine, self.generate = run, engine, generate
         self.tokenizer, self.grader = tokenizer, grader
+        self.stop_ids = stop_token_ids(run.policy.folder, tokenizer)
         self.recorded: pl.DataFrame | None = None
         self.in_flight: pl.DataFrame | None = None
 
@@ -81,7 +91,7 @@ class Collector:
             asked.prompt_rows,
             token_ids,
             group_B,
-            replace(samples, is_action=None, flops=None),
+            replace(samples, is_action=None),
             texts,
             [verdict.outcome for verdict in verdicts],
             np.array([verdict.reward for verdict in verdicts]),
@@ -94,9 +104,8 @@ class Collector:
 
     def asked(self, prompts: Prompts, rows: Ints, *, training: bool = True) -> Asked:
         """What `generate` may know of the prompts in `rows`."""
-        architecture = self.run.policy.architecture
         prompt_rows = rows if training else None
-        return Asked(prompts.table[rows], prompt_rows, self.tokenizer, architecture)
+        return Asked(prompts.table[rows], prompt_rows, self.tokenizer, self.stop_ids)
 
     def sample(self, request: Request, asked: Asked) -> Samples:
         """The samples of `request`. Ranks sample whole groups each, and all of them get all."""
@@ -175,7 +184,7 @@ class Collector:
     ) -> tuple[list[str], list[Verdict]]:
         """Texts and verdicts of completions of the prompts in `rows_B`."""
         ranks = self.run.ranks
-        texts = decode(samples.token_ids, samples.finish_reasons, self.tokenizer)
+        texts = decode_samples(samples, self.tokenizer)
         golds = prompts.table.select("verifier", "answer")[rows_B].iter_rows()
         answers = [
             Answer(verifier, text, gold, reason == "length")
@@ -218,14 +227,36 @@ class Collector:
         lengths = [len(ids) for ids in samples.token_ids]
         prompt_tokens = [len(ids) for ids in request.prompts]
         architecture, block = self.run.policy.architecture, self.engine.prefix_block
-        flops = sample_flops(architecture, prompt_tokens, request.counts, lengths, block)
-        executed = float(flops.sum()) if samples.flops is None else float(np.sum(samples.flops))
+        if samples.is_action is None:
+            flops = sample_flops(architecture, prompt_tokens, request.counts, lengths, block)
+        else:
+            own = samples.is_action
+            flops = turn_flops(architecture, prompt_tokens, request.counts, own, block)
         tokens = sum(lengths) + int(np.dot(prompt_tokens, request.counts))
-        return Cost(executed, tokens, len(lengths))
+        return Cost(float(flops.sum()), tokens, len(lengths))
+
+
+def decode_samples(samples: Samples, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The text of each completion; of a conversation the turns and the replies between them, a line
+    each: without it a number would run into the next."""
+    if samples.is_action is None:
+        return decode(samples.token_ids, samples.finish_reasons, tokenizer)
+    texts = []
+    rows = zip(samples.token_ids, samples.is_action, samples.finish_reasons, strict=True)
+    for token_ids, own, reason in rows:
+        turns = turns_of(own)
+        ends = [(start, start + length) for start, length in turns]
+        replies = [(end, start) for (_, end), (start, _) in itertools.pairwise(ends)]
+        parts = sorted([*ends, *replies])
+        # every turn but the last ended with a stop token; a reply has none
+        reasons = ["stop" if part in ends[:-1] else "length" for part in parts[:-1]] + [reason]
+        found = decode([token_ids[slice(*part)] for part in parts], reasons, tokenizer)
+        texts.append("\n".join(text.strip("\n") for text in found))
+    return texts
 
 
 def rows_of(samples: Samples) -> list[tuple[Any, ...]]:
-    """What is known of each completion; None for a column that there is not."""
+    """What is known of each completion; None where nothing is known of any."""
     num = len(samples.token_ids)
     columns = (getattr(samples, field.name) for field in fields(Samples))
     return list(zip(*(column or [None] * num for column in columns), strict=True))

@@ -33,7 +33,10 @@ def save(trainer: Trainer, checkpoints: Checkpoints) -> None:
     state, learner, part = trainer.state, trainer.learner, None
     if state.rollouts:
         first, last = state.rollouts[0]["step"], state.rollouts[-1]["step"]
-        part = (f"rollouts-{first:09d}-{last:09d}.parquet", TRAIN_ROLLOUTS.frame(state.rollouts))
+        # a branch's steps have the numbers of the trunk's
+        of_branch = "" if state.branch is None else f"-branch-{state.branch:g}"
+        name = f"rollouts-{first:09d}-{last:09d}{of_branch}.parquet"
+        part = (name, TRAIN_ROLLOUTS.frame(state.rollouts))
         state.parts, state.rollouts = [*state.parts, part[0]], []
     tensors = optimizer_tensors(learner.model, learner.optimizer)
     for slot, arrays in trainer.slots.states().items():

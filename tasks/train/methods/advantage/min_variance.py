@@ -21,7 +21,7 @@ class Method(Advantage):
         assert observed is not None
         assert observed.gradient_norms_B is not None
         sampler_N = np.concatenate([np.asarray(row) for row in rollouts.samples.logprobs])
-        gaps_N = observed.logprobs_N - sampler_N
+        gaps_N = (observed.logprobs_N - sampler_N) * rollouts.trained_N()
         log_weights_B = np.bincount(rollouts.owner_N(), gaps_N, num)
         largest_Q = np.full(int(rollouts.group_B.max()) + 1, -np.inf)
         np.maximum.at(largest_Q, rollouts.group_B, log_weights_B)

@@ -5,8 +5,7 @@ The first turns are sampled like completions, a group's prompt prefilled once. T
 tokens join the context and are never trained on (`is_action`), but a later turn is conditioned on
 them. A turn ends with the policy's stop token. The conversation ends when the environment has no
 answer, after `max_turns`, when a turn is cut off at `max_turn_tokens`, or when the next turn might
-not fit `sampling.max_tokens`, which limits the whole. A later turn reads its context anew; what an
-engine with a prefix cache (`prefix_block`) has of it is not counted as executed.
+not fit `sampling.max_tokens`, which limits the whole. An empty answer ends it, too.
 
 Profile and evaluation ask single turns. Left out: environments that run elsewhere, and turns that
 are sampled while others still wait for their environment.
@@ -17,9 +16,8 @@ Legend: B rollouts.
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tasks.common.ledger import Architecture, prefill_flops
 from tasks.common.params import ParamsError, at_least
-from tasks.engines.engine import Engine, Request, Samples, sample_flops, sample_seed
+from tasks.engines.engine import Engine, Request, Samples, sample_seed
 from tasks.models.prompts import decode, render_reply
 from tasks.train.environments.environment import Episode, load_environment
 from tasks.train.slots import Asked, Generate
@@ -45,8 +43,7 @@ EXAMPLE = Settings(
 
 @dataclass
 class Conversation:
-    """One rollout so far: what it began with, its tokens, whether each is the policy's, the FLOPs
-    that sampling it executed, and how many tokens of its context an engine has read."""
+    """One rollout so far: what it began with, its tokens, and whether each is the policy's."""
 
     prompt: list[int]
     messages: bool
@@ -56,8 +53,6 @@ class Conversation:
     logprobs: list[float] = field(default_factory=list)
     is_action: list[bool] = field(default_factory=list)
     finish_reason: str = "stop"
-    flops: float = 0.0
-    read: int = 0
 
     def context(self) -> list[int]:
         return self.prompt + self.token_ids
@@ -65,7 +60,6 @@ class Conversation:
     def take(self, token_ids: list[int], logprobs: list[float], finish_reason: str) -> None:
         """The policy's next turn."""
         self.token_ids += token_ids
-        self.read = len(self.context()) - 1  # the last token was not fed back
         self.logprobs += logprobs
         self.is_action += [True] * len(token_ids)
         self.finish_reason = finish_reason
@@ -96,7 +90,7 @@ class Method(Generate):
         every = self.begin(request, asked)
         open_ones, turn = every, replace(request, sampling=sampling)
         for number in range(self.settings.max_turns):
-            self.play(engine, turn, open_ones, asked)
+            self.play(engine, turn, open_ones)
             is_last = number + 1 == self.settings.max_turns
             open_ones = [] if is_last else self.answer(open_ones, limit, asked)
             if not open_ones:
@@ -113,7 +107,6 @@ class Method(Generate):
             [one.logprobs for one in every],
             [one.finish_reason for one in every],
             [one.is_action for one in every],
-            [one.flops for one in every],
         )
 
     def begin(self, request: Request, asked: Asked) -> list[Conversation]:
@@ -128,28 +121,17 @@ class Method(Generate):
             )
         return found
 
-    def play(
-        self, engine: Engine, turn: Request, conversations: list[Conversation], asked: Asked
-    ) -> None:
+    def play(self, engine: Engine, turn: Request, conversations: list[Conversation]) -> None:
         """Sample the next turn of these conversations."""
         samples = engine.generate(turn)
-        flops = sample_flops(
-            asked.architecture,
-            [len(ids) for ids in turn.prompts],
-            turn.counts,
-            [len(ids) for ids in samples.token_ids],
-            engine.prefix_block,
-        )
         rows = zip(
             conversations,
             samples.token_ids,
             samples.logprobs,
             samples.finish_reasons,
-            flops.tolist(),
             strict=True,
         )
-        for one, token_ids, logprobs, reason, spent in rows:
-            one.flops += spent - cached_flops(asked.architecture, one.read, engine.prefix_block)
+        for one, token_ids, logprobs, reason in rows:
             one.take(token_ids, logprobs, reason)
 
     def answer(
@@ -163,9 +145,9 @@ class Method(Generate):
             turn = one.token_ids[last_turn(one.is_action) :]
             (text,) = decode([turn], [one.finish_reason], asked.tokenizer)
             reply = one.episode.reply(text)
-            if reply is None:
+            if not reply:
                 continue
-            token_ids = render_reply(reply, asked.tokenizer, is_chat=one.messages)
+            token_ids = render_reply(reply, asked.tokenizer, asked.stop_ids, is_chat=one.messages)
             if len(one.token_ids) + len(token_ids) + self.settings.max_turn_tokens > limit:
                 continue
             one.answer(token_ids)
@@ -176,10 +158,3 @@ class Method(Generate):
 def last_turn(is_action: list[bool]) -> int:
     """Where the policy's last turn begins, which stands at the end."""
     return next((n + 1 for n in reversed(range(len(is_action))) if not is_action[n]), 0)
-
-
-def cached_flops(architecture: Architecture, num_read: int, prefix_block: int) -> float:
-    """The prefill that a prefix cache saves of a context of which `num_read` tokens were read
-    before: its whole blocks. Engines without a cache, whose blocks are of one token, save none."""
-    blocks = num_read // prefix_block * prefix_block if prefix_block > 1 else 0
-    return prefill_flops(architecture, blocks) if blocks else 0.0

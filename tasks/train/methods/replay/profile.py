@@ -6,6 +6,7 @@ the first `capacity` prompts of the plan that have one are used once each, in th
 correct for the updates since (`train.correction`). Where the engine did not keep log-probabilities
 (`store.logprobs`), the trainer computes them before the first step, and is charged for it."""
 
+import logging
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,8 @@ from tasks.train.profile import Profile
 from tasks.train.rollouts import Floats, Rollouts
 from tasks.train.settings import BatchSettings
 from tasks.train.slots import Replay
+
+logger = logging.getLogger(__name__)
 
 reads_profile = True
 
@@ -37,16 +40,21 @@ class Method(Replay):
     def __init__(self, settings: Settings, profile: Profile) -> None:
         self.settings = settings
         prompt_rows = profile.mixed_prompts()[: settings.capacity]
+        if not len(prompt_rows):
+            logger.warning(
+                "the profile has no group with both outcomes among the plan's prompts: nothing is "
+                "replayed, and profiling is charged all the same"
+            )
         self.state = Buffer.of(profile.rollouts(prompt_rows))
 
     def room(self, batch: BatchSettings) -> int:
-        """The share of the batch, or what is left of the profile."""
+        """The groups that fit the share of the batch, at least one while there are any."""
         room, cost = int(self.settings.share * batch.size), self.state.cost_G(batch)
-        num = int(np.searchsorted(np.cumsum(cost), room, side="right"))
+        num = max(int(np.searchsorted(np.cumsum(cost), room, side="right")), 1)
         return int(cost[:num].sum())
 
     def draw(self, rng: np.random.Generator, room: int, batch: BatchSettings) -> Rollouts | None:
-        """The next groups that fit."""
+        """The next groups, of so much as `room` said."""
         num = int(np.searchsorted(np.cumsum(self.state.cost_G(batch)), room, side="right"))
         if num == 0:
             return None

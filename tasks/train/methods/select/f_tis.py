@@ -49,7 +49,7 @@ def divergence(rollouts: Rollouts) -> Floats:
     sampler_N = np.concatenate([np.asarray(row) for row in rollouts.samples.logprobs])
     log_ratio_N = np.clip(rollouts.observed.logprobs_N - sampler_N, -50.0, 50.0)
     ratio_N = np.exp(log_ratio_N)
-    terms_N = ratio_N * log_ratio_N - (ratio_N - 1.0)
+    terms_N = (ratio_N * log_ratio_N - (ratio_N - 1.0)) * rollouts.trained_N()
     return np.asarray(
         np.bincount(rollouts.owner_N(), terms_N, len(rollouts.group_B)), dtype=np.float64
     )

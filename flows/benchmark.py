@@ -1,0 +1,68 @@
+"""python -m flows.benchmark docs/results/protocol.yaml: which recipe pays, tuned alike.
+
+Runs what the protocol asks for and the results file beside it lacks, two cells at a time, without
+DVC or Prefect around each, and writes the tables. It goes on where it was stopped."""
+
+import argparse
+import importlib
+import logging
+import sys
+from pathlib import Path
+
+from tasks.common import params, process
+from tasks.common.files import ArtifactError
+from tasks.common.layout import Layout
+
+logger = logging.getLogger(__name__)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.benchmark",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("protocol", type=Path, help="the protocol's file")
+    parser.add_argument("--work", type=Path, default=Path("data/benchmark"), help="a work folder")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="where the policy is")
+    parser.add_argument("--workers", type=int, default=2, help="cells at a time")
+    parser.add_argument("--tables", action="store_true", help="only write the tables again")
+    options = parser.parse_args()
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s benchmark: %(message)s", datefmt="%H:%M:%S"
+    )
+    process.interrupt_on_terminate()
+    try:
+        run(options)
+    except KeyboardInterrupt:
+        logger.warning("stopped; run the same command again to go on")
+        return process.INTERRUPTED
+    except (params.ParamsError, ArtifactError) as error:
+        logger.error("%s", error)
+        return 1
+    return 0
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run the missing cells, and write the tables after each."""
+    # flows import no stage: the benchmark is loaded by name, as the stages are
+    part = {
+        name: importlib.import_module(f"tasks.benchmark.{name}")
+        for name in ("protocol", "runner", "results", "tables")
+    }
+    protocol, values = part["protocol"].read_protocol(options.protocol)
+    file = options.protocol.with_name(f"{options.protocol.stem}.jsonl")
+    if not options.tables:
+        params.at_least(1, workers=options.workers)
+        runner = part["runner"]
+        with process.exclusive(options.work / "lock", f"the benchmark in {options.work}"):
+            results = part["results"].read_results(file)
+            hours = runner.expected_hours(protocol, results, options.workers)
+            logger.info("about %.1f hours are left, %d cells at a time", hours, options.workers)
+            runner.prepare(protocol, values, options.work, Layout(options.data))
+            runner.run(protocol, values, options.work, file, options.workers)
+    part["tables"].write_tables(protocol, file, options.protocol.with_suffix(".md"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""The profile's samples for slots that train on them, from the rollout store, which has their
+tokens. Loaded only for recipes with such a slot."""
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from tasks.common.artifacts import PROMPTS, ROLLOUTS, SAMPLES
+from tasks.common.files import ArtifactError
+from tasks.common.stage import Stage
+from tasks.engines.engine import Sampling
+from tasks.models.policy import read_policy
+from tasks.store.folder import StoreSettings
+from tasks.store.rollouts import read_tokens
+
+
+@dataclass(frozen=True)
+class Sections:
+    """The sections that say what the profile sampled, and where it is."""
+
+    sampling: Sampling
+    store: StoreSettings
+
+
+def samples_of(run: Stage, plan: pl.DataFrame) -> pl.DataFrame:
+    """The SAMPLES of the plan's prompts, in the order in which it first visits them. Raises
+    ArtifactError where the store lacks some."""
+    layout, sections = run.layout, run.sections(Sections)
+    visited = plan.select("prompt_id").unique(keep="first", maintain_order=True)
+    prompts = PROMPTS.read(layout.prompts("train")).join(visited, on="prompt_id", how="semi")
+    path = layout.profile / "rollouts.parquet"
+    ROLLOUTS.check(pl.read_parquet(path, n_rows=0), str(path))
+    columns = ["prompt_id", "sample_index", "outcome", "reward", "finish_reason"]
+    graded = visited.lazy().join(
+        pl.scan_parquet(path).select(columns),
+        on="prompt_id",
+        how="inner",
+        maintain_order="left_right",
+    )
+    rows = graded.collect()
+    num_samples = int(rows["sample_index"].max() or 0) + 1  # type: ignore[arg-type]
+    tokens = read_tokens(
+        prompts, read_policy(layout), num_samples, sections.sampling, sections.store, layout
+    )
+    samples = rows.join(tokens, on=["prompt_id", "sample_index"], how="left", maintain_order="left")
+    if missing := samples["token_ids"].null_count():
+        raise ArtifactError(
+            f"the rollout store lacks {missing} of the profile's {len(samples)} samples that this "
+            "recipe trains on: run `python -m tasks.profile`, which samples only what is missing"
+        )
+    return SAMPLES.check(samples.select(list(SAMPLES.columns)), "the profile's samples")

@@ -1,0 +1,255 @@
+"""Run one cell: the stages' own `main`, in this process, over folders of the cell and its family.
+
+Prompts, policy, profile and baseline are a family's, made once. Plan, training and evaluation are
+the cell's, in a folder that goes when the cell is done; a killed cell goes on from its checkpoint.
+"""
+
+import importlib
+import logging
+import platform
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from tasks.benchmark.protocol import Cell, Values
+from tasks.benchmark.results import Line, digits
+from tasks.common.artifacts import CURVE, PLAN, ROLLOUTS, TRAIN_ROLLOUTS
+from tasks.common.code import version_of
+from tasks.common.device_time import DeviceTime, Seconds
+from tasks.common.files import digest, read_json, write_json
+from tasks.common.layout import Layout
+from tasks.common.ledger import ACCOUNTS
+from tasks.common.scores import score_prompts
+from tasks.common.stage import Stage
+
+logger = logging.getLogger(__name__)
+
+FAMILY_STAGES = {
+    "ingest": ("ingest", "verify"),
+    "policy": ("policy",),
+    "profile": ("ingest", "policy", "profile", "sampling", "verify"),
+    "evaluate": ("ingest", "policy", "evaluate", "sampling", "verify"),
+}
+"""The stages of a family, and the sections that their results depend on."""
+
+TRAINING = ("generate", "score", "update")
+# from a tiny policy's run to one that a GPU is bought for: lengths, and rollouts in a wave
+LENGTH_FACTOR = 40.0
+ROWS_FACTOR = 16
+THINNING = 3  # a stream of random numbers beside those of training
+
+
+@dataclass(frozen=True)
+class CellLayout(Layout):
+    """A cell's folder; what all cells of a family share stands under the family's."""
+
+    family: Layout
+
+    def prompts(self, split: str) -> Path:
+        return self.family.prompts(split)
+
+    @property
+    def policy(self) -> Path:
+        return self.family.policy
+
+    @property
+    def policy_card(self) -> Path:
+        return self.family.policy_card
+
+    @property
+    def profile(self) -> Path:
+        return self.family.profile
+
+
+def family_layout(work: Path, family: str) -> Layout:
+    return Layout(work / "families" / family)
+
+
+def run_stage(
+    name: str, values: Values, layout: Layout, recipe: str | None = None, seed: int | None = None
+) -> None:
+    """A stage's `main`, without a record."""
+    main = importlib.import_module(f"tasks.{name}.run").main
+    main(Stage.unrecorded(name, values, layout, recipe, seed))
+
+
+def prepare_family(work: Path, family: str, values: Values, policy: Layout | None) -> None:
+    """Prompts, policy, profile and baseline of a family, each made once. `policy` is a data root
+    whose policy is taken, the same parameters having made it."""
+    layout = family_layout(work, family)
+    for name, sections in FAMILY_STAGES.items():
+        mark = layout.root / "done" / f"{name}.json"
+        wanted = digest({section: values[section] for section in sections})
+        if mark.exists() and read_json(mark) == wanted:
+            continue
+        logger.info("%s: %s", family, name)
+        if name == "policy" and policy is not None:
+            shutil.copytree(policy.policy, layout.policy, dirs_exist_ok=True)
+            shutil.copy(policy.policy_card, layout.policy_card)
+        else:
+            run_stage(name, values, layout)
+        write_json(mark, wanted)
+
+
+def run_cell(cell: Cell, work: Path) -> Line:
+    """Plan, train and measure a cell; its line of the results file. A failure is a line, too."""
+    layout = CellLayout(work / "cells" / cell.key, family_layout(work, cell.family))
+    started, cpu = time.perf_counter(), time.process_time()
+    line: Line = {
+        "key": cell.key,
+        "family": cell.family,
+        "recipe": cell.recipe,
+        "budget": cell.budget,
+        "seed": cell.seed,
+        "measures": cell.measures,
+        "settings": dict(cell.settings),
+        "code": version_of("tasks.train.run", ("torch", "transformers")),
+        "machine": f"{platform.machine()} {platform.system()}, Python {platform.python_version()}",
+    }
+    try:
+        fit_plan(cell, layout)
+        run_stage("train", dict(cell.params), layout, cell.recipe, cell.seed)
+        line |= {"cpu_seconds": round(time.process_time() - cpu, 2), **measure(cell, layout)}
+    except KeyboardInterrupt:
+        raise
+    except Exception as error:
+        logger.warning("%s failed: %s", cell.name, error)
+        line["failed"] = f"{type(error).__name__}: {error}"
+    line["seconds"] = round(time.perf_counter() - started, 2)
+    shutil.rmtree(layout.root, ignore_errors=True)
+    return line
+
+
+def fit_plan(cell: Cell, layout: Layout) -> None:
+    """The recipe's plan of as many passes as the budget needs, the last of them thinned at random
+    to the budget; the order of what is left stays."""
+
+    def plan_of(passes: int) -> pl.DataFrame:
+        values = {**cell.params, "allocate": {**cell.params["allocate"], "passes": passes}}
+        run_stage("allocate", values, layout, cell.recipe, cell.seed)
+        return PLAN.read(path)
+
+    path = layout.plan(cell.recipe, cell.seed) / "plan.parquet"
+    one = int(plan_of(1)["group_size"].sum())
+    plan = plan_of(max(-(-cell.budget // one), 1))
+    rng = np.random.default_rng([cell.seed, THINNING])
+    PLAN.write(path, thinned(plan, cell.budget, rng))
+
+
+def thinned(plan: pl.DataFrame, budget: int, rng: np.random.Generator) -> pl.DataFrame:
+    """The plan with so many visits of its last pass, taken at random, that it keeps to the budget;
+    at least one visit in all."""
+    last = int(plan["pass"].max())  # type: ignore[arg-type]
+    is_last = plan["pass"].to_numpy() == last
+    sizes = plan["group_size"].to_numpy().astype(np.int64)
+    candidates = rng.permutation(np.flatnonzero(is_last))
+    room = budget - int(sizes[~is_last].sum())
+    num = int(np.searchsorted(np.cumsum(sizes[candidates]), room, side="right"))
+    keep = ~is_last
+    keep[candidates[: max(num, int(not keep.any()))]] = True
+    kept = plan.filter(pl.Series(keep))
+    return kept.with_columns(
+        visit=pl.int_range(pl.len(), dtype=pl.Int64),
+        order=pl.int_range(pl.len(), dtype=pl.Int64).over("phase"),
+        phase=(pl.col("phase").rle_id()).cast(pl.Int32),
+    ).select(plan.columns)
+
+
+def measure(cell: Cell, layout: CellLayout) -> Line:
+    """What the cell reached and cost."""
+    train = layout.train(cell.recipe, cell.seed)
+    flops = read_json(train / "flops.json")
+    forecast = read_json(layout.plan(cell.recipe, cell.seed) / "forecast.json")
+    rollouts = TRAIN_ROLLOUTS.read(train / "rollouts.parquet")
+    profiled = read_json(layout.profile / "flops.json") if forecast["reads_profile"] else None
+    time_of = DeviceTime()
+    line: Line = {
+        "validation": float(CURVE.read(train / "curve.parquet")["accuracy"][-1]),
+        "rollouts": flops["rollouts"]["generate"],
+        "flops": {name: sum(flops[name][phase] for phase in TRAINING) for name in ACCOUNTS},
+        "rollouts_profile": profiled["rollouts"]["profile"] if profiled else 0.0,
+        "flops_profile": {
+            name: profiled[name]["profile"] if profiled else 0.0 for name in ACCOUNTS
+        },
+        "device_seconds": parts_of(device_seconds(rollouts, time_of)),
+        "device_seconds_profile": parts_of(
+            profile_seconds(ROLLOUTS.read(layout.profile / "rollouts.parquet"), time_of)
+            if profiled
+            else Seconds()
+        ),
+    }
+    if cell.measures == "test":
+        run_stage("evaluate", dict(cell.params), layout, cell.recipe, cell.seed)
+        out = layout.evaluation(cell.recipe, cell.seed)
+        scores = score_prompts(ROLLOUTS.read(out / "rollouts.parquet")).sort("prompt_id")
+        line |= {
+            "test": read_json(out / "metrics.json")["pass_at_1"],
+            "correct": digits(scores["correct"].to_list()),
+            "trials": digits(scores["trials"].to_list()),
+        }
+    return line
+
+
+def parts_of(seconds: Seconds) -> Mapping[str, float]:
+    return {
+        "decode": round(seconds.decode, 3),
+        "prefill": round(seconds.prefill, 3),
+        "score": round(seconds.score, 3),
+        "update": round(seconds.update, 3),
+    }
+
+
+def device_seconds(rollouts: pl.DataFrame, time_of: DeviceTime) -> Seconds:
+    """What the steps of a TRAIN_ROLLOUTS table would take: a wave of the fresh ones each, a prefill
+    a group, an update of those with an advantage. Lengths are scaled by LENGTH_FACTOR; a wave is
+    one of ROWS_FACTOR times the rollouts, and takes its share of that: a few rows alone would leave
+    the device idle. What slots score is not in it."""
+    seconds = Seconds()
+    for (_step,), rows in rollouts.group_by("step", maintain_order=True):
+        prompts, completions = lengths_of(rows)
+        fresh = ~rows["replayed"].to_numpy()
+        updated = rows["advantage"].to_numpy() != 0.0
+        _, first = np.unique(rows["group"].to_numpy()[fresh], return_index=True)
+        seconds += Seconds(
+            decode=wave_of(prompts[fresh], completions[fresh], time_of),
+            prefill=time_of.read(prompts[fresh][first]),
+            update=time_of.update((prompts + completions)[updated]),
+        )
+    return seconds
+
+
+def profile_seconds(rollouts: pl.DataFrame, time_of: DeviceTime) -> Seconds:
+    """What sampling a profile would take: one wave of everything, and a prefill a prompt."""
+    factor = LENGTH_FACTOR
+    prompts, completions = (
+        (rollouts[f"{name}_tokens"].to_numpy() * factor).astype(np.int64)
+        for name in ("prompt", "completion")
+    )
+    once = rollouts["sample_index"].to_numpy() == 0
+    return Seconds(
+        decode=wave_of(prompts, completions, time_of), prefill=time_of.read(prompts[once])
+    )
+
+
+def lengths_of(rows: pl.DataFrame) -> tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]:
+    """Tokens of prompts and completions, scaled."""
+    lengths = (rows["prompt_tokens"], rows["token_ids"].list.len())
+    prompts, completions = (
+        (column.to_numpy() * LENGTH_FACTOR).astype(np.int64) for column in lengths
+    )
+    return prompts, completions
+
+
+def wave_of(prompts: Any, completions: Any, time_of: DeviceTime) -> float:
+    """A rollout's share of a wave, times the rollouts, with as many at once as the device holds."""
+    if not len(prompts):
+        return 0.0
+    held = float((prompts + completions).mean())
+    many, longer = np.tile(prompts, ROWS_FACTOR), np.tile(completions, ROWS_FACTOR)
+    return time_of.wave(many, longer, time_of.max_rows(held)) / ROWS_FACTOR

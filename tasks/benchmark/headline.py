@@ -1,0 +1,154 @@
+"""Which recipe pays: the least compute at which a recipe's tuned frontier reaches the reference's
+accuracy, as a ratio, with its interval.
+
+A recipe's frontier on a family is the monotone curve through (compute, test accuracy) at its
+budgets, each the mean over the seeds at the settings chosen there. The targets are the accuracies
+that the reference reaches at its own budgets. The interval is a hierarchical bootstrap: prompts
+are drawn once for all recipes, which answer the same ones, and seeds for every recipe and budget.
+
+Profiling is charged in full to who reads the profile; `uses` says over how many runs it is
+amortised. A ratio above 1 means less compute than the reference. A target that a frontier does not
+reach is said to be so, and counts as a ratio of 0 in the draws; one that is below a frontier's
+first point is counted at that point's compute, which makes the ratio a lower bound.
+
+Legend: D draws, P test prompts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tasks.benchmark.protocol import Protocol
+from tasks.benchmark.results import Line, counts_of
+from tasks.common.ledger import ACCOUNTS
+
+Floats = npt.NDArray[np.float64]
+
+LEVEL = 0.95
+MEASURES = ("rollouts", *ACCOUNTS, "device_seconds", "cpu_seconds")
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times less compute than the reference; None where the target is not reached. Below
+    the first point of the frontier the true ratio is larger (`is_bound`). `reached` is the share of
+    draws that reach the target."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+    reached: float
+    is_bound: bool
+
+
+@dataclass(frozen=True)
+class Runs:
+    """A recipe on a family: by budget the test lines of its seeds."""
+
+    recipe: str
+    by_budget: Mapping[int, Sequence[Line]]
+
+    def cost(self, measure: str, uses: float = 1.0) -> Floats:
+        """The mean compute at each budget, with the profile's share."""
+        return np.array(
+            [
+                np.mean([cost_of(line, measure, uses) for line in lines])
+                for lines in self.by_budget.values()
+            ]
+        )
+
+    def rates(self) -> list[Floats]:
+        """At each budget, [seeds, P] the pass rate of every test prompt."""
+        return [
+            np.array(
+                [
+                    np.array(counts_of(line["correct"])) / np.maximum(counts_of(line["trials"]), 1)
+                    for line in lines
+                ]
+            )
+            for lines in self.by_budget.values()
+        ]
+
+
+def cost_of(line: Line, measure: str, uses: float = 1.0) -> float:
+    """What a run cost in one account."""
+    if measure == "rollouts":
+        return float(line["rollouts"] + line["rollouts_profile"] / uses)
+    if measure == "device_seconds":
+        parts = (line["device_seconds"], line["device_seconds_profile"])
+        return float(sum(parts[0].values()) + sum(parts[1].values()) / uses)
+    if measure == "cpu_seconds":
+        return float(line["cpu_seconds"])
+    return float(line["flops"][measure] + line["flops_profile"][measure] / uses)
+
+
+def runs_of(protocol: Protocol, family: str, results: Sequence[Line]) -> dict[str, Runs]:
+    """The recipes that have a test line at every seed of some budget."""
+    found: dict[str, Runs] = {}
+    for contestant in protocol.contestants:
+        by_budget: dict[int, list[Line]] = {}
+        for line in results:
+            is_mine = (line["family"], line["recipe"]) == (family, contestant.recipe)
+            if is_mine and line["measures"] == "test" and "failed" not in line:
+                by_budget.setdefault(line["budget"], []).append(line)
+        whole = {b: by_budget[b] for b in sorted(by_budget) if len(by_budget[b]) > 1}
+        if whole:
+            found[contestant.recipe] = Runs(contestant.recipe, whole)
+    return found
+
+
+def reach(cost: Floats, accuracy: Floats, target: float) -> float:
+    """The compute at which the monotone curve through these points reaches the target, between them
+    on a logarithmic axis; infinite where it does not."""
+    best = np.maximum.accumulate(accuracy)
+    place = int(np.searchsorted(best, target - 1e-12))
+    if place == len(best):
+        return float("inf")
+    if place == 0:
+        return float(cost[0])
+    share = (target - best[place - 1]) / (best[place] - best[place - 1])
+    return float(np.exp(np.interp(share, [0, 1], np.log(cost[place - 1 : place + 1]))))
+
+
+def ratios(
+    mine: Runs, reference: Runs, measure: str, num_draws: int, uses: float = 1.0
+) -> dict[int, Ratio]:
+    """How many times less compute `mine` takes to what the reference reaches at each budget."""
+    rng = np.random.default_rng(0)
+    costs = mine.cost(measure, uses), reference.cost(measure, uses)
+    rates = mine.rates(), reference.rates()
+    means = tuple(np.array([part.mean() for part in parts]) for parts in rates)
+    drawn: list[list[float]] = []
+    num_prompts = rates[0][0].shape[1]
+    for _ in range(num_draws):
+        prompts = rng.integers(0, num_prompts, num_prompts)
+        both = tuple(draw(parts, prompts, rng) for parts in rates)
+        drawn.append(compare(costs, both))
+    values, draws_DT = compare(costs, means), np.array(drawn)
+    found = {}
+    for place, budget in enumerate(reference.by_budget):
+        of_target = draws_DT[:, place]
+        ends = np.quantile(of_target, (0.5 - LEVEL / 2, 0.5 + LEVEL / 2), method="inverted_cdf")
+        low, high = (float(end) if end > 0 else None for end in ends)
+        value = values[place] or None
+        is_bound = bool(means[0][0] >= means[1][place])
+        found[budget] = Ratio(value, low, high, float((of_target > 0).mean()), is_bound)
+    return found
+
+
+def draw(parts: Sequence[Floats], prompts: Any, rng: np.random.Generator) -> Floats:
+    """The mean accuracy at each budget, of seeds drawn anew and of these prompts."""
+    return np.array(
+        [part[rng.integers(0, len(part), len(part))][:, prompts].mean() for part in parts]
+    )
+
+
+def compare(costs: tuple[Floats, Floats], accuracy: tuple[Floats, ...]) -> list[float]:
+    """The ratio at each of the reference's budgets; 0 where the target is not reached."""
+    mine, reference = accuracy
+    return [
+        float(costs[1][place] / reach(costs[0], mine, target))
+        for place, target in enumerate(reference)
+    ]

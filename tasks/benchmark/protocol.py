@@ -1,0 +1,174 @@
+"""The protocol of a benchmark: families of prompts, recipes, budgets, trials and seeds, in a file
+that is fixed before the runs.
+
+A cell is one run: a family, a recipe with settings, a budget of rollouts, a seed. Its key is the
+digest of all that its result depends on, so that a finished cell is never run again."""
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tasks.common import params
+from tasks.common.files import digest
+from tasks.common.params import ParamsError
+
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Search:
+    """How recipes are tuned: random points of `axes` (values of keys of the section `train`, common
+    to all), of which `keep_share` go on from a budget to the next; with a seed that no test run
+    has."""
+
+    axes: dict[str, list[Any]]
+    keep_share: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A recipe of the parameter file, how many settings it tries at the smallest of its budgets
+    (rollouts of training), and its own main knob: a key within the recipe, such as
+    `allocate.group_size`, with the values to try."""
+
+    recipe: str
+    trials: int
+    budgets: list[int]
+    knob: str
+    values: list[Any]
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a family changes in the parameter file, and the budgets at which it is run."""
+
+    budgets: list[int]
+    changes: Values
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """The file. `parameters` names the parameter file, `reference` the recipe that the others are
+    compared with; `seeds` are those of the test runs."""
+
+    parameters: str
+    families: dict[str, Family]
+    contestants: list[Contestant]
+    reference: str
+    search: Search
+    seeds: list[int]
+    num_bootstrap: int
+
+    def budgets(self, family: str, contestant: Contestant) -> list[int]:
+        """The budgets of a recipe on a family, smallest first."""
+        return [b for b in contestant.budgets if b in self.families[family].budgets]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: what it is, and the parameters that it runs with. `measures` is `validation` for a
+    trial of the search and `test` for a run at the chosen settings."""
+
+    family: str
+    recipe: str
+    budget: int
+    seed: int
+    measures: str
+    settings: Mapping[str, Any]
+    params: Mapping[str, Any]
+
+    @property
+    def key(self) -> str:
+        """The digest of all that the result depends on, but for the code."""
+        sections = ("ingest", "policy", "sampling", "verify", "profile", "evaluate", "train")
+        chosen = self.params["recipes"][self.recipe]
+        what = {name: self.params[name] for name in sections}
+        return digest([self.recipe, self.budget, self.seed, self.measures, chosen, what])
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.family} {self.recipe} {self.budget} {self.measures} {self.seed}"
+
+
+def read_protocol(path: Path) -> tuple[Protocol, Values]:
+    """The protocol, and the parameters it starts from. Raises ParamsError for what does not fit."""
+    protocol = params.parse(params.load(path), Protocol, path.name)
+    values = params.load(path.parent / protocol.parameters)
+    names = [contestant.recipe for contestant in protocol.contestants]
+    for name in [*names, protocol.reference]:
+        params.recipe(values, name)
+    if protocol.reference not in names or len(set(names)) < len(names):
+        raise ParamsError(f"{path.name}: contestants must be distinct, the reference among them")
+    owned = [contestant.budgets for contestant in protocol.contestants]
+    for budgets in (*owned, *(family.budgets for family in protocol.families.values())):
+        if budgets != sorted(set(budgets)) or not budgets:
+            raise ParamsError(f"{path.name}: budgets {budgets} must ascend, and be some")
+    if not 0 < protocol.search.keep_share <= 1:
+        raise ParamsError(f"{path.name}: search.keep_share must be above 0 and at most 1")
+    if protocol.search.seed in protocol.seeds:
+        raise ParamsError(f"{path.name}: search.seed must be none of the seeds of the test runs")
+    return protocol, values
+
+
+def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Values:
+    """`values` with `changes` put in, mapping by mapping."""
+    result = dict(values)
+    for key, change in changes.items():
+        old = result.get(key)
+        both = isinstance(old, Mapping) and isinstance(change, Mapping)
+        result[key] = merged(old, change) if both else change  # type: ignore[arg-type]
+    return result
+
+
+def dotted(key: str, value: Any) -> Values:
+    """{"a": {"b": value}} for the key `a.b`."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return dict(value)
+
+
+def trials(search: Search, contestant: Contestant) -> list[Values]:
+    """The settings that a recipe tries first: its own, then distinct points of the grid, drawn
+    alike for all recipes."""
+    axes = {f"train.{key}": values for key, values in search.axes.items()}
+    if contestant.values:
+        axes[contestant.knob] = contestant.values
+    grid = [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
+    order = np.random.default_rng(search.seed).permutation(len(grid))
+    return [{}, *(grid[place] for place in order[: contestant.trials - 1].tolist())]
+
+
+def survivors(num_trials: int, keep_share: float, rung: int) -> int:
+    """How many trials run at the budget of this place."""
+    return max(math.ceil(num_trials * keep_share**rung), 1)
+
+
+def make_cell(
+    values: Mapping[str, Any],
+    family: tuple[str, Family],
+    recipe: str,
+    budget: int,
+    seed: int,
+    measures: str,
+    settings: Mapping[str, Any],
+) -> Cell:
+    """The cell with its own parameters: the family's, and one recipe, which carries the settings.
+    A key of the section `train` that a recipe names is whole, so what the settings change of it is
+    put into the base section's value."""
+    name, changes = family[0], family[1].changes
+    changed = merged(values, changes)
+    chosen = changed["recipes"][recipe]
+    for key, value in settings.items():
+        path = key.split(".")
+        if path[0] == "train" and path[1] not in chosen["train"]:
+            chosen = merged(chosen, {"train": {path[1]: changed["train"][path[1]]}})
+        chosen = merged(chosen, dotted(key, value))
+    changed |= {"experiment": {"recipes": [recipe], "seeds": [seed]}, "recipes": {recipe: chosen}}
+    return Cell(name, recipe, budget, seed, measures, dict(settings), changed)

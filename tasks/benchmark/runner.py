@@ -1,0 +1,157 @@
+"""Run what a protocol asks for and the results file lacks, some cells at a time.
+
+What can run next follows from the results file alone: a trial goes on to the next budget when all
+trials of this one are done and it is among the best on validation; when all budgets of a recipe
+are searched, its best settings of each are run on test, with every seed. So a benchmark that is
+killed, or stopped for the night, goes on where it was."""
+
+import logging
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from pathlib import Path
+
+import torch
+
+from tasks.benchmark import cells
+from tasks.benchmark.protocol import (
+    Cell,
+    Contestant,
+    Protocol,
+    Values,
+    make_cell,
+    merged,
+    survivors,
+    trials,
+)
+from tasks.benchmark.results import Line, append_result, read_results
+from tasks.common.layout import Layout
+from tasks.common.process import die_with_parent
+from tasks.common.progress import progress
+
+logger = logging.getLogger(__name__)
+
+SECONDS_A_ROLLOUT = 1 / 250  # of training, until cells have been measured
+SECONDS_ALWAYS = 20.0  # to start, to validate, to test
+
+
+def runnable(protocol: Protocol, values: Values, results: Mapping[str, Line]) -> Iterator[Cell]:
+    """The cells whose turn it is and that have no line, in the order in which they should run."""
+    for family in protocol.families:
+        for contestant in protocol.contestants:
+            for cell in turn(protocol, values, family, contestant, results):
+                if cell.key not in results:
+                    yield cell
+
+
+def turn(
+    protocol: Protocol,
+    values: Values,
+    family: str,
+    contestant: Contestant,
+    results: Mapping[str, Line],
+) -> Iterator[Cell]:
+    """The cells of a recipe on a family as far as the results allow, finished ones among them."""
+    chosen: dict[int, Cell] = {}
+    search = protocol.search
+
+    def made(budget: int, seed: int, measures: str, settings: Mapping[str, object]) -> Cell:
+        owner = (family, protocol.families[family])
+        return make_cell(values, owner, contestant.recipe, budget, seed, measures, settings)
+
+    settings = trials(search, contestant)
+    for rung, budget in enumerate(protocol.budgets(family, contestant)):
+        settings = settings[: survivors(contestant.trials, search.keep_share, rung)]
+        tried = [made(budget, search.seed, "validation", setting) for setting in settings]
+        yield from tried
+        if any(cell.key not in results for cell in tried):
+            return
+        tried.sort(key=lambda cell: -reached(results[cell.key]))
+        settings = [dict(cell.settings) for cell in tried]
+        chosen[budget] = tried[0]
+    for budget, best in chosen.items():
+        for seed in protocol.seeds:
+            yield made(budget, seed, "test", best.settings)
+
+
+def reached(line: Line) -> float:
+    """The validation accuracy of a trial; one that failed comes last."""
+    return float(line.get("validation", -1.0))
+
+
+def expected_hours(protocol: Protocol, results: Mapping[str, Line], workers: int) -> float:
+    """What is left, in hours, at the rate of the cells that are done."""
+    finished = [line for line in results.values() if "failed" not in line]
+    rate = SECONDS_A_ROLLOUT
+    if finished:
+        spent = sum(max(line["seconds"] - SECONDS_ALWAYS, 0.0) for line in finished)
+        rate = max(spent / sum(line["budget"] for line in finished), 1e-4)
+    wanted: list[int] = []
+    for family in protocol.families:
+        for contestant in protocol.contestants:
+            for rung, budget in enumerate(protocol.budgets(family, contestant)):
+                num = survivors(contestant.trials, protocol.search.keep_share, rung)
+                wanted += [budget] * (num + len(protocol.seeds))
+    done = [line["budget"] for line in results.values()]
+    left = sum(wanted) - sum(done), len(wanted) - len(done)
+    return float(max(left[0] * rate + left[1] * SECONDS_ALWAYS, 0.0) / workers / 3600)
+
+
+def prepare(protocol: Protocol, values: Values, work: Path, project: Layout) -> None:
+    """What the cells of each family share."""
+    for name, family in protocol.families.items():
+        changed = merged(values, family.changes)
+        same = changed["policy"] == values["policy"] and project.policy_card.exists()
+        cells.prepare_family(work, name, changed, project if same else None)
+
+
+def run(
+    protocol: Protocol,
+    values: Values,
+    work: Path,
+    file: Path,
+    workers: int,
+    on_result: Callable[[Line], None] = lambda line: None,
+) -> None:
+    """Run everything that is missing, `workers` cells at a time; a line is written as soon as its
+    cell is done."""
+    results = read_results(file)
+    num_done = len(results)
+    context = multiprocessing.get_context("spawn")
+    total = sum(1 for _ in runnable(protocol, values, results))
+    with (
+        ProcessPoolExecutor(workers, mp_context=context, initializer=start_worker) as pool,
+        progress(None, "benchmark", "cell") as bar,
+    ):
+        logger.info("%d cells are done, %d can run now", num_done, total)
+        running: dict[Future[Line], Cell] = {}
+        try:
+            while True:
+                busy = {cell.key for cell in running.values()}
+                waiting = (c for c in runnable(protocol, values, results) if c.key not in busy)
+                while len(running) < workers and (cell := next(waiting, None)) is not None:
+                    running[pool.submit(cells.run_cell, cell, work)] = cell
+                if not running:
+                    return
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    cell = running.pop(future)
+                    line = future.result()
+                    append_result(file, line)
+                    results[cell.key] = line
+                    bar.update(1)
+                    bar.set_postfix_str(cell.name, refresh=False)
+                    on_result(line)
+        except KeyboardInterrupt:
+            for process in list(pool._processes.values()):
+                process.terminate()
+            raise
+
+
+def start_worker() -> None:
+    """A worker ends with its parent, is stopped by it alone, and leaves the cores to the others."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    logging.basicConfig(level=logging.WARNING)

@@ -1,0 +1,224 @@
+"""What runs next follows from the results file: halving, the choice on validation, resuming."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import yaml
+
+from tasks.benchmark import cells
+from tasks.benchmark.cells import prepare_family, run_cell, thinned
+from tasks.benchmark.protocol import Protocol, make_cell, read_protocol, trials
+from tasks.benchmark.results import append_result, counts_of, digits, read_results
+from tasks.benchmark.runner import expected_hours, runnable
+from tasks.benchmark.tables import write_tables
+from tasks.common.artifacts import PLAN
+from tasks.common.files import ArtifactError
+from tasks.common.layout import Layout
+from tasks.common.params import ParamsError
+
+ROOT = Path(__file__).resolve().parents[2]
+CONTESTANT = {
+    "trials": 4,
+    "budgets": [100, 200],
+    "knob": "allocate.group_size",
+    "values": [4, 8],
+}
+PROTOCOL: dict[str, Any] = {
+    "parameters": str(ROOT / "params.yaml"),
+    "reference": "grpo",
+    "seeds": [0, 1],
+    "num_bootstrap": 50,
+    "search": {
+        "axes": {"learning_rate": [1.0e-4, 3.0e-4, 9.0e-4], "batch.size": [8, 16]},
+        "keep_share": 0.5,
+        "seed": 99,
+    },
+    "contestants": [{"recipe": name, **CONTESTANT} for name in ("grpo", "one_sided")],
+    "families": {"small": {"budgets": [100, 200], "changes": {}}},
+}
+
+
+def protocol_of(folder: Path, **changes: Any) -> tuple[Protocol, dict[str, Any]]:
+    path = folder / "protocol.yaml"
+    path.write_text(yaml.safe_dump({**PROTOCOL, **changes}))
+    return read_protocol(path)
+
+
+def test_the_projects_own_protocol_is_read_and_every_cell_of_it_can_be_made() -> None:
+    protocol, values = read_protocol(ROOT / "docs" / "results" / "protocol.yaml")
+    found = list(runnable(protocol, values, {}))
+    assert len({cell.key for cell in found}) == len(found) > 100
+    assert expected_hours(protocol, {}, 2) < 12
+
+
+def test_all_recipes_try_the_same_points_and_their_own_settings_first(tmp_path: Path) -> None:
+    protocol, _ = protocol_of(tmp_path)
+    tried = [trials(protocol.search, contestant) for contestant in protocol.contestants]
+    assert tried[0] == tried[1]
+    assert len(tried[0]) == 4
+    assert tried[0][0] == {}
+    assert {"train.learning_rate", "train.batch.size", "allocate.group_size"} == set(tried[0][1])
+
+
+def test_a_setting_within_a_key_leaves_the_rest_of_it(tmp_path: Path) -> None:
+    protocol, values = protocol_of(tmp_path)
+    family = ("small", protocol.families["small"])
+    settings = {"train.batch.size": 16, "train.learning_rate": 1e-4, "allocate.group_size": 4}
+    cell = make_cell(values, family, "pods", 100, 0, "test", settings)
+    chosen = cell.params["recipes"]["pods"]
+    assert chosen["train"]["batch"] == {**values["recipes"]["pods"]["train"]["batch"], "size": 16}
+    assert chosen["train"]["select"] == values["recipes"]["pods"]["train"]["select"]
+    assert chosen["allocate"] == {"strategy": "uniform", "group_size": 4}
+    plain = make_cell(values, family, "grpo", 100, 0, "test", {"train.batch.size": 16})
+    assert plain.params["recipes"]["grpo"]["train"]["batch"] == {
+        **values["train"]["batch"],
+        "size": 16,
+    }
+    again = make_cell(values, family, "grpo", 100, 1, "test", {"train.batch.size": 16})
+    assert again.key != plain.key
+
+
+def test_the_best_half_goes_on_and_the_best_is_tested(tmp_path: Path) -> None:
+    protocol, values = protocol_of(tmp_path)
+    results: dict[str, Any] = {}
+    seen = []
+    rng = np.random.default_rng(0)
+    while found := list(runnable(protocol, values, results)):
+        cell = found[0]
+        seen.append(cell)
+        line = {"key": cell.key, "budget": cell.budget, "seconds": 30.0}
+        if len(seen) == 2:
+            line["failed"] = "out of memory"  # comes last, and stops nothing
+        else:
+            line["validation"] = float(rng.random())
+        results[cell.key] = line | {"cell": cell}
+    assert expected_hours(protocol, results, 1) == 0.0
+    of_grpo = [cell for cell in seen if cell.recipe == "grpo"]
+    kinds = [(cell.measures, cell.budget) for cell in of_grpo]
+    assert kinds == [("validation", 100)] * 4 + [("validation", 200)] * 2 + [
+        ("test", budget) for budget in (100, 100, 200, 200)
+    ]
+    first = sorted(of_grpo[:4], key=lambda c: -results[c.key].get("validation", -1))
+    assert [cell.settings for cell in of_grpo[4:6]] == [cell.settings for cell in first[:2]]
+    assert [cell.settings for cell in of_grpo[6:8]] == [first[0].settings] * 2
+    assert {cell.seed for cell in of_grpo[:6]} == {99}
+    assert [cell.seed for cell in of_grpo[6:]] == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"reference": "sgpo"}, "the reference among them"),
+        ({"seeds": [0, 99]}, "none of the seeds"),
+        ({"families": {"small": {"budgets": [200, 100], "changes": {}}}}, "must ascend"),
+        ({"contestants": [{"recipe": "grop", **CONTESTANT}]}, "recipe 'grop' is unknown"),
+    ],
+)
+def test_a_protocol_that_makes_no_sense_is_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ParamsError, match=message):
+        protocol_of(tmp_path, **changes)
+
+
+def test_a_line_cut_off_by_a_kill_is_dropped_and_the_next_stands_alone(tmp_path: Path) -> None:
+    path = tmp_path / "results" / "r.jsonl"
+    append_result(path, {"key": "a", "n": 1})
+    with path.open("a") as file:
+        file.write('{"key": "b", "n"')
+    assert list(read_results(path)) == ["a"]
+    append_result(path, {"key": "c", "n": 3})
+    append_result(path, {"key": "a", "n": 4})
+    assert {key: line["n"] for key, line in read_results(path).items()} == {"a": 4, "c": 3}
+    path.write_text('{"key": "a"}\nnonsense\n{"key": "b"}\n')
+    with pytest.raises(ArtifactError, match=r"r\.jsonl: line 2 is no result"):
+        read_results(path)
+
+
+def test_counts_are_kept_as_characters() -> None:
+    assert digits([0, 8, 10, 35]) == "08az"
+    assert counts_of("08az") == [0, 8, 10, 35]
+
+
+def test_a_plan_is_thinned_in_its_last_pass_alone() -> None:
+    rows = [
+        {
+            "visit": 10 * number + place,
+            "pass": number,
+            "phase": 2 * number + place // 5,
+            "order": place % 5,
+            "prompt_id": f"p{place}",
+            "group_size": 4 if place < 5 else 2,
+        }
+        for number in range(2)
+        for place in range(10)
+    ]
+    plan = PLAN.frame(rows)
+    found = thinned(plan, 44, np.random.default_rng(0))
+    assert 42 <= found["group_size"].sum() <= 44
+    assert found.filter(pl.col("pass") == 0)["prompt_id"].to_list() == [f"p{k}" for k in range(10)]
+    last = found.filter(pl.col("pass") == 1)["prompt_id"].to_list()
+    assert last == sorted(last)
+    assert 0 < len(last) < 10
+    assert found["visit"].to_list() == list(range(len(found)))
+    assert found["phase"].is_sorted()
+    PLAN.check(found, "the plan")
+    assert len(thinned(plan.head(10), 1, np.random.default_rng(0))) == 1
+    assert thinned(plan, 60, np.random.default_rng(0)).equals(plan)
+
+
+@pytest.mark.slow
+def test_a_benchmark_of_two_cells_from_end_to_end(tmp_path: Path) -> None:
+    """A trial and a test run, over a family made here; the second time nothing is made again."""
+    base = yaml.safe_load((ROOT / "params.yaml").read_text())
+    small = {
+        "ingest": {**base["ingest"], "splits": {"train": 24, "validation": 16, "test": 16}},
+        "train": {"validation": {"num_samples": 2, "every_share": 1.0}},
+        "evaluate": {"num_samples": 2, "pass_at": [1], "num_bootstrap": 20},
+    }
+    families = {"small": {"budgets": [100, 200], "changes": small}}
+    contestants = [{"recipe": name, **CONTESTANT} for name in ("grpo", "one_sided_band")]
+    protocol, values = protocol_of(tmp_path, families=families, contestants=contestants)
+    family, work = ("small", protocol.families["small"]), tmp_path / "work"
+    changed = make_cell(values, family, "grpo", 100, 0, "test", {}).params
+    for _ in range(2):
+        prepare_family(work, "small", dict(changed), Layout(ROOT / "data"))
+        marks = sorted(path.stat().st_mtime_ns for path in (work / "families").rglob("*.parquet"))
+    file = tmp_path / "protocol.jsonl"
+    for recipe in ("grpo", "one_sided_band"):
+        for seed in (0, 1):
+            cell = make_cell(values, family, recipe, 100, seed, "test", {})
+            line = run_cell(cell, work)
+            assert "failed" not in line, line
+            append_result(file, line)
+            assert line["rollouts"] <= 100
+            assert len(line["correct"]) == len(line["trials"]) == 16
+            assert line["flops"]["charged"] > 0
+            assert line["device_seconds"]["decode"] > 0
+            assert (line["rollouts_profile"] > 0) == (recipe == "one_sided_band")
+            assert not (work / "cells" / cell.key).exists()
+    assert marks == sorted(p.stat().st_mtime_ns for p in (work / "families").rglob("*.parquet"))
+    write_tables(protocol, file, tmp_path / "protocol.md")
+    page = (tmp_path / "protocol.md").read_text()
+    assert page.count("| `one_sided_band` |") == 2  # a ratio, and a point
+    assert "4 cells, 0 of them failed" in page
+
+
+def test_a_cell_that_fails_is_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    protocol, values = protocol_of(tmp_path)
+    cell = make_cell(values, ("small", protocol.families["small"]), "grpo", 100, 0, "test", {})
+
+    def fail(*arguments: Any) -> None:
+        raise ArtifactError("no prompts here")
+
+    monkeypatch.setattr(cells, "run_stage", fail)
+    with caplog.at_level(logging.WARNING):
+        line = run_cell(cell, tmp_path / "work")
+    assert line["failed"] == "ArtifactError: no prompts here"
+    assert line["key"] == cell.key
