@@ -1,86 +1,13 @@
-"""Every table of the pipeline, once: columns, an example row, how it is read and how it is
-written.
-
-Stages meet only in these files. A table is checked when it is written and again when it is read, so
-a wrong column fails at the border and names the file."""
-
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, BinaryIO
+"""Every table of the pipeline, once: its columns, and a row to look at. Stages meet only in these
+files."""
 
 import polars as pl
-from pyarrow.parquet import ParquetWriter
 
-from tasks.common.files import ArtifactError, replace_file
 from tasks.common.layout import Layout as Layout
+from tasks.common.table import Table as Table
 
 OUTCOMES = ("correct", "wrong", "unparsed", "truncated", "timeout", "error")
 PHASES = ("profile", "generate", "score", "update", "evaluate", "branch")
-
-
-@dataclass(frozen=True)
-class Table:
-    """One kind of table: its name, its columns, and a row to look at."""
-
-    name: str
-    columns: Mapping[str, pl.DataType | type[pl.DataType]]
-    example: Mapping[str, Any]
-
-    def frame(self, rows: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
-        """A table from dictionaries, with exactly this table's columns and types."""
-        return pl.DataFrame(list(rows), schema=dict(self.columns), orient="row")
-
-    def check(self, frame: pl.DataFrame, where: str) -> pl.DataFrame:
-        """Return `frame` with the columns in order; raise ArtifactError naming `where` and each
-        difference."""
-        missing = [name for name in self.columns if name not in frame.columns]
-        unknown = [name for name in frame.columns if name not in self.columns]
-        wrong = [
-            f"{name} is {frame.schema[name]}, not {dtype}"
-            for name, dtype in self.columns.items()
-            if name in frame.columns and frame.schema[name] != dtype
-        ]
-        if missing or unknown or wrong:
-            problems = (
-                [f"missing: {missing}"] * bool(missing)
-                + [f"unknown: {unknown}"] * bool(unknown)
-                + wrong
-            )
-            raise ArtifactError(f"{where} is not a {self.name} table: {'; '.join(problems)}")
-        return frame.select(list(self.columns))
-
-    def write(self, path: Path, frame: pl.DataFrame) -> None:
-        """Check and write `frame` as Parquet, whole or not at all."""
-        checked = self.check(frame, str(path))
-        replace_file(path, lambda file: checked.write_parquet(file, compression="zstd"))
-
-    def write_parts(self, path: Path, parts: Iterable[pl.DataFrame]) -> None:
-        """As `write`, of a table too large for memory, in parts."""
-        schema = self.frame([]).to_arrow(compat_level=pl.CompatLevel.oldest()).schema
-
-        def write_all(file: BinaryIO) -> None:
-            with ParquetWriter(file, schema, compression="zstd") as writer:
-                for part in parts:
-                    writer.write_table(
-                        self.check(part, str(path)).to_arrow(compat_level=pl.CompatLevel.oldest())
-                    )
-
-        replace_file(path, write_all)
-
-    def read(self, path: Path) -> pl.DataFrame:
-        """Read and check. Raises ArtifactError when the file is missing, damaged or of another
-        shape."""
-        if not path.exists():
-            raise ArtifactError(
-                f"{path} does not exist: run the stage that makes the {self.name} table first"
-            )
-        try:
-            frame = pl.read_parquet(path)
-        except (pl.exceptions.PolarsError, OSError) as error:
-            raise ArtifactError(f"{path} cannot be read as Parquet: {error}") from error
-        return self.check(frame, str(path))
-
 
 PROMPTS = Table(
     "prompts",

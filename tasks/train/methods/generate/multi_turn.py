@@ -148,7 +148,8 @@ class Method(Generate):
             if not reply:
                 continue
             token_ids = render_reply(reply, asked.tokenizer, asked.stop_ids, is_chat=one.messages)
-            if len(one.token_ids) + len(token_ids) + self.settings.max_turn_tokens > limit:
+            num_tokens = len(one.token_ids) + len(token_ids) + self.settings.max_turn_tokens
+            if not token_ids or num_tokens > limit:
                 continue
             one.answer(token_ids)
             found.append(one)
