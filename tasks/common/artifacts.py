@@ -327,7 +327,7 @@ CURVE = Table(
         "accuracy": 0.52,
         "accuracy_low": 0.48,
         "accuracy_high": 0.56,
-        "branch": None,
+        "branch": 0.25,
     },
 )
 """Validation accuracy after `step` steps (step 0: before training); the flops columns are
@@ -369,7 +369,7 @@ TRAIN_ROLLOUTS = Table(
         "replayed": False,
         "token_ids": [11, 2],
         "sampler_logprobs": [-0.1, -0.01],
-        "is_action": None,
+        "is_action": [True, True],
         "text": "7",
     },
 )

@@ -25,6 +25,7 @@ def points(accuracy: np.ndarray, half: float = 0.05) -> pl.DataFrame:
             "accuracy": value,
             "accuracy_low": value - half,
             "accuracy_high": value + half,
+            "branch": None,
         }
         for step, value in enumerate(accuracy.tolist())
     )

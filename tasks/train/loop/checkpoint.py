@@ -94,6 +94,7 @@ class Checkpoints:
             self.part_digests[name] = digest_file(self.folder / name)
         unique = self.unique_name(snapshot.step)
         final, temporary = self.folder / unique, self.folder / f".{unique}"
+        shutil.rmtree(temporary, ignore_errors=True)  # of a write that was killed
         temporary.mkdir()
         save_file(snapshot.tensors, temporary / "tensors.safetensors")
         for name, table in snapshot.tables.items():
@@ -246,6 +247,7 @@ class Checkpoints:
             shutil.rmtree(self.folder / HELD, ignore_errors=True)
             shutil.copytree(chosen.parent / HELD, self.folder / HELD)
         unique = self.unique_name(step)
+        shutil.rmtree(self.folder / f".{unique}", ignore_errors=True)
         shutil.copytree(chosen, self.folder / f".{unique}")
         os.rename(self.folder / f".{unique}", self.folder / unique)
 
