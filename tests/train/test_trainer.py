@@ -543,9 +543,21 @@ OBSERVED: dict[str, Any] = {
 }
 """What makes ranks score the step's rollouts, and change the policy twice a batch."""
 
+TURNS: dict[str, Any] = {
+    "branches": [0.6],
+    "decay_share": 0.6,
+    "generate": {
+        "method": "multi_turn",
+        "environment": {"name": "higher_lower", "higher": "+1", "lower": "1", "no_number": "2"},
+        "max_turns": 2,
+        "max_turn_tokens": 2,
+    },
+}
+"""Conversations, whose masks ranks exchange, and a branch, whose trunk all of them go back to."""
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, OBSERVED], ids=["plain", "observed"])
+@pytest.mark.parametrize("changes", [{}, OBSERVED, TURNS], ids=["plain", "observed", "turns"])
 def test_two_processes_take_the_same_steps_as_one(
     changes: dict[str, Any], guesser: Path, tmp_path: Path
 ) -> None:
@@ -565,6 +577,9 @@ def test_two_processes_take_the_same_steps_as_one(
         for o in (one, two)
     ]
     assert text[0] == text[1]
+    branches = [row["branch"] for row in one["curve"] if row["branch"]]
+    assert branches == [row["branch"] for row in two["curve"] if row["branch"]]
+    assert branches == changes.get("branches", [])
     assert (
         one["flops"] == two["flops"]
         or json.loads(one["flops"])["charged"] == json.loads(two["flops"])["charged"]
