@@ -33,11 +33,12 @@ def page(protocol: Protocol, lines: list[Line], source: str) -> Iterator[str]:
     for family in protocol.families:
         runs = runs_of(protocol, family, lines)
         yield from ("", f"## {family}", "")
-        if protocol.reference not in runs:
+        if protocol.reference in runs:
+            yield from headline(runs, protocol)
+            yield from points(runs)
+        else:
             yield f"`{protocol.reference}` has not been run on test yet."
-            continue
-        yield from headline(runs, protocol)
-        yield from points(runs)
+        yield from tuned([line for line in lines if line["family"] == family])
     if failed:
         yield from ("", "## Failed", "")
         yield from (
@@ -67,6 +68,32 @@ def headline(runs: dict[str, Runs], protocol: Protocol) -> Iterator[str]:
         yield ""
 
 
+def tuned(lines: list[Line]) -> Iterator[str]:
+    """The best setting of each recipe and budget on validation, so far."""
+    tried: dict[tuple[str, int], list[Line]] = {}
+    for line in lines:
+        if line["measures"] == "validation" and "failed" not in line:
+            tried.setdefault((line["recipe"], line["budget"]), []).append(line)
+    if not tried:
+        return
+    yield ""
+    yield "| tuned on validation | budget | settings tried | lowest | best | with |"
+    yield "|---|---|---|---|---|---|"
+    for (recipe, budget), trials in tried.items():
+        best = max(trials, key=lambda line: float(line["validation"]))
+        lowest = min(float(line["validation"]) for line in trials)
+        yield (
+            f"| `{recipe}` | {budget:,} | {len(trials)} | {lowest:.1%} | "
+            f"{best['validation']:.1%} | {settings_words(best)} |"
+        )
+
+
+def settings_words(line: Line) -> str:
+    """What a run changed in its recipe."""
+    changed = ", ".join(f"{key} {value}" for key, value in line["settings"].items())
+    return changed or "as in params.yaml"
+
+
 def ratio_words(ratio: Ratio) -> str:
     """A ratio with its interval; a dash for one that is not reached."""
     if ratio.value is None:
@@ -86,9 +113,8 @@ def points(runs: dict[str, Runs]) -> Iterator[str]:
             tests = [line["test"] for line in lines]
             mean = sum(tests) / len(tests)
             cells = [f"{costs[measure][place]:.3g}" for measure in SHOWN]
-            settings = ", ".join(f"{key} {value}" for key, value in lines[0]["settings"].items())
             yield (
                 f"| `{name}` | {budget:,} | {len(lines)} | {mean:.1%} | "
                 f"{min(tests):.1%} to {max(tests):.1%} | {' | '.join(cells)} | "
-                f"{settings or 'as in params.yaml'} |"
+                f"{settings_words(lines[0])} |"
             )

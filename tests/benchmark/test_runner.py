@@ -14,7 +14,7 @@ from tasks.benchmark.cells import prepare_family, run_cell, thinned
 from tasks.benchmark.protocol import Protocol, make_cell, read_protocol, trials
 from tasks.benchmark.results import append_result, counts_of, digits, read_results
 from tasks.benchmark.runner import expected_hours, runnable
-from tasks.benchmark.tables import write_tables
+from tasks.benchmark.tables import page, write_tables
 from tasks.common.artifacts import PLAN
 from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
@@ -90,7 +90,17 @@ def test_the_best_half_goes_on_and_the_best_is_tested(tmp_path: Path) -> None:
     while found := list(runnable(protocol, values, results)):
         cell = found[0]
         seen.append(cell)
-        line = {"key": cell.key, "budget": cell.budget, "seconds": 30.0}
+        line = {
+            "key": cell.key,
+            "family": cell.family,
+            "recipe": cell.recipe,
+            "budget": cell.budget,
+            "measures": cell.measures,
+            "settings": dict(cell.settings),
+            "seed": cell.seed,
+            "machine": "a laptop",
+            "seconds": 30.0,
+        }
         if len(seen) == 2:
             line["failed"] = "out of memory"  # comes last, and stops nothing
         else:
@@ -105,6 +115,11 @@ def test_the_best_half_goes_on_and_the_best_is_tested(tmp_path: Path) -> None:
     first = sorted(of_grpo[:4], key=lambda c: -results[c.key].get("validation", -1))
     assert [cell.settings for cell in of_grpo[4:6]] == [cell.settings for cell in first[:2]]
     assert [cell.settings for cell in of_grpo[6:8]] == [first[0].settings] * 2
+    of_search = [line for line in results.values() if line["measures"] == "validation"]
+    text = "\n".join(page(protocol, of_search, "r.jsonl"))
+    assert "| `grpo` | 100 | 3 |" in text  # one of four failed
+    assert "| `grpo` | 200 | 2 |" in text
+    assert "out of memory" in text
     assert {cell.seed for cell in of_grpo[:6]} == {99}
     assert [cell.seed for cell in of_grpo[6:]] == [0, 1, 0, 1]
 
