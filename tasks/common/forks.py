@@ -59,14 +59,14 @@ def run_forked(module: str) -> int | None:
     if not address:
         return None
     with socket.socket(socket.AF_UNIX) as server:
-        try:
-            server.connect(address)
-        except OSError:
-            return None
         environment = {name: value for name, value in os.environ.items() if name != ADDRESS}
         request = json.dumps([module, sys.argv[1:], os.getcwd(), environment]).encode()
-        socket.send_fds(server, [len(request).to_bytes(LENGTH)], STREAMS)
-        server.sendall(request)
+        try:
+            server.connect(address)
+            socket.send_fds(server, [len(request).to_bytes(LENGTH)], STREAMS)
+            server.sendall(request)
+        except OSError:  # there is none, or it is ending: half a request runs nothing
+            return None
         pid = read_number(server)
         if pid is None:  # it could not import the libraries
             return None

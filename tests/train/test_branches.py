@@ -2,7 +2,8 @@
 share would have ended."""
 
 import shutil
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,15 @@ CONSTANT = {"batch": BATCH, "decay_share": 0.4, "learning_rate": 3e-3}
 VISITS = [4] * 40
 
 
+@contextmanager
+def closing_writer(checkpoints: Checkpoints) -> Iterator[None]:
+    """What was being written is on the disk afterwards, however the block ends."""
+    try:
+        yield
+    finally:
+        checkpoints.wait()
+
+
 def run(layout: Layout, fail_at: int | None = None, **changes: Any) -> Trainer:
     """Train with a checkpoint every step, and write the results; the process dies after so many
     steps, those of branches among them."""
@@ -42,7 +52,7 @@ def run(layout: Layout, fail_at: int | None = None, **changes: Any) -> Trainer:
         observe(*arguments)
 
     trainer.observe = dying  # type: ignore[method-assign]
-    with closing(trainer.collector.grader):
+    with closing(trainer.collector.grader), closing_writer(checkpoints):
         lost = train(trainer, checkpoints, CheckpointSettings(0.0, 2), lambda *_: None)
     write_results(trainer, checkpoints, lost, layout.train("r", 0))
     checkpoints.delete()
