@@ -12,6 +12,7 @@ from pathlib import Path
 from tasks.common import params, process
 from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
+from tasks.common.stage import StageError
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ def main() -> int:
     except KeyboardInterrupt:
         logger.warning("stopped; run the same command again to go on")
         return process.INTERRUPTED
-    except (params.ParamsError, ArtifactError) as error:
+    except (params.ParamsError, ArtifactError, StageError) as error:
         logger.error("%s", error)
         return 1
     return 0

@@ -110,11 +110,24 @@ def read_protocol(path: Path) -> tuple[Protocol, Values]:
     for budgets in (*owned, *(family.budgets for family in protocol.families.values())):
         if budgets != sorted(set(budgets)) or not budgets:
             raise ParamsError(f"{path.name}: budgets {budgets} must ascend, and be some")
+    for contestant in protocol.contestants:
+        check_keys(path.name, protocol.search, contestant, params.recipe(values, contestant.recipe))
     if not 0 < protocol.search.keep_share <= 1:
         raise ParamsError(f"{path.name}: search.keep_share must be above 0 and at most 1")
     if protocol.search.seed in protocol.seeds:
         raise ParamsError(f"{path.name}: search.seed must be none of the seeds of the test runs")
     return protocol, values
+
+
+def check_keys(file: str, search: Search, contestant: Contestant, recipe: Values) -> None:
+    """Raise ParamsError for a key that the recipe does not have: each of its trials would fail, and
+    a failure is a result."""
+    for key in (*(f"train.{axis}" for axis in search.axes), contestant.knob):
+        found: Any = recipe
+        for part in key.split("."):
+            if not isinstance(found, Mapping) or part not in found:
+                raise ParamsError(f"{file}: recipe {contestant.recipe} has no key {key} to tune")
+            found = found[part]
 
 
 def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Values:

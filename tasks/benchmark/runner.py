@@ -10,6 +10,7 @@ import multiprocessing
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import torch
@@ -29,6 +30,7 @@ from tasks.benchmark.results import Line, append_result, read_results
 from tasks.common.layout import Layout
 from tasks.common.process import die_with_parent
 from tasks.common.progress import progress
+from tasks.common.stage import StageError
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +139,14 @@ def run(
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
                     cell = running.pop(future)
-                    line = future.result()
+                    try:
+                        line = future.result()
+                    except BrokenProcessPool as error:
+                        names = ", ".join(sorted(c.name for c in (cell, *running.values())))
+                        raise StageError(
+                            f"a worker was killed while these cells ran: {names}. Run the same "
+                            "command again to go on; with fewer --workers, if memory was short"
+                        ) from error
                     append_result(file, line)
                     results[cell.key] = line
                     bar.update(1)

@@ -34,7 +34,8 @@ def page(protocol: Protocol, lines: list[Line], source: str) -> Iterator[str]:
         runs = runs_of(protocol, family, lines)
         yield from ("", f"## {family}", "")
         if protocol.reference in runs:
-            yield from headline(runs, protocol)
+            if len(runs) > 1:
+                yield from headline(runs, protocol)
             yield from points(runs)
         else:
             yield f"`{protocol.reference}` has not been run on test yet."
@@ -60,6 +61,8 @@ def headline(runs: dict[str, Runs], protocol: Protocol) -> Iterator[str]:
         yield f"| recipe | {' | '.join(SHOWN)} |"
         yield "|---" * (len(SHOWN) + 1) + "|"
         for name, mine in runs.items():
+            if name == protocol.reference:
+                continue
             cells = [
                 ratio_words(ratios(mine, reference, measure, protocol.num_bootstrap)[budget])
                 for measure in SHOWN

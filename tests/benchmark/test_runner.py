@@ -131,6 +131,14 @@ def test_the_best_half_goes_on_and_the_best_is_tested(tmp_path: Path) -> None:
         ({"seeds": [0, 99]}, "none of the seeds"),
         ({"families": {"small": {"budgets": [200, 100], "changes": {}}}}, "must ascend"),
         ({"contestants": [{"recipe": "grop", **CONTESTANT}]}, "recipe 'grop' is unknown"),
+        (
+            {"contestants": [{"recipe": "grpo", **CONTESTANT, "knob": "allocate.size"}]},
+            "recipe grpo has no key allocate.size to tune",
+        ),
+        (
+            {"search": {**PROTOCOL["search"], "axes": {"batch.sise": [8]}}},
+            r"has no key train\.batch\.sise to tune",
+        ),
     ],
 )
 def test_a_protocol_that_makes_no_sense_is_refused(
