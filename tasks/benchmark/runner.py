@@ -39,9 +39,10 @@ SECONDS_ALWAYS = 20.0  # to start, to validate, to test
 
 
 def runnable(protocol: Protocol, values: Values, results: Mapping[str, Line]) -> Iterator[Cell]:
-    """The cells whose turn it is and that have no line, in the order in which they should run."""
-    for family in protocol.families:
-        for contestant in protocol.contestants:
+    """The cells whose turn it is and that have no line, in the order in which they should run: what
+    the first recipes reach is known before the last ones are tried."""
+    for contestant in protocol.contestants:
+        for family in protocol.families:
             for cell in turn(protocol, values, family, contestant, results):
                 if cell.key not in results:
                     yield cell

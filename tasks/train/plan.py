@@ -4,7 +4,6 @@ of which size. It never changes; how far a run has come is in its control's stat
 Legend: V visits, in the order of training.
 """
 
-import logging
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,8 +13,6 @@ import polars as pl
 from tasks.common.files import ArtifactError
 from tasks.train.rollouts import GroupRequest, Ints
 from tasks.train.settings import BatchSettings
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -107,12 +104,6 @@ def read_plan(table: pl.DataFrame, prompt_ids: pl.Series, batch: BatchSettings) 
         raise ArtifactError(
             f"the plan visits prompt {unknown[0]}, which is not among the training prompts: run "
             "allocate again"
-        )
-    if alone := int((table["group_size"] == 1).sum()):
-        logger.warning(
-            "%d of %d visits have a group of one: its advantage is 0, it teaches nothing",
-            alone,
-            len(table),
         )
     sizes, phases, passes = (
         table[name].to_numpy().astype(np.int64) for name in ("group_size", "phase", "pass")

@@ -174,7 +174,7 @@ def build(run: stage.Stage, told: Run, sections: Sections, grader: Grader) -> tu
     )
     plan = read_plan(PLAN.read(files["plan"]), prompts.ids, settings.batch)
     profile = Profile(SAMPLES.read(files["samples"]), prompts)
-    slots = load_slots(settings, plan, len(prompts), profile)
+    slots = load_slots(settings, plan, prompts.table, profile)
     engine = load_engine(sections.engine, policy, model)
     collector = Collector(told, engine, slots.generate, tokenizer, grader)
     trainer = Trainer(
@@ -203,7 +203,7 @@ def read_prompts(table: pl.DataFrame, tokenizer: PreTrainedTokenizerBase, told: 
     checked when it is encoded; the profile sampled, and so checked, every training prompt."""
     room = told.sampling.max_tokens
     return Prompts(
-        table.select("prompt_id", "prompt", "messages", "answer", "verifier"),
+        table.select("prompt_id", "prompt", "messages", "answer", "verifier", "source", "level"),
         lambda rows: encode_prompts(rows, tokenizer, told.policy, room),
     )
 

@@ -7,6 +7,10 @@ A method is one file in its slot's folder under `methods/`. It holds
   `method`. It is `Method`'s first argument, and raises ParamsError for a value that makes no sense;
 - `EXAMPLE`, with `Settings`: settings that make sense, which the contract tests use.
 
+- `reads_prompts = True`, where it wants to know the training prompts: an argument of `Method` after
+  the slot's own, their table (`prompt_id`, `prompt`, `messages`, `answer`, `verifier`, `source`,
+  `level`);
+
 - `reads_profile = True`, where it wants the profile's rollouts: `Method`'s last argument (Profile),
   written by `allocate` and charged to the recipe.
 
@@ -16,6 +20,7 @@ is nothing to remember. It is all that a checkpoint keeps of a method. Randomnes
 Legend: B rollouts of a step, N completion tokens.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -45,6 +50,8 @@ from tasks.train.rollouts import (
 )
 from tasks.train.settings import BatchSettings, Spec, TrainSettings
 from tasks.train.tokens import Normalize, Tokens
+
+logger = logging.getLogger(__name__)
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -160,15 +167,16 @@ class Advantage(Protocol):
     """What each rollout, or each token, weighs in the gradient. `features` asks to see the policy's
     view of the rollouts. With `skips_zeros` rollouts of advantage 0 leave the loss, as if `select`
     had dropped them; what the loss divides by must then not depend on it (`train.divisor:
-    generated`)."""
+    generated`). One that `needs_group` gives exactly 0 in a group whose rewards are all equal, and
+    so in a group of one; others have a baseline from elsewhere."""
 
     state: Any = None
     features: Features | None = None
     skips_zeros: bool = False
+    needs_group: bool = True
 
     def __call__(self, rollouts: Rollouts) -> Floats:
-        """[B] advantages of rollouts, or [N] of their completion tokens. Without a baseline of its
-        own kind a method gives exactly 0 in a group whose rewards are all equal."""
+        """[B] advantages of rollouts, or [N] of their completion tokens."""
         ...
 
     def observe(self, rollouts: Rollouts) -> None:
@@ -234,10 +242,15 @@ def fill_state(state: Any, arrays: Arrays) -> None:
 
 
 def load_slots(
-    settings: TrainSettings, plan: Plan, num_prompts: int, profile: Profile | None = None
+    settings: TrainSettings, plan: Plan, prompts: pl.DataFrame, profile: Profile | None = None
 ) -> Slots:
-    """The method of every slot. Raises ParamsError naming a slot's unknown method or setting."""
-    chosen: Select = load_method(select, settings.select, profile=profile)
+    """The method of every slot. `prompts` are the training prompts, a row each. Raises ParamsError
+    naming a slot's unknown method or setting."""
+
+    def load(package: ModuleType, spec: Spec, *arguments: Any) -> Any:
+        return load_method(package, spec, *arguments, prompts=prompts, profile=profile)
+
+    chosen: Select = load(select, settings.select)
     if settings.batch.counts == "kept":
         if chosen.keeps is None:
             raise ParamsError(
@@ -250,28 +263,38 @@ def load_slots(
                 "or replay none"
             )
         plan = replace(plan, keeps=chosen.keeps)
-    estimate: Advantage = load_method(advantage, settings.advantage, profile=profile)
+    estimate: Advantage = load(advantage, settings.advantage)
     if estimate.skips_zeros and settings.divisor != "generated":
         raise ParamsError(
             f"train.advantage {settings.advantage['method']} leaves rollouts of advantage 0 out of "
             "the loss, and train.divisor kept would make the step longer the fewer are left: set "
             "generated"
         )
+    if estimate.needs_group and (alone := int((plan.group_sizes_V == 1).sum())):
+        logger.warning(
+            "%d of %d visits have a group of one: its advantage is 0, it teaches nothing",
+            alone,
+            len(plan),
+        )
     return Slots(
-        load_method(control, settings.control, plan, profile=profile),
-        load_method(generate, settings.generate, num_prompts, profile=profile),
+        load(control, settings.control, plan),
+        load(generate, settings.generate, len(prompts)),
         chosen,
-        load_method(replay, settings.replay, profile=profile),
+        load(replay, settings.replay),
         estimate,
-        load_method(loss, settings.loss, profile=profile),
+        load(loss, settings.loss),
     )
 
 
 def load_method(
-    package: ModuleType, spec: Spec, *arguments: Any, profile: Profile | None = None
+    package: ModuleType,
+    spec: Spec,
+    *arguments: Any,
+    prompts: pl.DataFrame | None = None,
+    profile: Profile | None = None,
 ) -> Any:
     """The `Method` of the file in `package` that `spec["method"]` names, with its settings; with
-    the profile, where it reads it."""
+    the training prompts and the profile, where it reads them."""
     slot = package.__name__.rpartition(".")[2]
     if "method" not in spec:
         known = ", ".join(registry.names(package))
@@ -279,8 +302,10 @@ def load_method(
     module = registry.load(package, spec["method"], f"train.{slot}.method")
     values = {key: value for key, value in spec.items() if key != "method"}
     # as `allocate` decides it, which does not import the file
-    if registry.declares(Path(module.__file__ or ""), "reads_profile"):
-        arguments = (*arguments, profile)
+    file = Path(module.__file__ or "")
+    for flag, value in (("reads_prompts", prompts), ("reads_profile", profile)):
+        if registry.declares(file, flag):
+            arguments = (*arguments, value)
     return make(module, "Method", values, f"train.{slot} ({spec['method']})", *arguments)
 
 

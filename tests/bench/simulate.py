@@ -132,7 +132,10 @@ def replay(
     module, allocate = load_strategy(recipe["allocate"])
     profile = take_profile(world, profiled, np.random.default_rng([seed, profiled, 1]))
     table = make_plan(allocate(profile, passes, rng).phases, profile)
-    slots = load_slots(settings, read_plan(table, pl.Series(world.ids), batch), len(world.ids))
+    prompts = pl.DataFrame({"prompt_id": world.ids}).with_columns(
+        source=pl.lit(""), level=pl.lit(""), prompt=pl.lit("")
+    )
+    slots = load_slots(settings, read_plan(table, prompts["prompt_id"], batch), prompts)
     found: dict[int, Tally] = {}
     while True:
         parts: list[Rollouts] = []

@@ -21,7 +21,7 @@ from tasks.train.settings import TrainSettings
 from tasks.train.slots import load_method, load_slots
 from tests.allocate.test_allocate import profile_of
 from tests.docs.pages import ROOT, blocks, of
-from tests.train.steps import plan_of, rollouts_of
+from tests.train.steps import plan_of, prompts_of, rollouts_of
 
 VALUES = params.load(ROOT / "params.yaml")
 
@@ -88,7 +88,9 @@ def test_recipes_are_complete(name: str, install: Any) -> None:
     for recipe, spec in values(name, "recipes").items():
         chosen = params.recipe({**VALUES, "recipes": {recipe: spec}}, recipe)
         load_strategy(chosen["allocate"])
-        load_slots(params.parse(chosen["train"], TrainSettings, "train"), plan_of([(0, 4)]), 1)
+        load_slots(
+            params.parse(chosen["train"], TrainSettings, "train"), plan_of([(0, 4)]), prompts_of(1)
+        )
 
 
 def test_the_verifier(install: Any) -> None:

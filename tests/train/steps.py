@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
+import polars as pl
 
 from tasks.common.artifacts import PROMPTS
 from tasks.engines.engine import Samples
@@ -30,6 +31,22 @@ def passes_of(num_prompts: int, size: int, num_passes: int, batch: BatchSettings
     passes = np.repeat(np.arange(num_passes), num_prompts)
     rows = np.tile(np.arange(num_prompts), num_passes)
     return Plan(rows, np.full(len(rows), size), passes, passes, batch)
+
+
+def prompts_of(num: int) -> pl.DataFrame:
+    """Training prompts of two levels and many lengths, as many as a plan has rows."""
+    return PROMPTS.frame(
+        [
+            {
+                **PROMPTS.example,
+                "prompt_id": f"p{k:05d}",
+                "prompt": "?" * (k % 50),
+                "messages": None,
+                "level": str(k % 2),
+            }
+            for k in range(num)
+        ]
+    )
 
 
 def rollouts_of(

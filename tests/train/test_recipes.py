@@ -16,7 +16,7 @@ from tasks.train.rollouts import Prompts
 from tasks.train.settings import TrainSettings
 from tasks.train.slots import load_slots
 from tests.allocate.test_allocate import profile_of
-from tests.train.steps import START, observed_of, rollouts_of
+from tests.train.steps import START, observed_of, prompts_of, rollouts_of
 
 VALUES = params.load(Path(__file__).resolve().parents[2] / "params.yaml")
 
@@ -31,7 +31,9 @@ def test_a_recipe_can_be_planned_and_loaded(name: str) -> None:
     settings = params.parse(recipe["train"], TrainSettings, "train")
     ids = pl.Series([f"p{k:05d}" for k in range(200)])
     profile = Profile(SAMPLES.frame([]), Prompts(PROMPTS.frame([]), lambda rows: []))
-    slots = load_slots(settings, read_plan(plan, ids, settings.batch), len(ids), profile)
+    slots = load_slots(
+        settings, read_plan(plan, ids, settings.batch), prompts_of(len(ids)), profile
+    )
     request = slots.control.next(START, np.random.default_rng(0))
     assert request is not None
     assert request.counts.sum() >= 1

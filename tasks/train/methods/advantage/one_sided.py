@@ -12,7 +12,7 @@ that of generating it (3 in FLOPs), the whole group is updated with RLOO's advan
 that of QAE (arXiv 2509.22611), which divides by a deviation and updates all rollouts.
 
 A reward is what is above or below the middle of the group's extremes; rewards of two values are
-correct and wrong. Left out: a side taken from a posterior that excludes the group.
+correct and wrong. The side may be taken from a posterior that excludes the group: `posterior`.
 """
 
 from dataclasses import dataclass
@@ -25,16 +25,22 @@ from tasks.train.rollouts import Floats, Rollouts, mixed_groups
 from tasks.train.slots import Advantage
 
 
+def evenest_share(update_cost: float) -> float:
+    """The share of the rarer outcome from which on all rollouts are updated: c / (1 + 2 c)."""
+    if not update_cost >= 0:
+        raise ParamsError(
+            f"train.advantage.update_cost is {update_cost}; it is the cost of updating a rollout "
+            "over that of generating it: 0 or more, 3 in FLOPs"
+        )
+    return 0.5 if np.isinf(update_cost) else update_cost / (1.0 + 2.0 * update_cost)
+
+
 @dataclass(frozen=True)
 class Settings:
     update_cost: float
 
     def __post_init__(self) -> None:
-        if not self.update_cost >= 0:
-            raise ParamsError(
-                f"train.advantage.update_cost is {self.update_cost}; it is the cost of updating a "
-                "rollout over that of generating it: 0 or more, 3 in FLOPs"
-            )
+        evenest_share(self.update_cost)
 
 
 EXAMPLE = Settings(update_cost=3.0)
@@ -44,8 +50,7 @@ class Method(Advantage):
     skips_zeros = True
 
     def __init__(self, settings: Settings) -> None:
-        cost = settings.update_cost
-        self.evenest = 0.5 if np.isinf(cost) else cost / (1.0 + 2.0 * cost)
+        self.evenest = evenest_share(settings.update_cost)
 
     def __call__(self, rollouts: Rollouts) -> Floats:
         rewards_B, group_B = rollouts.rewards_B, rollouts.group_B

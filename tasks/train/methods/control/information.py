@@ -1,0 +1,96 @@
+"""`information`: sample the prompts whose rollouts tell most for their cost.
+
+A rollout of a prompt with pass rate p adds information about the gradient in proportion to
+p (1 - p). Where the rarer outcome alone is updated (`advantage: posterior` or `one_sided`), it
+costs 1 + c min(p, 1 - p), with `update_cost` c the cost of updating a rollout over that of
+generating it. A step draws `candidates` batches of prompts at random, draws a pass rate of each
+from its posterior (Thompson sampling, so that what is not known is looked at), and takes those of
+the most information for the cost. With one candidate a prompt is as likely as any other.
+
+What is known of pass rates comes from the run itself (`tasks/train/pass_rates.py`); no profile is
+read. The plan gives the pool, the group sizes and the budget, not the order.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from tasks.common.params import ParamsError, at_least
+from tasks.train.methods.control.pool import Pool
+from tasks.train.pass_rates import EXAMPLE_PRIOR, Belief, PassRates, PriorSettings
+from tasks.train.plan import Plan
+from tasks.train.rollouts import Floats, GroupRequest, Rollouts
+from tasks.train.slots import Control, SoFar
+
+reads_prompts = True
+
+
+@dataclass(frozen=True)
+class Settings:
+    update_cost: float
+    candidates: int
+    prior: PriorSettings
+
+    def __post_init__(self) -> None:
+        at_least(1, train__control__candidates=self.candidates)
+        if not 0 <= self.update_cost < float("inf"):
+            raise ParamsError(
+                f"train.control.update_cost is {self.update_cost}; it is the cost of updating a "
+                "rollout over that of generating it: 0 or more, 3 in FLOPs"
+            )
+
+
+EXAMPLE = Settings(update_cost=3.0, candidates=2, prior=EXAMPLE_PRIOR)
+
+
+@dataclass
+class State(Belief):
+    """What is known of pass rates; rollouts spent."""
+
+    spent: int = 0
+
+
+class Method(Control):
+    def __init__(self, settings: Settings, plan: Plan, prompts: pl.DataFrame) -> None:
+        self.settings, self.pool = settings, Pool.of(plan)
+        self.rates = PassRates(settings.prior, prompts)
+        self.state = self.rates.belief = State(**vars(self.rates.belief))
+
+    def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
+        """The best of the drawn candidates; None when they were sampled, or the budget is spent."""
+        pool, state = self.pool, self.state
+        room = pool.room(so_far, state.spent)
+        if so_far.num_requests or not room:
+            return None
+        wanted = room * self.settings.candidates
+        num = len(pool.prompt_rows)
+        drawn = pool.take(rng.choice(num, min(wanted, num), replace=False), wanted)
+        drawn_rates = rng.beta(*self.rates.beta(pool.prompt_rows[drawn]))
+        best = drawn[np.argsort(-self.worth(drawn_rates), kind="stable")]
+        request = pool.request(pool.take(best, room), state.spent)
+        state.spent += int(request.counts.sum())
+        return request
+
+    def worth(self, rates: Floats) -> Floats:
+        """Information for the cost of a rollout, of prompts with these pass rates."""
+        rarer = np.minimum(rates, 1.0 - rates)
+        return np.asarray(rates * (1.0 - rates) / (1.0 + self.settings.update_cost * rarer))
+
+    def observe(self, rollouts: Rollouts) -> None:
+        """Add the step's groups to what is known of their prompts."""
+        graded = rollouts.where(~rollouts.is_error_B())
+        is_correct_B = graded.is_correct_B().astype(np.float64)
+        self.rates.add(graded.prompt_rows_Q, graded.group_B, is_correct_B)
+
+    def progress(self) -> float:
+        return min(self.state.spent / self.pool.budget, 1.0)
+
+    def describe(self) -> dict[str, float]:
+        """The share of prompts seen, and the mean predicted pass rate of all."""
+        first, second = self.rates.beta(self.pool.prompt_rows)
+        seen = self.state.trials[self.pool.prompt_rows] > 0
+        return {
+            "seen_rate": float(seen.mean()),
+            "predicted_rate_mean": float((first / (first + second)).mean()),
+        }

@@ -1,0 +1,103 @@
+"""What a run knows of a prompt's pass rate before it samples the prompt again.
+
+A prompt has a Beta of its own outcomes around the rate of its stratum, the prompts of one source,
+one level and about one length; a stratum has one around the rate of all. So a prompt that was never
+sampled is known as well as others like it, and a rate that rises with training is seen to rise
+where few prompts come round twice. Older outcomes count for less: a prompt and a stratum remember a
+window of rollouts each.
+
+Legend: P training prompts by row, S strata, Q groups.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from tasks.common.params import ParamsError
+from tasks.train.rollouts import Floats, Ints
+
+LENGTH_PARTS = 8  # equal parts of a source's prompts, by length
+
+
+@dataclass(frozen=True)
+class PriorSettings:
+    """How many rollouts a stratum's rate counts for in that of its prompts, and the rate of all in
+    that of a stratum; how many rollouts of its own a prompt remembers, and a stratum."""
+
+    strength: float
+    prompt_window: float
+    stratum_window: float
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not value > 0:
+                raise ParamsError(f"prior.{name} is {value}; it is a number of rollouts, above 0")
+
+
+EXAMPLE_PRIOR = PriorSettings(strength=8.0, prompt_window=8.0, stratum_window=64.0)
+
+
+@dataclass
+class Belief:
+    """Remembered successes and trials of every prompt and of every stratum."""
+
+    correct: Floats
+    trials: Floats
+    stratum_correct: Floats
+    stratum_trials: Floats
+
+
+class PassRates:
+    """The posterior of every training prompt's pass rate. `belief` is all that changes."""
+
+    def __init__(self, settings: PriorSettings, prompts: pl.DataFrame) -> None:
+        self.settings, self.strata_P = settings, strata_of(prompts)
+        num, num_strata = len(prompts), int(self.strata_P.max(initial=-1)) + 1
+        self.belief = Belief(
+            np.zeros(num), np.zeros(num), np.zeros(num_strata), np.zeros(num_strata)
+        )
+
+    def beta(self, rows: Ints) -> tuple[Floats, Floats]:
+        """The two parameters of the Beta of each prompt in `rows`."""
+        belief, strength, strata = self.belief, self.settings.strength, self.strata_P[rows]
+        # of all: half a success in one trial, until something is known
+        mean = (belief.stratum_correct.sum() + 0.5) / (belief.stratum_trials.sum() + 1.0)
+        prior = (belief.stratum_correct[strata] + strength * mean) / (
+            belief.stratum_trials[strata] + strength
+        )
+        wrong = belief.trials[rows] - belief.correct[rows]
+        return belief.correct[rows] + strength * prior, wrong + strength * (1.0 - prior)
+
+    def add(self, prompt_rows_Q: Ints, group_B: Ints, share_B: Floats) -> None:
+        """Learn from the rollouts of a step: the group of each, and what share of a success it is.
+        Groups without a rollout tell nothing."""
+        belief, settings, num_groups = self.belief, self.settings, len(prompt_rows_Q)
+        correct_Q = np.bincount(group_B, share_B, num_groups)
+        size_Q = np.bincount(group_B, minlength=num_groups)
+        rows, group_of = np.unique(prompt_rows_Q, return_inverse=True)
+        for correct, trials, places, of_Q, window in (
+            (belief.correct, belief.trials, rows, group_of, settings.prompt_window),
+            (
+                belief.stratum_correct,
+                belief.stratum_trials,
+                np.arange(len(belief.stratum_trials)),
+                self.strata_P[prompt_rows_Q],
+                settings.stratum_window,
+            ),
+        ):
+            correct[places] += np.bincount(of_Q, correct_Q, len(places))
+            trials[places] += np.bincount(of_Q, size_Q, len(places))
+            share = np.minimum(window / np.maximum(trials[places], window), 1.0)
+            correct[places] *= share
+            trials[places] *= share
+
+
+def strata_of(prompts: pl.DataFrame) -> Ints:
+    """[P] the stratum of every prompt of a PROMPTS table, numbered from 0."""
+    place = pl.col("prompt").str.len_chars().rank("average").over("source") - 1.0
+    part = (place * LENGTH_PARTS / pl.len().over("source")).floor().cast(pl.Int64)
+    kinds = prompts.select("source", "level", part=part).select(
+        pl.struct("source", "level", "part").rank("dense") - 1
+    )
+    return kinds.to_series().to_numpy().astype(np.int64)

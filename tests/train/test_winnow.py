@@ -1,0 +1,198 @@
+"""What a run knows of pass rates, and what `winnow` makes of it: whom to sample, which baseline."""
+
+import numpy as np
+import polars as pl
+import pytest
+
+from tasks.common.params import ParamsError
+from tasks.train.methods.advantage import posterior, rloo
+from tasks.train.methods.control import information
+from tasks.train.pass_rates import PassRates, PriorSettings, strata_of
+from tests.train.steps import START, answer_to, passes_of, prompts_of, rollouts_of
+
+PRIOR = PriorSettings(strength=4.0, prompt_window=8.0, stratum_window=16.0)
+
+
+def known(rates: PassRates, rows: list[int], correct: list[float], trials: list[int]) -> PassRates:
+    group_B = np.repeat(np.arange(len(rows)), trials)
+    rates.add(np.array(rows), group_B, (np.array(correct) / np.array(trials))[group_B])
+    return rates
+
+
+def means(rates: PassRates, rows: list[int]) -> list[float]:
+    first, second = rates.beta(np.array(rows))
+    return list(first / (first + second))
+
+
+def test_a_stratum_is_a_source_a_level_and_a_length() -> None:
+    rows = [(s, level, "x" * n) for s in "ab" for level in "12" for n in range(1, 81)]
+    strata = strata_of(pl.DataFrame(rows, schema=["source", "level", "prompt"], orient="row"))
+    strata = strata.reshape(2, 2, 80)
+    assert np.unique(strata).tolist() == list(range(2 * 2 * 8))
+    for one in strata.reshape(4, 80):  # an eighth of a source's prompts each
+        assert np.bincount(one)[one[0] :].tolist() == [10] * 8
+
+
+def test_a_prompt_that_was_never_sampled_is_known_by_its_stratum() -> None:
+    prompts = prompts_of(40).with_columns(prompt=pl.lit("?"))  # levels 0 and 1 alternate
+    rates = PassRates(PRIOR, prompts)
+    assert means(rates, [0, 1]) == [0.5, 0.5]
+    known(rates, [0, 2, 1], [0, 0, 8], [8, 8, 8])
+    solved, never = means(rates, [5, 4])
+    assert solved > 0.75
+    assert never < 0.15
+    # its own outcomes count for more the more there are
+    known(rates, [4], [4], [4])
+    assert never < means(rates, [6])[0] < means(rates, [4])[0]
+
+
+def test_the_beta_of_a_prompt_by_hand() -> None:
+    rates = PassRates(PRIOR, prompts_of(2).with_columns(prompt=pl.lit("?")))
+    known(rates, [0, 1], [1, 4], [4, 4])
+    overall = (5 + 0.5) / (8 + 1)
+    prior = (1 + 4 * overall) / (4 + 4)
+    first, second = rates.beta(np.array([0]))
+    assert first[0] == pytest.approx(1 + 4 * prior)
+    assert second[0] == pytest.approx(3 + 4 * (1 - prior))
+
+
+def test_only_a_window_is_remembered() -> None:
+    rates = PassRates(PRIOR, prompts_of(1))
+    for _ in range(20):
+        known(rates, [0], [0], [8])
+    for _ in range(4):
+        known(rates, [0], [8], [8])
+    assert means(rates, [0])[0] > 0.8
+    assert rates.belief.trials[0] == PRIOR.prompt_window
+    assert rates.belief.stratum_trials[0] == PRIOR.stratum_window
+
+
+def test_what_is_learned_of_a_step_does_not_depend_on_the_order_of_its_groups() -> None:
+    rows, correct, trials = [0, 2, 4, 0, 6], [1.0, 0, 8, 3, 2], [8, 8, 8, 4, 2]
+    one, other = (PassRates(PRIOR, prompts_of(8)) for _ in range(2))
+    known(one, rows, correct, trials)
+    known(other, rows[::-1], correct[::-1], trials[::-1])
+    for name, value in vars(one.belief).items():
+        np.testing.assert_allclose(value, getattr(other.belief, name))
+
+
+def test_a_window_of_nothing_is_refused() -> None:
+    with pytest.raises(ParamsError, match=r"prior\.prompt_window is 0"):
+        PriorSettings(strength=4.0, prompt_window=0, stratum_window=16.0)
+
+
+def estimate_of(cost: float, trials: int = 0, correct: float = 0.0) -> posterior.Method:
+    """The method, which has seen so many outcomes of the first prompt and knows of rewards 0 and
+    1."""
+    method = posterior.Method(posterior.Settings(cost, PRIOR), prompts_of(1))
+    method.state.low, method.state.high = 0.0, 1.0
+    if trials:
+        known(method.rates, [0], [correct], [trials])
+    return method
+
+
+@pytest.mark.parametrize("seen", [0.0, 1.0, 4.0, 8.0])
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("rate", [0.125, 0.5, 0.75])
+def test_the_gradient_is_unbiased_whatever_was_known(rate: float, size: int, seen: float) -> None:
+    """With two outcomes the score of the logit is r - p, and the gradient of p is p (1 - p): the
+    exact mean over all groups."""
+    method = estimate_of(3.0, 8, seen)
+    mean = 0.0
+    for outcome in np.ndindex(*[2] * size):
+        rewards = np.array(outcome, dtype=float)
+        chance = np.prod(np.where(rewards == 1, rate, 1 - rate))
+        advantages = method(rollouts_of(rewards, [0] * size))
+        mean += chance * (advantages * (rewards - rate)).mean()
+    assert mean == pytest.approx(rate * (1 - rate))
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.1, 0.9), (-1.0, 1.0)])
+def test_what_was_expected_needs_no_update(low: float, high: float) -> None:
+    hard, easy = estimate_of(3.0, 8, 0), estimate_of(3.0, 8, 8)
+    for method in (hard, easy):
+        method.state.low, method.state.high = low, high
+    rewards = [high, low, low]
+    assert hard(rollouts_of(rewards, [0, 0, 0])).tolist() == [high - low, 0.0, 0.0]
+    assert easy(rollouts_of(rewards, [0, 0, 0])).tolist() == [0.0, low - high, low - high]
+    # a group of one, and one that is solved against what was expected
+    assert hard(rollouts_of([high], [0])).tolist() == [high - low]
+    assert hard(rollouts_of([high, high], [0, 0])).tolist() == [high - low] * 2
+
+
+def test_an_even_prompt_is_measured_against_all_that_is_known() -> None:
+    method = estimate_of(3.0, 8, 4)
+    first, second = method.rates.beta(np.array([0]))
+    found = method(rollouts_of([1.0, 0.0], [0, 0]))
+    total = first[0] + second[0] + 1
+    assert found == pytest.approx([1 - first[0] / total, -(first[0] + 1) / total])
+    # the less was known, the nearer to the mean of the others
+    weak = PriorSettings(1e-9, 8.0, 16.0)
+    method = posterior.Method(posterior.Settings(0.0, weak), prompts_of(1))
+    rollouts = rollouts_of([1.0, 0.0, 0.0, 1.0], [0] * 4)
+    assert method(rollouts) == pytest.approx(rloo.Method()(rollouts), abs=1e-6)
+
+
+def test_it_learns_from_fresh_graded_rollouts_after_their_advantages_were_taken() -> None:
+    method = estimate_of(0.0)
+    rollouts = rollouts_of([1.0, 1.0, 1.0, 0.0], [0] * 4, errors=1)
+    before = method(rollouts)
+    assert (method(rollouts) == before).all()
+    method.observe(rollouts)
+    assert (method.state.correct[0], method.state.trials[0]) == (3.0, 3.0)
+
+
+def test_rewards_that_are_all_equal_so_far_teach_nothing() -> None:
+    method = posterior.Method(posterior.Settings(3.0, PRIOR), prompts_of(2))
+    assert method(rollouts_of([0.4, 0.4, 0.4], [0, 0, 1])).tolist() == [0.0] * 3
+
+
+def choose(candidates: int, rates: list[float], steps: int) -> np.ndarray:
+    """How often each prompt is sampled, in groups of 4, where much is known of all of them."""
+    plan = passes_of(len(rates), 4, 1000)
+    prior = PriorSettings(1.0, 400.0, 1.0)
+    method = information.Method(
+        information.Settings(3.0, candidates, prior), plan, prompts_of(len(rates))
+    )
+    known(method.rates, list(range(len(rates))), [400 * p for p in rates], [400] * len(rates))
+    counts = np.zeros(len(rates), dtype=int)
+    for step in range(steps):
+        request = method.next(START, np.random.default_rng(step))
+        assert request is not None
+        counts[request.prompt_rows] += 1
+    return counts
+
+
+def test_the_prompts_of_most_information_for_their_cost_are_sampled() -> None:
+    rates = [0.0, 1.0, 0.01, 0.5, 0.3, 0.7, 0.99, 0.0]
+    # an even one would cost more updates
+    assert np.flatnonzero(choose(4, rates, 50)).tolist() == [4, 5]
+    even = choose(1, rates, 400)
+    assert even.sum() == 800
+    assert even.min() > 70
+
+
+def test_what_a_rollout_is_worth() -> None:
+    plan, settings = passes_of(4, 4, 1), information.Settings(3.0, 2, PRIOR)
+    method = information.Method(settings, plan, prompts_of(4))
+    found = method.worth(np.array([0.0, 0.5, 0.25, 0.9]))
+    assert found == pytest.approx([0.0, 0.25 / 2.5, 0.1875 / 1.75, 0.09 / 1.3])
+
+
+def test_the_budget_of_the_plan_is_spent_and_no_more() -> None:
+    plan = passes_of(10, 3, 2)
+    method = information.Method(information.EXAMPLE, plan, prompts_of(10))
+    spent = []
+    while request := method.next(START, np.random.default_rng(len(spent))):
+        assert len(set(request.prompt_rows.tolist())) == len(request.prompt_rows)
+        spent.append(int(request.counts.sum()))
+        method.observe(answer_to(request))
+    assert sum(spent) == 60
+    assert method.progress() == 1.0
+
+
+def test_a_cost_that_makes_no_sense_is_refused() -> None:
+    with pytest.raises(ParamsError, match=r"train\.control\.update_cost is inf"):
+        information.Settings(float("inf"), 2, PRIOR)
+    with pytest.raises(ParamsError, match=r"train\.advantage\.update_cost is -1"):
+        posterior.Settings(-1.0, PRIOR)
