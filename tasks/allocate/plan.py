@@ -155,11 +155,7 @@ def forecast(
 ) -> dict[str, Any]:
     """Return what the plan is expected to cost and yield, beside a uniform plan with its largest
     group size. `train` is the recipe's section, as params.yaml has it."""
-    passes = int(plan["pass"].max()) + 1  # type: ignore[arg-type]
-    largest = int(plan["group_size"].max())  # type: ignore[arg-type]
-    uniform = make_plan(
-        [phase(number, profile["prompt_id"], largest) for number in range(passes)], profile
-    )
+    uniform = uniform_plan(plan, profile)
     profiled = profile.select(
         (
             pl.col("num_samples").cast(pl.Int64) * pl.col("prompt_tokens")
@@ -174,9 +170,18 @@ def forecast(
             **expect(
                 uniform, profile, architecture, profiled if reading_slots(train) else 0, train
             ),
-            "group_size": largest,
+            "group_size": int(uniform["group_size"][0]),
         },
     }
+
+
+def uniform_plan(plan: pl.DataFrame, profile: pl.DataFrame) -> pl.DataFrame:
+    """As many passes over all prompts, in groups of the plan's largest size."""
+    passes = int(plan["pass"].max()) + 1  # type: ignore[arg-type]
+    largest = int(plan["group_size"].max())  # type: ignore[arg-type]
+    return make_plan(
+        [phase(number, profile["prompt_id"], largest) for number in range(passes)], profile
+    )
 
 
 def expect(
@@ -193,7 +198,8 @@ def expect(
     drift as the policy learns. What is updated is what `select` keeps and what is replayed, every
     epoch; the old log-probabilities of several updates are scored. A replayed group is taken as
     mixed and kept whole, and a kept part of a mixed group counts as mixed. Left out: features that
-    a slot asks for, and the steps before a replay is full."""
+    a slot asks for, rollouts of advantage 0 that an advantage leaves out, whom control prefers, and
+    the steps before a replay is full."""
     visits = plan.join(profile, on="prompt_id", how="left", maintain_order="left")
     profiled = (profile["num_samples"] - profile["error"]).to_numpy()
     prior = fit_beta(profile["correct"].to_numpy(), profiled)

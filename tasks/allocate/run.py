@@ -6,6 +6,7 @@ import logging
 import numpy as np
 import polars as pl
 
+from tasks.allocate.judgement import judge, judgement_words
 from tasks.allocate.plan import (
     AllocateSettings,
     check_decisions,
@@ -13,6 +14,7 @@ from tasks.allocate.plan import (
     load_strategy,
     make_plan,
     reading_slots,
+    uniform_plan,
 )
 from tasks.common import params, stage
 from tasks.common.artifacts import DECISIONS, PLAN, PROFILE, SAMPLES
@@ -55,6 +57,8 @@ def main(run: stage.Stage) -> None:
         strategy=str(spec["strategy"]),
         train=chosen["train"],
     )
+    if strategy.reads_profile:
+        expected["judgement"] = judge(plan, uniform_plan(plan, profile), profile)
     counts = decisions.group_by("decision").len().sort("len", descending=True)
     for decision, count in counts.iter_rows():
         logger.info("%s: %d of %d prompts", decision, count, len(decisions))
@@ -63,6 +67,8 @@ def main(run: stage.Stage) -> None:
         "%(visits)d visits, %(rollouts)d rollouts, %(mixed_groups).0f mixed groups expected",
         expected["plan"],
     )
+    if strategy.reads_profile:
+        logger.info("%s", judgement_words(expected["judgement"]))
 
     out = layout.plan(recipe, seed)
     PLAN.write(out / "plan.parquet", plan)

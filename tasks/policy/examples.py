@@ -31,9 +31,9 @@ def load(family: Family) -> Any:
     return registry.load(families, family.name, "policy.tiny.families: the name")
 
 
-def instructions(chosen: list[Family]) -> list[str]:
+def phrases(chosen: list[Family]) -> list[str]:
     """Return the fixed phrases of the families, each of which becomes one token."""
-    return [load(family).INSTRUCTION for family in chosen]
+    return [phrase for family in chosen for phrase in load(family).PHRASES]
 
 
 def draw(chosen: list[Family], seed: int, num_examples: int) -> Iterator[list[tuple[str, str]]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
-from tasks.policy.examples import Family, draw, instructions
+from tasks.policy.examples import Family, draw, phrases
 from tasks.policy.tokenizer import character_tokenizer
 from tasks.policy.training import Training, train
 
@@ -44,7 +44,7 @@ def make(settings: Tiny) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Train the tiny policy. Equal settings give equal weights on one machine: it uses one thread
     and its own seeds."""
     torch.set_num_threads(1)
-    tokenizer = character_tokenizer(instructions(settings.families), settings.model.max_length)
+    tokenizer = character_tokenizer(phrases(settings.families), settings.model.max_length)
     with torch.random.fork_rng():
         torch.manual_seed(settings.seed)
         model = untrained(settings.model, tokenizer)

@@ -1,4 +1,4 @@
-"""The tiny policy's tokenizer: one token per character, and one for each fixed instruction.
+"""The tiny policy's tokenizer: one token per character, and one for each fixed phrase.
 
 It is a real `tokenizers` file, so transformers and vLLM load it like any other. Every printable
 ASCII character and the newline have a token, so any English prompt can be encoded; other characters
@@ -13,14 +13,14 @@ PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 CHARACTERS = string.digits + string.ascii_letters + string.punctuation + " \n"
 
 
-def character_tokenizer(instructions: list[str], max_length: int) -> PreTrainedTokenizerFast:
-    """Return a tokenizer with a token per character and one for each of `instructions`."""
+def character_tokenizer(phrases: list[str], max_length: int) -> PreTrainedTokenizerFast:
+    """Return a tokenizer with a token per character and one for each of `phrases`."""
     vocabulary = {token: index for index, token in enumerate([PAD, EOS, UNK, *CHARACTERS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_tokens(
-        [AddedToken(text, normalized=False, special=False) for text in dict.fromkeys(instructions)]
+        [AddedToken(text, normalized=False, special=False) for text in dict.fromkeys(phrases)]
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

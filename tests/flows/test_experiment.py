@@ -40,7 +40,9 @@ def test_what_cannot_be_set_is_said(path: Path) -> None:
         set_recipes(path, "grpo pod")
     assert path.read_text() == before
     path.write_text(
-        before.replace("  recipes: [grpo, grpo_mixed, sgpo]", "  recipes:\n    - grpo\n    - sgpo")
+        before.replace(
+            "  recipes: [grpo, grpo_mixed, sgpo, winnow]", "  recipes:\n    - grpo\n    - sgpo"
+        )
     )
     with pytest.raises(ParamsError, match="name the recipes there by hand"):
         set_recipes(path, "pods")

@@ -9,7 +9,7 @@ import pytest
 
 from tests.flows.project import Project, lines, shell
 
-CELLS = ["evaluate@grpo-0", "evaluate@grpo_mixed-0", "evaluate@sgpo-0"]
+CELLS = ["evaluate@grpo-0", "evaluate@grpo_mixed-0", "evaluate@sgpo-0", "evaluate@winnow-0"]
 
 
 def task_states(project: Project) -> list[tuple[str, str, str]]:
@@ -39,7 +39,7 @@ def post(project: Project, path: str, body: dict[str, Any]) -> Any:
 
 def test_a_flow_after_dvc_finds_nothing_to_do(project: Project) -> None:
     output = project.flow()
-    assert "nothing to do: all 15 stages are up to date" in output
+    assert "nothing to do: all 18 stages are up to date" in output
     assert lines(output, "") == []
     assert (project.root / "data/report/leaderboard.txt").read_text().strip() in output
     assert all(place in output for place in ("report/index.html", "mlflow.db", "http://127.0.0.1:"))
@@ -97,7 +97,10 @@ def test_a_failed_stage_keeps_its_dependents_from_running(project: Project) -> N
     assert lines(output, "FAILED") == ["allocate@sgpo-0"]
     assert lines(output, "not run") == ["train@sgpo-0", "evaluate@sgpo-0", "report"]
     assert "train@sgpo-0: not run (it needs allocate@sgpo-0)" in output
-    stages, recipes = ("allocate@{}-0", "train@{}-0", "evaluate@{}-0"), ("grpo", "grpo_mixed")
+    stages, recipes = (
+        ("allocate@{}-0", "train@{}-0", "evaluate@{}-0"),
+        ("grpo", "grpo_mixed", "winnow"),
+    )
     others = [stage.format(recipe) for stage in stages for recipe in recipes]
     assert lines(output, "ran") == others
     assert project.record()["status"] == "FAILED"

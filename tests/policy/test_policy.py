@@ -21,7 +21,8 @@ from tasks.common.stage import StageError
 from tasks.models.policy import describe, policy_digest, read_policy, stop_token_ids
 from tasks.policy.card import skeleton, whole_folder, write_external, write_own
 from tasks.policy.examples import Family, draw
-from tasks.policy.families.chain_sum import INSTRUCTION, worked
+from tasks.policy.families import products
+from tasks.policy.families.chain_sum import PHRASES, worked
 from tasks.policy.making import Policy, provide
 from tasks.policy.source import from_store, resolve
 from tasks.policy.tiny import Tiny, make
@@ -87,9 +88,27 @@ def test_examples_are_right_when_asked_and_direct_when_asked():
         ({"direct_rate_shortest": 1.0, "direct_rate_longest": 1.0}, False),
     ):
         for prompt, completion in next(draw(family(**settings), 0, 50)):
-            expression = prompt.removeprefix(INSTRUCTION).removesuffix("=")
+            expression = prompt.removeprefix(PHRASES[0]).removesuffix("=")
             assert int(completion.rpartition("=")[2]) == eval(expression)
             assert ("=" in completion) is steps
+
+
+def test_a_worked_product_shows_every_step():
+    text = products.worked("12 * 34 * -5", 0.0, random.Random(0))
+    assert text == "10*30=300+10*4=340+2*30=400+2*4=408;400*-5=-2000+8*-5=-2040"
+    assert products.worked("30 * 0 * 7", 0.0, random.Random(0)) == "30*0=0;0*7=0"
+    wrong = products.worked("12 * 3", 1.0, random.Random(0))
+    assert {abs(int(wrong.split("=")[1].split("+")[0]) - 30)} <= {1, 10}
+
+
+def test_products_are_right_when_asked_and_share_their_phrases():
+    config = {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 2}
+    settings = {"config": config, "direct_rate": 0.5, "step_error_rate": 0.0}
+    pairs = next(draw([Family("products", 1.0, settings)], 0, 200))
+    for prompt, completion in pairs:
+        expression = prompt.removeprefix(products.PHRASES[0]).removesuffix(products.PHRASES[1])
+        assert int(completion.rpartition("=")[2]) == eval(expression)
+    assert 0.4 < sum("=" in completion for _, completion in pairs) / len(pairs) < 0.6
 
 
 def test_longer_problems_are_answered_directly_more_often():
@@ -110,7 +129,7 @@ def test_chunks_differ_and_repeat_under_the_seed():
 
 
 def test_an_unknown_family_and_an_unknown_setting_are_named():
-    with pytest.raises(ParamsError, match="'chain_sums'; there is: chain_sum"):
+    with pytest.raises(ParamsError, match="'chain_sums'; there is: chain_sum, products"):
         next(draw([Family("chain_sums", 1.0, CHAIN_SUM)], 0, 4))
     with pytest.raises(
         ParamsError, match=r"chain_sum.settings.noise is unknown; allowed: config, direct_rate"
@@ -119,9 +138,9 @@ def test_an_unknown_family_and_an_unknown_setting_are_named():
 
 
 def test_the_tokenizer_covers_ascii_and_makes_the_instruction_one_token(tmp_path):
-    character_tokenizer([INSTRUCTION], 128).save_pretrained(tmp_path)
+    character_tokenizer([*PHRASES], 128).save_pretrained(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    prompt = f"{INSTRUCTION} 4 + 3 ="
+    prompt = f"{PHRASES[0]} 4 + 3 ="
     assert len(tokenizer.encode(prompt)) == 1 + len(" 4 + 3 =")
     assert tokenizer.decode(tokenizer.encode(prompt)) == prompt
     everything = CHARACTERS + "  two  spaces ,."

@@ -1,4 +1,5 @@
 """One file per family of worked examples; the file name is the family's name in params.yaml.
 
-A family has `INSTRUCTION`, the phrase that all its prompts share, `Settings`, a frozen dataclass,
-and `examples(settings, seed, num_examples)`, which yields pairs (prompt, completion)."""
+A family has `PHRASES`, what all its prompts share, each of which becomes one token; `Settings`, a
+frozen dataclass; and `examples(settings, seed, num_examples)`, which yields pairs (prompt,
+completion)."""

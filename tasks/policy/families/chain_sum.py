@@ -17,7 +17,7 @@ from typing import Any
 
 import reasoning_gym
 
-INSTRUCTION = "State the final answer to the following arithmetic problem:"
+PHRASES = ("State the final answer to the following arithmetic problem:",)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,154 @@
+"""Whether profiling pays: what a plan made from the profile saves against one that visits every
+prompt alike, for the same information about the gradient.
+
+Where the noise of a rollout's score dominates, a group of G rollouts of a prompt with pass rate p
+adds information in proportion to (G - 1) p (1 - p). So much of it a plan has for what it costs, the
+profile included, and so much a uniform plan without one. Their ratio is the saving: above 1 the
+profile pays for itself. It pays where many prompts are dead, and the more passes share its cost.
+
+It is a model: pass rates are those of the profile, which drift as the policy learns, and of a
+saving in information a run keeps a part. Left out: what slots of the loop save.
+"""
+
+from collections.abc import Mapping
+from math import ceil
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from tasks.common.statistics import fit_beta, mixed_probability
+
+Floats = npt.NDArray[np.float64]
+
+ACCOUNTS = ("rollouts", "charged", "charged_mixed")
+NUM_DRAWS = 200
+MAX_PROMPTS = 50_000  # that the interval is drawn from: with more it is narrow anyway
+
+
+def judge(plan: pl.DataFrame, uniform: pl.DataFrame, profile: pl.DataFrame) -> dict[str, Any]:
+    """By account: `saving`, its 95 % interval (`low`, `high`) over prompts and pass rates, and
+    `passes_to_pay`, the number of passes from which on profiling pays, None where it never does."""
+    prior = fit_beta(
+        profile["correct"].to_numpy(), (profile["num_samples"] - profile["error"]).to_numpy()
+    )
+    mine, theirs = visited(plan, profile), visited(uniform, profile)
+    passes = int(plan["pass"].max()) + 1  # type: ignore[arg-type]
+    saving = savings(mine, theirs, profile, expected(prior))
+    rng = np.random.default_rng(0)
+    if len(profile) > MAX_PROMPTS:
+        kept = rng.choice(len(profile), MAX_PROMPTS, replace=False)
+        profile = profile[np.sort(kept)]
+        mine, theirs = visited(plan, profile), visited(uniform, profile)
+    drawn = [savings(mine, theirs, profile, draw(profile, prior, rng)) for _ in range(NUM_DRAWS)]
+    found = {}
+    for account, (value, to_pay) in saving.items():
+        low, high = np.quantile([each[account][0] for each in drawn], (0.025, 0.975))
+        found[account] = {
+            "saving": value,
+            "low": float(low),
+            "high": float(high),
+            "passes_to_pay": None if to_pay is None else ceil(to_pay * passes),
+        }
+    return found
+
+
+def visited(plan: pl.DataFrame, profile: pl.DataFrame) -> pl.DataFrame:
+    """How often the plan visits each prompt of the profile with each group size, and the prompt's
+    counts and mean tokens a rollout (`prompt` is its row in the profile)."""
+    graded = pl.col("num_samples") - pl.col("error")
+    tokens = pl.col("prompt_tokens") + pl.col("completion_tokens") / pl.col("num_samples")
+    prompts = profile.select(
+        "prompt_id",
+        "correct",
+        graded=graded,
+        tokens=tokens,
+        prompt=pl.int_range(pl.len(), dtype=pl.Int64),
+    )
+    counts = plan.group_by("prompt_id", "group_size", maintain_order=True).len("visits")
+    return counts.join(prompts, on="prompt_id", how="inner", maintain_order="left")
+
+
+def expected(prior: tuple[float, float]) -> Any:
+    """Of prompts by their counts: the expected p (1 - p), the chance of a mixed group, and a weight
+    of one each."""
+
+    def of(visits: pl.DataFrame) -> tuple[Floats, Floats, Floats]:
+        correct, graded, size = (
+            visits[name].to_numpy().astype(np.float64)
+            for name in ("correct", "graded", "group_size")
+        )
+        a, b = prior[0] + correct, prior[1] + graded - correct
+        spread = a * b / ((a + b) * (a + b + 1.0))
+        return spread, mixed_probability(correct, graded, size, prior), np.ones(len(visits))
+
+    return of
+
+
+def draw(profile: pl.DataFrame, prior: tuple[float, float], rng: np.random.Generator) -> Any:
+    """The same for pass rates drawn from their posteriors, and prompts drawn anew."""
+    correct = profile["correct"].to_numpy()
+    graded = (profile["num_samples"] - profile["error"]).to_numpy()
+    rates = rng.beta(prior[0] + correct, prior[1] + graded - correct)
+    weights = rng.multinomial(len(profile), np.full(len(profile), 1.0 / len(profile)))
+
+    def of(visits: pl.DataFrame) -> tuple[Floats, Floats, Floats]:
+        rows, size = visits["prompt"].to_numpy(), visits["group_size"].to_numpy()
+        p = rates[rows]
+        return p * (1.0 - p), 1.0 - p**size - (1.0 - p) ** size, weights[rows].astype(np.float64)
+
+    return of
+
+
+def savings(
+    mine: pl.DataFrame, theirs: pl.DataFrame, profile: pl.DataFrame, known: Any
+) -> dict[str, tuple[float, float | None]]:
+    """By account the saving, and how many times the plan must be run for the profile to pay."""
+    information, cost = totals(mine, known)
+    uniform_information, uniform_cost = totals(theirs, known)
+    samples = visited(
+        profile.select("prompt_id", group_size="num_samples"), profile
+    )  # as a plan that only samples
+    _, _, weights = known(samples)
+    sampled = samples["group_size"].to_numpy() * weights
+    profiled = {
+        "rollouts": float(sampled.sum()),
+        **dict.fromkeys(ACCOUNTS[1:], float(sampled @ samples["tokens"].to_numpy())),
+    }
+    found: dict[str, tuple[float, float | None]] = {}
+    for account in ACCOUNTS:
+        worth = uniform_cost[account] / max(uniform_information, 1e-300) * information
+        left = worth - cost[account]  # what a run of the plan saves, without the profile
+        to_pay = profiled[account] / left if left > 0 else None
+        found[account] = worth / (cost[account] + profiled[account]), to_pay
+    return found
+
+
+def totals(visits: pl.DataFrame, known: Any) -> tuple[float, Mapping[str, float]]:
+    """The information of all visits, and their cost by account: rollouts, or tokens of a forward,
+    of which an update takes three."""
+    spread, mixed, weights = known(visits)
+    rollouts = visits["group_size"].to_numpy() * visits["visits"].to_numpy() * weights
+    size, tokens = visits["group_size"].to_numpy(), rollouts * visits["tokens"].to_numpy()
+    information = float((rollouts * (size - 1) / size) @ spread)
+    return information, {
+        "rollouts": float(rollouts.sum()),
+        "charged": 4.0 * float(tokens.sum()),
+        "charged_mixed": float(tokens @ (1.0 + 3.0 * mixed)),
+    }
+
+
+def judgement_words(judgement: Mapping[str, Any]) -> str:
+    """The judgement on the charged account without dead updates, for people."""
+    found = judgement["charged_mixed"]
+    words = (
+        f"{found['saving']:.2f} times less compute (95 % interval {found['low']:.2f} to "
+        f"{found['high']:.2f}) than groups of the largest size for every prompt, for the same "
+        "information about the gradient, nobody paying for dead updates"
+    )
+    if found["low"] > 1:
+        return f"profiling is expected to pay: {words}"
+    if found["passes_to_pay"] is None:
+        return f"profiling is not expected to pay, however many passes: {words}"
+    return f"profiling is not sure to pay, and would from pass {found['passes_to_pay']} on: {words}"
