@@ -111,7 +111,7 @@ def test_a_fresh_clone_runs_and_stays_clean(project: Project) -> None:
     subprocess.run(["git", "clone", "--quiet", str(project.root), str(clone.root)], check=True)
     output = clone.dvc("repro")
     assert "Stage 'policy' didn't change" in output
-    assert output.count("Running stage") == 14  # all but `policy`
+    assert output.count("Running stage") == 17  # all but `policy`
     assert shell(clone.root, clone.environment, "git", "status", "--porcelain") == ""
     assert clone.status() == {}
 
