@@ -26,6 +26,7 @@ def main() -> int:
     parser.add_argument("protocol", type=Path, help="the protocol's file")
     parser.add_argument("--work", type=Path, default=Path("data/benchmark"), help="a work folder")
     parser.add_argument("--data", type=Path, default=Path("data"), help="where the policy is")
+    parser.add_argument("--families", nargs="+", help="run these families alone; by default all")
     parser.add_argument("--workers", type=int, default=2, help="cells at a time")
     parser.add_argument("--tables", action="store_true", help="only write the tables again")
     options = parser.parse_args()
@@ -56,12 +57,13 @@ def run(options: argparse.Namespace) -> None:
     if not options.tables:
         params.at_least(1, workers=options.workers)
         runner = part["runner"]
+        asked = protocol.only(options.families) if options.families else protocol
         with process.exclusive(options.work / "lock", f"the benchmark in {options.work}"):
             results = part["results"].read_results(file)
-            hours = runner.expected_hours(protocol, results, options.workers)
+            hours = runner.expected_hours(asked, results, options.workers)
             logger.info("about %.1f hours are left, %d cells at a time", hours, options.workers)
-            runner.prepare(protocol, values, options.work, Layout(options.data))
-            runner.run(protocol, values, options.work, file, options.workers)
+            runner.prepare(asked, values, options.work, Layout(options.data))
+            runner.run(asked, values, options.work, file, options.workers)
     part["tables"].write_tables(protocol, file, options.protocol.with_suffix(".md"))
 
 

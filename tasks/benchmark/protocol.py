@@ -7,7 +7,7 @@ digest of all that its result depends on, so that a finished cell is never run a
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,13 @@ class Protocol:
     def budgets(self, family: str, contestant: Contestant) -> list[int]:
         """The budgets of a recipe on a family, smallest first."""
         return [b for b in contestant.budgets if b in self.families[family].budgets]
+
+    def only(self, families: list[str]) -> "Protocol":
+        """The part of it that is about these families. Raises ParamsError for one it has not."""
+        if unknown := [name for name in families if name not in self.families]:
+            known = ", ".join(self.families)
+            raise ParamsError(f"the protocol has no family {unknown[0]}; there is: {known}")
+        return replace(self, families={name: self.families[name] for name in families})
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ def expected_hours(protocol: Protocol, results: Mapping[str, Line], workers: int
             for rung, budget in enumerate(protocol.budgets(family, contestant)):
                 num = survivors(contestant.trials, protocol.search.keep_share, rung)
                 wanted += [budget] * (num + len(protocol.seeds))
-    done = [line["budget"] for line in results.values()]
+    done = [line["budget"] for line in results.values() if line["family"] in protocol.families]
     left = sum(wanted) - sum(done), len(wanted) - len(done)
     return float(max(left[0] * rate + left[1] * SECONDS_ALWAYS, 0.0) / workers / 3600)
 

@@ -55,6 +55,17 @@ def test_the_projects_own_protocol_is_read_and_every_cell_of_it_can_be_made() ->
     assert expected_hours(protocol, {}, 2) < 12
 
 
+def test_a_part_of_the_protocol_is_about_some_families(tmp_path: Path) -> None:
+    small = {"budgets": [100], "changes": {"profile": {"num_samples": 4}}}
+    families = {"small": PROTOCOL["families"]["small"], "other": small}
+    protocol, values = protocol_of(tmp_path, families=families)
+    only = protocol.only(["other"])
+    assert {cell.family for cell in runnable(only, values, {})} == {"other"}
+    assert expected_hours(only, {}, 1) < expected_hours(protocol, {}, 1)
+    with pytest.raises(ParamsError, match="has no family tiny; there is: other, small"):
+        protocol.only(["tiny"])
+
+
 def test_all_recipes_try_the_same_points_and_their_own_settings_first(tmp_path: Path) -> None:
     protocol, _ = protocol_of(tmp_path)
     tried = [trials(protocol.search, contestant) for contestant in protocol.contestants]
