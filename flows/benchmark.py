@@ -29,6 +29,7 @@ def main() -> int:
     parser.add_argument("--families", nargs="+", help="run these families alone; by default all")
     parser.add_argument("--workers", type=int, default=2, help="cells at a time")
     parser.add_argument("--tables", action="store_true", help="only write the tables again")
+    parser.add_argument("--readme", type=Path, help="a page whose short table is written, too")
     options = parser.parse_args()
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s benchmark: %(message)s", datefmt="%H:%M:%S"
@@ -62,9 +63,11 @@ def run(options: argparse.Namespace) -> None:
             results = part["results"].read_results(file)
             hours = runner.expected_hours(asked, results, options.workers)
             logger.info("about %.1f hours are left, %d cells at a time", hours, options.workers)
-            runner.prepare(asked, values, options.work, Layout(options.data))
+            runner.prepare(asked, values, options.work, file, Layout(options.data))
             runner.run(asked, values, options.work, file, options.workers)
-    part["tables"].write_tables(protocol, file, options.protocol.with_suffix(".md"))
+    part["tables"].write_tables(protocol, file)
+    if options.readme:
+        part["tables"].write_readme(protocol, file, options.readme)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,10 @@ amortised. A ratio above 1 means less compute than the reference. A target that 
 reach is said to be so, and counts as a ratio of 0 in the draws; one that is below a frontier's
 first point is counted at that point's compute, which makes the ratio a lower bound.
 
-Legend: D draws, P test prompts."""
+Legend: D draws, S seeds, P test prompts, T targets."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +26,13 @@ from tasks.common.ledger import ACCOUNTS
 Floats = npt.NDArray[np.float64]
 
 LEVEL = 0.95
-MEASURES = ("rollouts", *ACCOUNTS, "device_seconds", "cpu_seconds")
+# modelled seconds, also for an update that costs half and twice as much beside generating
+UPDATE_FACTORS = {
+    "device_seconds": 1.0,
+    "device_seconds, updates half": 0.5,
+    "device_seconds, updates double": 2.0,
+}
+MEASURES = ("rollouts", *ACCOUNTS, *UPDATE_FACTORS, "cpu_seconds")
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,10 @@ class Runs:
             ]
         )
 
+    def reads_profile(self) -> bool:
+        """Whether the recipe is charged for profiling."""
+        return any(line["rollouts_profile"] for lines in self.by_budget.values() for line in lines)
+
     def rates(self) -> list[Floats]:
         """At each budget, [seeds, P] the pass rate of every test prompt."""
         return [
@@ -76,9 +85,14 @@ def cost_of(line: Line, measure: str, uses: float = 1.0) -> float:
     """What a run cost in one account."""
     if measure == "rollouts":
         return float(line["rollouts"] + line["rollouts_profile"] / uses)
-    if measure == "device_seconds":
+    if measure in UPDATE_FACTORS:
+        factor = UPDATE_FACTORS[measure]
         parts = (line["device_seconds"], line["device_seconds_profile"])
-        return float(sum(parts[0].values()) + sum(parts[1].values()) / uses)
+        own, profiled = (
+            sum(seconds * (factor if part == "update" else 1.0) for part, seconds in each.items())
+            for each in parts
+        )
+        return float(own + profiled / uses)
     if measure == "cpu_seconds":
         return float(line["cpu_seconds"])
     return float(line["flops"][measure] + line["flops_profile"][measure] / uses)
@@ -112,21 +126,49 @@ def reach(cost: Floats, accuracy: Floats, target: float) -> float:
     return float(np.exp(np.interp(share, [0, 1], np.log(cost[place - 1 : place + 1]))))
 
 
+@dataclass(frozen=True)
+class Draws:
+    """The accuracies of a recipe and of the reference at their budgets: as measured, and [D,
+    budgets] in draws of prompts and seeds."""
+
+    means: tuple[Floats, Floats]
+    drawn: tuple[Floats, Floats]
+
+
+def resample(mine: Runs, reference: Runs, num_draws: int) -> Draws:
+    """Prompts are drawn once for both, which answer the same ones; seeds for each budget."""
+    rng = np.random.default_rng(0)
+    mine_rates, reference_rates = mine.rates(), reference.rates()
+    num_prompts = mine_rates[0].shape[1]
+    share = np.full(num_prompts, 1.0 / num_prompts)
+    weights_DP = rng.multinomial(num_prompts, share, num_draws) / num_prompts
+
+    def drawn(parts: Sequence[Floats]) -> Floats:
+        found = []
+        for rates_SP in parts:
+            means_DS = weights_DP @ rates_SP.T
+            seeds = rng.integers(0, len(rates_SP), means_DS.shape)
+            found.append(np.take_along_axis(means_DS, seeds, axis=1).mean(axis=1))
+        return np.stack(found, axis=1)
+
+    return Draws(
+        (mean_of(mine_rates), mean_of(reference_rates)),
+        (drawn(mine_rates), drawn(reference_rates)),
+    )
+
+
+def mean_of(parts: Sequence[Floats]) -> Floats:
+    """The accuracy at each budget."""
+    return np.array([rates_SP.mean() for rates_SP in parts])
+
+
 def ratios(
-    mine: Runs, reference: Runs, measure: str, num_draws: int, uses: float = 1.0
+    mine: Runs, reference: Runs, measure: str, draws: Draws, uses: float = 1.0
 ) -> dict[int, Ratio]:
     """How many times less compute `mine` takes to what the reference reaches at each budget."""
-    rng = np.random.default_rng(0)
-    costs = mine.cost(measure, uses), reference.cost(measure, uses)
-    rates = mine.rates(), reference.rates()
-    means = tuple(np.array([part.mean() for part in parts]) for parts in rates)
-    drawn: list[list[float]] = []
-    num_prompts = rates[0][0].shape[1]
-    for _ in range(num_draws):
-        prompts = rng.integers(0, num_prompts, num_prompts)
-        both = tuple(draw(parts, prompts, rng) for parts in rates)
-        drawn.append(compare(costs, both))
-    values, draws_DT = compare(costs, means), np.array(drawn)
+    costs, means = (mine.cost(measure, uses), reference.cost(measure, uses)), draws.means
+    values = compare(costs, means)
+    draws_DT = np.array([compare(costs, each) for each in zip(*draws.drawn, strict=True)])
     found = {}
     for place, budget in enumerate(reference.by_budget):
         of_target = draws_DT[:, place]
@@ -138,17 +180,21 @@ def ratios(
     return found
 
 
-def draw(parts: Sequence[Floats], prompts: Any, rng: np.random.Generator) -> Floats:
-    """The mean accuracy at each budget, of seeds drawn anew and of these prompts."""
-    return np.array(
-        [part[rng.integers(0, len(part), len(part))][:, prompts].mean() for part in parts]
-    )
-
-
-def compare(costs: tuple[Floats, Floats], accuracy: tuple[Floats, ...]) -> list[float]:
+def compare(costs: tuple[Floats, Floats], accuracy: tuple[Floats, Floats]) -> list[float]:
     """The ratio at each of the reference's budgets; 0 where the target is not reached."""
     mine, reference = accuracy
     return [
         float(costs[1][place] / reach(costs[0], mine, target))
         for place, target in enumerate(reference)
     ]
+
+
+def update_cost(reference: Runs) -> float:
+    """rho: the modelled cost of updating a rollout over that of generating it, in the reference's
+    runs at their largest budget. Their updated share is that of `charged_mixed`, a quarter of
+    `charged` being generation."""
+    line = list(reference.by_budget.values())[-1][0]
+    charged, mixed = line["flops"]["charged"], line["flops"]["charged_mixed"]
+    share = (mixed - charged / 4.0) / (0.75 * charged)
+    seconds = line["device_seconds"]
+    return float(seconds["update"] / share / (seconds["decode"] + seconds["prefill"]))

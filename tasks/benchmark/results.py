@@ -1,5 +1,6 @@
 """The results file: a line of JSON for every finished cell, appended and never rewritten, so that
-a table fills over several sittings and on several machines."""
+a table fills over several sittings and on several machines. Beside it stands what the families are
+like (`.facts.json`)."""
 
 import json
 import os
@@ -7,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.common.files import ArtifactError
+from tasks.common.files import ArtifactError, read_json
 
 Line = dict[str, Any]
 
@@ -30,6 +31,17 @@ def read_results(path: Path) -> dict[str, Line]:
                 continue
             raise ArtifactError(f"{path}: line {number} is no result: {error}") from error
     return found
+
+
+def facts_file(path: Path) -> Path:
+    """Where the facts of a results file stand."""
+    return path.with_suffix(".facts.json")
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """What the families of a results file are like, by name; of those that were prepared."""
+    file = facts_file(path)
+    return dict(read_json(file)) if file.exists() else {}
 
 
 def append_result(path: Path, line: Mapping[str, Any]) -> None:

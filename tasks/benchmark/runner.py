@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from tasks.benchmark import cells
+from tasks.benchmark.ceiling import family_facts
 from tasks.benchmark.protocol import (
     Cell,
     Contestant,
@@ -26,7 +27,9 @@ from tasks.benchmark.protocol import (
     survivors,
     trials,
 )
-from tasks.benchmark.results import Line, append_result, read_results
+from tasks.benchmark.results import Line, append_result, facts_file, read_facts, read_results
+from tasks.common.artifacts import PROFILE
+from tasks.common.files import write_json
 from tasks.common.layout import Layout
 from tasks.common.process import die_with_parent
 from tasks.common.progress import progress
@@ -101,12 +104,16 @@ def expected_hours(protocol: Protocol, results: Mapping[str, Line], workers: int
     return float(max(left[0] * rate + left[1] * SECONDS_ALWAYS, 0.0) / workers / 3600)
 
 
-def prepare(protocol: Protocol, values: Values, work: Path, project: Layout) -> None:
-    """What the cells of each family share."""
+def prepare(protocol: Protocol, values: Values, work: Path, file: Path, project: Layout) -> None:
+    """What the cells of each family share; what it is like is written beside the results."""
+    facts = read_facts(file)
     for name, family in protocol.families.items():
         changed = merged(values, family.changes)
         same = changed["policy"] == values["policy"] and project.policy_card.exists()
         cells.prepare_family(work, name, changed, project if same else None)
+        profile = cells.family_layout(work, name).profile / "profile.parquet"
+        facts[name] = family_facts(PROFILE.read(profile))
+        write_json(facts_file(file), facts)
 
 
 def run(

@@ -1,24 +1,62 @@
-"""The results as a page: the headline, the points behind it, and the settings that were chosen."""
+"""The results as a page: the headline, the points behind it, and the settings that were chosen; and
+as the short table of the README."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from tasks.benchmark.headline import MEASURES, Ratio, Runs, ratios, runs_of
+from tasks.benchmark.figures import write_figure
+from tasks.benchmark.headline import (
+    MEASURES,
+    Ratio,
+    Runs,
+    ratios,
+    resample,
+    runs_of,
+    update_cost,
+)
 from tasks.benchmark.protocol import Protocol
-from tasks.benchmark.results import Line, read_results
+from tasks.benchmark.results import Line, read_facts, read_results
 from tasks.common.files import replace_file
+from tasks.common.ledger import ACCOUNTS
 
 SHOWN = [name for name in MEASURES if name != "charged_paper"]
+SHORT = ["rollouts", "charged", "charged_mixed", "executed", "device_seconds"]
+USES = 4  # runs that share a profile, in the table of amortised profiling
+BEGIN, END = "<!-- benchmark: begin -->\n", "<!-- benchmark: end -->\n"
 
 
-def write_tables(protocol: Protocol, file: Path, out: Path) -> None:
-    """Write the page of a results file."""
+def write_tables(protocol: Protocol, file: Path) -> None:
+    """Write the page of a results file beside it, and a figure for each family."""
     lines = list(read_results(file).values())
-    text = "\n".join(page(protocol, lines, file.name)) + "\n"
-    replace_file(out, lambda stream: stream.write(text.encode()))
+    figures = {}
+    for family in protocol.families:
+        runs = runs_of(protocol, family, lines)
+        if runs:
+            figures[family] = file.with_name(f"{file.stem}-{family}.svg")
+            write_figure(figures[family], runs)
+    facts = read_facts(file)
+    text = "\n".join(page(protocol, lines, facts, file.name, figures)) + "\n"
+    replace_file(file.with_suffix(".md"), lambda stream: stream.write(text.encode()))
 
 
-def page(protocol: Protocol, lines: list[Line], source: str) -> Iterator[str]:
+def write_readme(protocol: Protocol, file: Path, readme: Path) -> None:
+    """Put the short table between its marks in `readme`."""
+    text = readme.read_text()
+    before, rest = text.split(BEGIN)
+    after = rest.split(END)[1]
+    table = "\n".join(short(protocol, list(read_results(file).values()))) + "\n"
+    new = f"{before}{BEGIN}{table}{END}{after}".encode()
+    replace_file(readme, lambda stream: stream.write(new))
+
+
+def page(
+    protocol: Protocol,
+    lines: list[Line],
+    facts: Mapping[str, Any],
+    source: str,
+    figures: Mapping[str, Path],
+) -> Iterator[str]:
     """The page, line by line."""
     failed = [line for line in lines if "failed" in line]
     machines = sorted({line["machine"] for line in lines})
@@ -28,12 +66,17 @@ def page(protocol: Protocol, lines: list[Line], source: str) -> Iterator[str]:
     yield (
         f"Made from `{source}` by `python -m flows.benchmark`: {len(lines)} cells, "
         f"{len(failed)} of them failed, {seconds / 3600:.1f} hours of one core; "
-        f"{'; '.join(machines) or 'nothing has run yet'}."
+        f"{'; '.join(machines) or 'nothing has run yet'}. "
+        "[The guide](../guide/benchmark.md) says how to read it."
     )
     for family in protocol.families:
         runs = runs_of(protocol, family, lines)
         yield from ("", f"## {family}", "")
+        if family in facts:
+            yield from (facts_words(facts[family]), "")
         if protocol.reference in runs:
+            if family in figures:
+                yield from (f"![{family}: accuracy against compute]({figures[family].name})", "")
             if len(runs) > 1:
                 yield from headline(runs, protocol)
             yield from points(runs)
@@ -49,9 +92,33 @@ def page(protocol: Protocol, lines: list[Line], source: str) -> Iterator[str]:
         )
 
 
+def facts_words(facts: Mapping[str, Any]) -> str:
+    """What the initial policy makes of a family, and the ceiling that follows."""
+    ceilings = " and ".join(f"{value:.1f} in `{name}`" for name, value in facts["ceiling"].items())
+    return (
+        f"{facts['prompts']:,} training prompts, {facts['never']:.0%} never solved and "
+        f"{facts['always']:.0%} always in {facts['num_samples']} samples, mean pass rate "
+        f"{facts['pass_rate']:.2f}; {facts['prompt_tokens']:.0f} tokens a prompt, "
+        f"{facts['completion_tokens']:.0f} a completion. Were pass rates known, the quarter of the "
+        f"prompts that is worth most, updated on the cheaper side, would need {ceilings} times "
+        "less compute than groups of eight for the same information."
+    )
+
+
 def headline(runs: dict[str, Runs], protocol: Protocol) -> Iterator[str]:
     """Ratios at each accuracy of the reference."""
     reference = runs[protocol.reference]
+    others = [mine for name, mine in runs.items() if name != protocol.reference]
+    draws = {mine.recipe: resample(mine, reference, protocol.num_bootstrap) for mine in others}
+    rows: list[tuple[str, dict[str, dict[int, Ratio]]]] = []
+    for mine in others:
+        for uses in (1, USES) if mine.reads_profile() else (1,):
+            shared = f", profile shared by {uses} runs" if uses > 1 else ""
+            found = {
+                measure: ratios(mine, reference, measure, draws[mine.recipe], uses)
+                for measure in SHOWN
+            }
+            rows.append((f"`{mine.recipe}`{shared}", found))
     for budget, rates in zip(reference.by_budget, reference.rates(), strict=True):
         yield (
             f"Times less compute than `{protocol.reference}` to its accuracy at {budget:,} "
@@ -60,15 +127,35 @@ def headline(runs: dict[str, Runs], protocol: Protocol) -> Iterator[str]:
         yield ""
         yield f"| recipe | {' | '.join(SHOWN)} |"
         yield "|---" * (len(SHOWN) + 1) + "|"
+        for words, found in rows:
+            cells = [ratio_words(found[measure][budget]) for measure in SHOWN]
+            yield f"| {words} | {' | '.join(cells)} |"
+        yield ""
+    yield (
+        f"In `device_seconds` updating a rollout of `{protocol.reference}` costs "
+        f"{update_cost(reference):.2f} of generating it; 3 in FLOPs."
+    )
+    yield ""
+
+
+def short(protocol: Protocol, lines: list[Line]) -> Iterator[str]:
+    """What the README shows: at the reference's best accuracy, every family and recipe."""
+    yield f"| family | recipe | {' | '.join(SHORT)} |"
+    yield "|---" * (len(SHORT) + 2) + "|"
+    for family in protocol.families:
+        runs = runs_of(protocol, family, lines)
+        if protocol.reference not in runs:
+            continue
+        reference = runs[protocol.reference]
+        budget = max(reference.by_budget)
         for name, mine in runs.items():
             if name == protocol.reference:
                 continue
+            draws = resample(mine, reference, protocol.num_bootstrap)
             cells = [
-                ratio_words(ratios(mine, reference, measure, protocol.num_bootstrap)[budget])
-                for measure in SHOWN
+                ratio_words(ratios(mine, reference, measure, draws)[budget]) for measure in SHORT
             ]
-            yield f"| `{name}` | {' | '.join(cells)} |"
-        yield ""
+            yield f"| {family} | `{name}` | {' | '.join(cells)} |"
 
 
 def tuned(lines: list[Line]) -> Iterator[str]:
@@ -106,6 +193,11 @@ def ratio_words(ratio: Ratio) -> str:
     return f"{least}{ratio.value:.2f} ({ends[0]} to {ends[1]})"
 
 
+def amount_words(measure: str, amount: float) -> str:
+    """FLOPs in TFLOPs; rollouts and seconds whole."""
+    return f"{amount / 1e12:.3f} T" if measure in ACCOUNTS else f"{amount:,.0f}"
+
+
 def points(runs: dict[str, Runs]) -> Iterator[str]:
     """Every point of every frontier, with its settings."""
     yield f"| recipe | budget | seeds | test | spread | {' | '.join(SHOWN)} | settings |"
@@ -115,7 +207,7 @@ def points(runs: dict[str, Runs]) -> Iterator[str]:
         for place, (budget, lines) in enumerate(mine.by_budget.items()):
             tests = [line["test"] for line in lines]
             mean = sum(tests) / len(tests)
-            cells = [f"{costs[measure][place]:.3g}" for measure in SHOWN]
+            cells = [amount_words(measure, costs[measure][place]) for measure in SHOWN]
             yield (
                 f"| `{name}` | {budget:,} | {len(lines)} | {mean:.1%} | "
                 f"{min(tests):.1%} to {max(tests):.1%} | {' | '.join(cells)} | "

@@ -4,7 +4,8 @@ say."""
 import numpy as np
 import pytest
 
-from tasks.benchmark.headline import Runs, cost_of, ratios, reach
+from tasks.benchmark import headline
+from tasks.benchmark.headline import Runs, cost_of, reach, resample, update_cost
 from tasks.benchmark.results import digits
 
 NUM_PROMPTS = 400
@@ -35,6 +36,10 @@ def runs(recipe: str, points: list[tuple[int, float, float]], profile: float = 0
             for budget, rate, cost in points
         },
     )
+
+
+def ratios(mine: Runs, reference: Runs, measure: str, num_draws: int):
+    return headline.ratios(mine, reference, measure, resample(mine, reference, num_draws))
 
 
 REFERENCE = runs("grpo", [(100, 0.5, 10.0), (200, 0.6, 20.0), (400, 0.7, 40.0)])
@@ -91,3 +96,16 @@ def test_profiling_is_charged_in_full_or_by_its_uses() -> None:
     assert cost_of(reader, "charged", uses=3) == 12.0
     assert cost_of(reader, "rollouts") == 106.0
     assert cost_of(reader, "device_seconds") == 16.0
+
+
+def test_seconds_are_also_shown_for_other_costs_of_an_update() -> None:
+    reader = line("reader", 100, 0, 0.5, 10.0, profile=6.0)
+    assert cost_of(reader, "device_seconds, updates half") == 5.0 + 2.5 + 6.0
+    assert cost_of(reader, "device_seconds, updates double", uses=2) == 5.0 + 10.0 + 3.0
+
+
+def test_the_modelled_cost_of_an_update_is_that_of_a_rollout_that_is_updated() -> None:
+    found = line("grpo", 100, 0, 0.5, 8.0)
+    found["flops"] = {"charged": 8.0, "charged_mixed": 5.0}  # 2 to generate, half of 6 to update
+    found["device_seconds"] = {"decode": 9.0, "prefill": 1.0, "update": 10.0, "score": 0.0}
+    assert update_cost(Runs("grpo", {100: [found]})) == pytest.approx(2.0)

@@ -14,7 +14,7 @@ from tasks.benchmark.cells import prepare_family, run_cell, thinned
 from tasks.benchmark.protocol import Protocol, make_cell, read_protocol, trials
 from tasks.benchmark.results import append_result, counts_of, digits, read_results
 from tasks.benchmark.runner import expected_hours, runnable
-from tasks.benchmark.tables import page, write_tables
+from tasks.benchmark.tables import BEGIN, END, page, write_readme, write_tables
 from tasks.common.artifacts import PLAN
 from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
@@ -127,7 +127,7 @@ def test_the_best_half_goes_on_and_the_best_is_tested(tmp_path: Path) -> None:
     assert [cell.settings for cell in of_grpo[4:6]] == [cell.settings for cell in first[:2]]
     assert [cell.settings for cell in of_grpo[6:8]] == [first[0].settings] * 2
     of_search = [line for line in results.values() if line["measures"] == "validation"]
-    text = "\n".join(page(protocol, of_search, "r.jsonl"))
+    text = "\n".join(page(protocol, of_search, {}, "r.jsonl", {}))
     assert "| `grpo` | 100 | 3 |" in text  # one of four failed
     assert "| `grpo` | 200 | 2 |" in text
     assert "out of memory" in text
@@ -236,9 +236,24 @@ def test_a_benchmark_of_two_cells_from_end_to_end(tmp_path: Path) -> None:
             assert (line["rollouts_profile"] > 0) == (recipe == "one_sided_band")
             assert not (work / "cells" / cell.key).exists()
     assert marks == sorted(p.stat().st_mtime_ns for p in (work / "families").rglob("*.parquet"))
-    write_tables(protocol, file, tmp_path / "protocol.md")
+    write_tables(protocol, file)
     page = (tmp_path / "protocol.md").read_text()
     assert page.count("| `one_sided_band` |") == 2  # a ratio, and a point
+    assert page.count("| `one_sided_band`, profile shared by 4 runs |") == 1
+    assert "protocol-small.svg" in page
+    figure = (tmp_path / "protocol-small.svg").read_bytes()
+    assert b"one_sided_band" in figure
+    write_tables(protocol, file)
+    assert (tmp_path / "protocol-small.svg").read_bytes() == figure
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{BEGIN}old\n{END}after\n")
+    for _ in range(2):
+        write_readme(protocol, file, readme)
+    text = readme.read_text()
+    assert text.startswith(f"before\n{BEGIN}| family |")
+    assert text.endswith(f"{END}after\n")
+    assert "old" not in text
+    assert text.count("| small | `one_sided_band` |") == 1
     assert "4 cells, 0 of them failed" in page
 
 

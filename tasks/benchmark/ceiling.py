@@ -1,0 +1,63 @@
+"""What a family is like, and the most that knowing its pass rates could save.
+
+Where the noise of a rollout's score dominates, a rollout of a prompt with pass rate p has
+information p (1 - p) with the baseline p, (G - 1) / G of that in a group of G, and
+p (1 - p) (1 - m) where the rarer outcome, of share m, alone is updated. An oracle samples the
+quarter of the prompts that is worth most for its cost, and updates whichever way is cheaper. The
+ceiling is its information for the cost over that of groups of eight of every prompt. It is an
+estimate from a model of variance, not a bound: a policy also learns, and prompts teach about
+others."""
+
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from tasks.common.statistics import Floats, fit_beta
+
+GROUP_SIZE = 8
+BEST_SHARE = 0.25
+UPDATE_COST = 3.0  # in FLOPs, of generating a rollout
+NUM_DRAWS = 50  # of every prompt's pass rate, from its posterior
+
+
+def family_facts(profile: pl.DataFrame) -> dict[str, Any]:
+    """Numbers of a PROFILE table, and the ceiling by account."""
+    rates, num = profile["pass_rate"].drop_nulls(), profile["num_samples"]
+    return {
+        "prompts": len(profile),
+        "num_samples": int(num.max()),  # type: ignore[arg-type]
+        "pass_rate": float(rates.mean()),  # type: ignore[arg-type]
+        "never": float((rates == 0.0).mean()),  # type: ignore[arg-type]
+        "always": float((rates == 1.0).mean()),  # type: ignore[arg-type]
+        "prompt_tokens": float(profile["prompt_tokens"].mean()),  # type: ignore[arg-type]
+        "completion_tokens": float((profile["completion_tokens"] / num).mean()),  # type: ignore[arg-type]
+        "ceiling": ceiling(true_rates(profile)),
+    }
+
+
+def true_rates(profile: pl.DataFrame) -> Floats:
+    """Pass rates as they spread in truth: draws from every prompt's posterior. Those of a few
+    samples spread too far, and the best of them are chosen for their luck."""
+    correct = profile["correct"].to_numpy()
+    graded = (profile["num_samples"] - profile["error"]).to_numpy()
+    a, b = fit_beta(correct, graded)
+    rng = np.random.default_rng(0)
+    shape = (NUM_DRAWS, len(profile))
+    return np.asarray(rng.beta(a + correct, b + graded - correct, shape).ravel())
+
+
+def ceiling(rates: Floats) -> dict[str, float]:
+    """By account, how many times less compute the oracle takes for the same information."""
+    spread, rarer = rates * (1.0 - rates), np.minimum(rates, 1.0 - rates)
+    is_one_sided = (1.0 - rarer) / (1.0 + UPDATE_COST * rarer) > 1.0 / (1.0 + UPDATE_COST)
+    information = spread * np.where(is_one_sided, 1.0 - rarer, 1.0)
+    cost = 1.0 + UPDATE_COST * np.where(is_one_sided, rarer, 1.0)
+    best = np.argsort(-information / cost)[: max(int(len(rates) * BEST_SHARE), 1)]
+    oracle = information[best].sum() / cost[best].sum()
+    mixed = 1.0 - rates**GROUP_SIZE - (1.0 - rates) ** GROUP_SIZE
+    grouped = spread.mean() * (GROUP_SIZE - 1) / GROUP_SIZE
+    return {
+        "charged": float(oracle * (1.0 + UPDATE_COST) / grouped),
+        "charged_mixed": float(oracle * (1.0 + UPDATE_COST * mixed.mean()) / grouped),
+    }

@@ -1,0 +1,57 @@
+"""A figure for each family: accuracy against compute, a line for every recipe."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
+
+from tasks.benchmark.headline import Runs
+from tasks.common.files import replace_file
+
+# what is on the x axis: its unit, and its name
+PANELS = {
+    "charged": (1e12, "charged, TFLOPs"),
+    "charged_mixed": (1e12, "charged_mixed, TFLOPs"),
+    "device_seconds": (1.0, "modelled seconds"),
+}
+MARKS = "osD^vP*X"
+
+
+def write_figure(path: Path, runs: Mapping[str, Runs]) -> None:
+    """Write the figure as SVG, the same bytes for the same runs. A point is the mean over seeds, a
+    bar their range; compute is on a logarithmic axis."""
+    with mpl.rc_context({"svg.hashsalt": "winnow", "svg.fonttype": "none", "font.size": 9}):
+        figure = Figure(figsize=(11, 3.6), layout="constrained")
+        panels = figure.subplots(1, len(PANELS), sharey=True)
+        for panel, (measure, (unit, words)) in zip(panels, PANELS.items(), strict=True):
+            for place, (name, mine) in enumerate(runs.items()):
+                seeds = [[line["test"] for line in lines] for lines in mine.by_budget.values()]
+                means = [sum(tests) / len(tests) for tests in seeds]
+                spread = [
+                    [mean - min(tests) for mean, tests in zip(means, seeds, strict=True)],
+                    [max(tests) - mean for mean, tests in zip(means, seeds, strict=True)],
+                ]
+                panel.errorbar(
+                    mine.cost(measure) / unit,
+                    means,
+                    spread,
+                    label=name,
+                    marker=MARKS[place % len(MARKS)],
+                    color=f"C{place}",
+                    linewidth=1.2,
+                    markersize=4,
+                    capsize=2,
+                )
+            panel.set_xscale("log")
+            panel.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            panel.xaxis.set_major_formatter("{x:g}")
+            panel.xaxis.set_minor_formatter(NullFormatter())
+            panel.set_xlabel(words)
+            panel.grid(alpha=0.3)
+        panels[0].set_ylabel("pass@1 on test")
+        panels[0].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        panels[-1].legend(fontsize=8)
+        metadata = {"Date": None, "Creator": None}
+        replace_file(path, lambda stream: figure.savefig(stream, format="svg", metadata=metadata))
