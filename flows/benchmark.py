@@ -28,6 +28,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=Path("data"), help="where the policy is")
     parser.add_argument("--families", nargs="+", help="run these families alone; by default all")
     parser.add_argument("--workers", type=int, default=2, help="cells at a time")
+    parser.add_argument("--shared", help="a folder or s3://bucket/prefix that other machines use")
     parser.add_argument("--tables", action="store_true", help="only write the tables again")
     parser.add_argument("--readme", type=Path, help="a page whose short table is written, too")
     options = parser.parse_args()
@@ -51,7 +52,7 @@ def run(options: argparse.Namespace) -> None:
     # flows import no stage: the benchmark is loaded by name, as the stages are
     part = {
         name: importlib.import_module(f"tasks.benchmark.{name}")
-        for name in ("protocol", "runner", "results", "tables")
+        for name in ("protocol", "runner", "results", "sharing", "tables")
     }
     protocol, values = part["protocol"].read_protocol(options.protocol)
     file = options.protocol.with_name(f"{options.protocol.stem}.jsonl")
@@ -64,7 +65,10 @@ def run(options: argparse.Namespace) -> None:
             hours = runner.expected_hours(asked, results, options.workers)
             logger.info("about %.1f hours are left, %d cells at a time", hours, options.workers)
             runner.prepare(asked, values, options.work, file, Layout(options.data))
-            runner.run(asked, values, options.work, file, options.workers)
+            sharing, shared = part["sharing"], None
+            if options.shared:
+                shared = sharing.Shared(options.shared, sharing.owner_of(options.work))
+            runner.run(asked, values, options.work, file, options.workers, shared)
     part["tables"].write_tables(protocol, file)
     if options.readme:
         part["tables"].write_readme(protocol, file, options.readme)

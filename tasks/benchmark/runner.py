@@ -8,7 +8,8 @@ killed, or stopped for the night, goes on where it was."""
 import logging
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -28,6 +29,7 @@ from tasks.benchmark.protocol import (
     trials,
 )
 from tasks.benchmark.results import Line, append_result, facts_file, read_facts, read_results
+from tasks.benchmark.sharing import Shared
 from tasks.common.artifacts import PROFILE
 from tasks.common.files import write_json
 from tasks.common.layout import Layout
@@ -38,6 +40,7 @@ from tasks.common.stage import StageError
 logger = logging.getLogger(__name__)
 
 SECONDS_A_ROLLOUT = 1 / 250  # of training, until cells have been measured
+POLL_SECONDS = 10.0  # between two looks at what other machines have done
 SECONDS_ALWAYS = 20.0  # to start, to validate, to test
 
 
@@ -122,11 +125,15 @@ def run(
     work: Path,
     file: Path,
     workers: int,
-    on_result: Callable[[Line], None] = lambda line: None,
+    shared: Shared | None = None,
 ) -> None:
     """Run everything that is missing, `workers` cells at a time; a line is written as soon as its
-    cell is done."""
+    cell is done. With `shared` other machines run cells of the same protocol, and their lines are
+    taken over."""
     results = read_results(file)
+    if shared:
+        for line in results.values():
+            shared.put(line)
     num_done = len(results)
     context = multiprocessing.get_context("spawn")
     total = sum(1 for _ in runnable(protocol, values, results))
@@ -138,13 +145,21 @@ def run(
         running: dict[Future[Line], Cell] = {}
         try:
             while True:
+                for line in shared.new_lines() if shared else ():
+                    append_result(file, line)
+                    results[line["key"]] = line
                 busy = {cell.key for cell in running.values()}
-                waiting = (c for c in runnable(protocol, values, results) if c.key not in busy)
-                while len(running) < workers and (cell := next(waiting, None)) is not None:
+                waiting = [c for c in runnable(protocol, values, results) if c.key not in busy]
+                free = (c for c in waiting if shared is None or shared.claim(c.key))
+                while len(running) < workers and (cell := next(free, None)) is not None:
                     running[pool.submit(cells.run_cell, cell, work)] = cell
-                if not running:
+                if not running and not waiting:
                     return
-                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                if not running:
+                    time.sleep(POLL_SECONDS)
+                    continue
+                timeout = POLL_SECONDS if shared else None
+                done, _ = wait(running, timeout=timeout, return_when=FIRST_COMPLETED)
                 for future in done:
                     cell = running.pop(future)
                     try:
@@ -157,9 +172,10 @@ def run(
                         ) from error
                     append_result(file, line)
                     results[cell.key] = line
+                    if shared:
+                        shared.put(line)
                     bar.update(1)
                     bar.set_postfix_str(cell.name, refresh=False)
-                    on_result(line)
         except KeyboardInterrupt:
             for process in list(pool._processes.values()):
                 process.terminate()

@@ -1,0 +1,77 @@
+"""Several machines and one benchmark: claims, lines, and who runs what."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tasks.benchmark import sharing
+from tasks.benchmark.results import read_results
+from tasks.benchmark.sharing import Shared
+from tasks.common.files import ArtifactError
+from tests.benchmark.test_runner import PROTOCOL, ROOT
+
+
+def test_a_claimed_cell_is_left_to_its_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, theirs = (Shared(str(tmp_path), owner) for owner in ("a", "b"))
+    assert mine.claim("k1")
+    assert not theirs.claim("k1")
+    assert mine.claim("k1")  # after a restart
+    assert theirs.claim("k2")
+    monkeypatch.setattr(sharing, "CLAIM_SECONDS", -1.0)
+    assert theirs.claim("k1")  # the owner died
+
+
+def test_lines_are_read_once_and_never_halfway(tmp_path: Path) -> None:
+    mine, theirs = (Shared(str(tmp_path), owner) for owner in ("a", "b"))
+    assert theirs.new_lines() == []
+    mine.put({"key": "k1", "test": 0.5})
+    assert mine.new_lines() == []
+    (tmp_path / "lines" / "k2.json.c.tmp").write_text("{")  # being written, or left by a kill
+    assert theirs.new_lines() == [{"key": "k1", "test": 0.5}]
+    assert theirs.new_lines() == []
+    (tmp_path / "lines" / "k3.json").write_text("{")
+    with pytest.raises(ArtifactError, match=r"k3\.json is not a line of the benchmark"):
+        theirs.new_lines()
+
+
+@pytest.mark.slow
+def test_two_machines_run_every_cell_once(tmp_path: Path) -> None:
+    base = yaml.safe_load((ROOT / "params.yaml").read_text())
+    changes = {
+        "ingest": {**base["ingest"], "splits": {"train": 16, "validation": 8, "test": 8}},
+        "train": {"validation": {"num_samples": 1, "every_share": 1.0}},
+        "evaluate": {"num_samples": 1, "pass_at": [1], "num_bootstrap": 20},
+    }
+    contestant = {"recipe": "grpo", "trials": 2, "budgets": [32], "knob": "allocate.group_size"}
+    protocol = {
+        **PROTOCOL,
+        "contestants": [{**contestant, "values": [4, 8]}],
+        "families": {"small": {"budgets": [32], "changes": changes}},
+    }
+    machines = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "protocol.yaml").write_text(yaml.safe_dump(protocol))
+        command = [sys.executable, "-m", "flows.benchmark", str(tmp_path / name / "protocol.yaml")]
+        options = ["--work", str(tmp_path / name / "work"), "--shared", str(tmp_path / "shared")]
+        machines.append(
+            subprocess.Popen(
+                [*command, *options, "--workers", "1"], cwd=ROOT, stderr=subprocess.PIPE, text=True
+            )
+        )
+    errors = [machine.communicate(timeout=300)[1] for machine in machines]
+    assert [machine.returncode for machine in machines] == [0, 0], errors
+    one, other = (read_results(tmp_path / name / "protocol.jsonl") for name in ("a", "b"))
+    assert one == other
+    assert len(one) == 2 + 2  # trials, and tests of the best
+    assert not [line for line in one.values() if "failed" in line]
+    owners = {
+        json.loads(path.read_text())["owner"] for path in (tmp_path / "shared" / "claims").iterdir()
+    }
+    assert len(owners) == 2
