@@ -6,6 +6,12 @@ sampled is known as well as others like it, and a rate that rises with training 
 where few prompts come round twice. Older outcomes count for less: a prompt and a stratum remember a
 window of rollouts each.
 
+How much a stratum tells of its prompts is learned, too. The share of the variance of outcomes that
+lies between the prompts of a stratum is the likeness l of two rollouts of one prompt; a stratum
+then counts for 1 / l - 1 rollouts, as in a Beta of that spread. It is measured on pairs of rollouts
+of a prompt, of one group or of two visits: the mean of r1 r2 is that of p^2. Where strata tell
+nothing, and half of the prompts are dead, that is one or two, and a prompt's own rollouts decide.
+
 Legend: P training prompts by row, S strata, Q groups.
 """
 
@@ -18,12 +24,19 @@ from tasks.common.params import ParamsError
 from tasks.train.rollouts import Floats, Ints
 
 LENGTH_PARTS = 8  # equal parts of a source's prompts, by length
+LIKENESS = (
+    1.0 / 65.0,
+    1.0 / 1.25,
+)  # a stratum counts for 64 rollouts at most, for a quarter at least
+LIKENESS_WEIGHT = 4.0  # of the first likeness, as variance of outcomes: of 16 even groups
+LIKENESS_WINDOW = 64.0  # of groups that are remembered, likewise
 
 
 @dataclass(frozen=True)
 class PriorSettings:
-    """How many rollouts a stratum's rate counts for in that of its prompts, and the rate of all in
-    that of a stratum; how many rollouts of its own a prompt remembers, and a stratum."""
+    """How many rollouts a stratum's rate counts for in that of its prompts until that is learned,
+    and the rate of all in that of a stratum; how many rollouts of its own a prompt remembers, and a
+    stratum."""
 
     strength: float
     prompt_window: float
@@ -40,12 +53,15 @@ EXAMPLE_PRIOR = PriorSettings(strength=8.0, prompt_window=8.0, stratum_window=64
 
 @dataclass
 class Belief:
-    """Remembered successes and trials of every prompt and of every stratum."""
+    """Remembered successes and trials of every prompt and of every stratum; variance between the
+    prompts of a stratum and in all, summed over groups."""
 
     correct: Floats
     trials: Floats
     stratum_correct: Floats
     stratum_trials: Floats
+    between: float = 0.0
+    total: float = 0.0
 
 
 class PassRates:
@@ -58,14 +74,27 @@ class PassRates:
             np.zeros(num), np.zeros(num), np.zeros(num_strata), np.zeros(num_strata)
         )
 
-    def beta(self, rows: Ints) -> tuple[Floats, Floats]:
-        """The two parameters of the Beta of each prompt in `rows`."""
+    def strength(self) -> float:
+        """How many rollouts a stratum counts for in its prompts."""
+        first = 1.0 / (self.settings.strength + 1.0)
+        likeness = (self.belief.between + LIKENESS_WEIGHT * first) / (
+            self.belief.total + LIKENESS_WEIGHT
+        )
+        return float(1.0 / np.clip(likeness, *LIKENESS) - 1.0)
+
+    def prior(self, rows: Ints) -> Floats:
+        """The rate of the stratum of each prompt in `rows`."""
         belief, strength, strata = self.belief, self.settings.strength, self.strata_P[rows]
         # of all: half a success in one trial, until something is known
         mean = (belief.stratum_correct.sum() + 0.5) / (belief.stratum_trials.sum() + 1.0)
-        prior = (belief.stratum_correct[strata] + strength * mean) / (
-            belief.stratum_trials[strata] + strength
+        return np.asarray(
+            (belief.stratum_correct[strata] + strength * mean)
+            / (belief.stratum_trials[strata] + strength)
         )
+
+    def beta(self, rows: Ints) -> tuple[Floats, Floats]:
+        """The two parameters of the Beta of each prompt in `rows`."""
+        belief, strength, prior = self.belief, self.strength(), self.prior(rows)
         wrong = belief.trials[rows] - belief.correct[rows]
         return belief.correct[rows] + strength * prior, wrong + strength * (1.0 - prior)
 
@@ -73,8 +102,12 @@ class PassRates:
         """Learn from the rollouts of a step: the group of each, and what share of a success it is.
         Groups without a rollout tell nothing."""
         belief, settings, num_groups = self.belief, self.settings, len(prompt_rows_Q)
-        correct_Q = np.bincount(group_B, share_B, num_groups)
+        correct_Q, squares_Q = (
+            np.bincount(group_B, values_B, num_groups).astype(np.float64)
+            for values_B in (share_B, share_B**2)
+        )
         size_Q = np.bincount(group_B, minlength=num_groups)
+        self.learn_likeness(prompt_rows_Q, (correct_Q**2 - squares_Q) / 2.0, correct_Q, size_Q)
         rows, group_of = np.unique(prompt_rows_Q, return_inverse=True)
         for correct, trials, places, of_Q, window in (
             (belief.correct, belief.trials, rows, group_of, settings.prompt_window),
@@ -91,6 +124,21 @@ class PassRates:
             share = np.minimum(window / np.maximum(trials[places], window), 1.0)
             correct[places] *= share
             trials[places] *= share
+
+    def learn_likeness(
+        self, prompt_rows_Q: Ints, both_Q: Floats, correct_Q: Floats, size_Q: Ints
+    ) -> None:
+        """Compare rollouts of a prompt: those of a group, of whose pairs `both_Q` are correct, and
+        those with what is remembered."""
+        belief = self.belief
+        before, seen = belief.correct[prompt_rows_Q], belief.trials[prompt_rows_Q]
+        pairs_Q = size_Q * (size_Q - 1.0) / 2.0 + size_Q * seen
+        both_Q = both_Q + correct_Q * before
+        prior_Q, known_Q = self.prior(prompt_rows_Q), pairs_Q > 0
+        square_Q = np.divide(both_Q, pairs_Q, out=np.zeros(len(pairs_Q)), where=known_Q)
+        kept = min(LIKENESS_WINDOW / max(belief.total, LIKENESS_WINDOW), 1.0)
+        belief.between = kept * belief.between + float((square_Q - prior_Q**2)[known_Q].sum())
+        belief.total = kept * belief.total + float((prior_Q * (1.0 - prior_Q))[known_Q].sum())
 
 
 def strata_of(prompts: pl.DataFrame) -> Ints:

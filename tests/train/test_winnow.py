@@ -7,15 +7,17 @@ import pytest
 from tasks.common.params import ParamsError
 from tasks.train.methods.advantage import posterior, rloo
 from tasks.train.methods.control import information
-from tasks.train.pass_rates import PassRates, PriorSettings, strata_of
+from tasks.train.pass_rates import LIKENESS_WEIGHT, PassRates, PriorSettings, strata_of
 from tests.train.steps import START, answer_to, passes_of, prompts_of, rollouts_of
 
 PRIOR = PriorSettings(strength=4.0, prompt_window=8.0, stratum_window=16.0)
 
 
 def known(rates: PassRates, rows: list[int], correct: list[float], trials: list[int]) -> PassRates:
+    """The pass rates after so many successes of so many trials of each prompt."""
     group_B = np.repeat(np.arange(len(rows)), trials)
-    rates.add(np.array(rows), group_B, (np.array(correct) / np.array(trials))[group_B])
+    place_B = np.concatenate([np.arange(size) for size in trials])
+    rates.add(np.array(rows), group_B, (place_B < np.array(correct)[group_B] - 0.5).astype(float))
     return rates
 
 
@@ -51,9 +53,36 @@ def test_the_beta_of_a_prompt_by_hand() -> None:
     known(rates, [0, 1], [1, 4], [4, 4])
     overall = (5 + 0.5) / (8 + 1)
     prior = (1 + 4 * overall) / (4 + 4)
+    # before, all was even: of the pairs of the one none, of those of the other all are right twice
+    between, total = (0 - 0.25) + (1 - 0.25), 0.25 + 0.25
+    likeness = (between + LIKENESS_WEIGHT / 5) / (total + LIKENESS_WEIGHT)
+    strength = 1 / likeness - 1
     first, second = rates.beta(np.array([0]))
-    assert first[0] == pytest.approx(1 + 4 * prior)
-    assert second[0] == pytest.approx(3 + 4 * (1 - prior))
+    assert first[0] == pytest.approx(1 + strength * prior)
+    assert second[0] == pytest.approx(3 + strength * (1 - prior))
+
+
+@pytest.mark.parametrize(("spread", "size"), [(0.5, 2), (2.0, 2), (8.0, 4), (2.0, 1)])
+def test_how_much_a_stratum_tells_of_its_prompts_is_learned(spread: float, size: int) -> None:
+    """Pass rates of one stratum from Beta(a, a): it tells as much as 2 a rollouts."""
+    rng = np.random.default_rng(0)
+    true = rng.beta(spread, spread, 400)
+    rates = PassRates(
+        PriorSettings(8.0, 8.0, 1e6),
+        prompts_of(400).with_columns(prompt=pl.lit("?"), level=pl.lit("")),
+    )
+    for _ in range(3):
+        known(rates, list(range(400)), (rng.binomial(size, true)).tolist(), [size] * 400)
+    assert rates.strength() == pytest.approx(2 * spread, rel=0.3)
+
+
+def test_where_half_of_a_stratum_is_dead_a_prompt_is_known_by_its_own_rollouts() -> None:
+    rates = PassRates(PRIOR, prompts_of(200).with_columns(prompt=pl.lit("?"), level=pl.lit("")))
+    known(rates, list(range(200)), [0, 4] * 100, [4] * 200)
+    assert rates.strength() < 0.5
+    dead, alive = means(rates, [0, 1])
+    assert dead < 0.1
+    assert alive > 0.9
 
 
 def test_only_a_window_is_remembered() -> None:
@@ -127,10 +156,13 @@ def test_an_even_prompt_is_measured_against_all_that_is_known() -> None:
     total = first[0] + second[0] + 1
     assert found == pytest.approx([1 - first[0] / total, -(first[0] + 1) / total])
     # the less was known, the nearer to the mean of the others
-    weak = PriorSettings(1e-9, 8.0, 16.0)
-    method = posterior.Method(posterior.Settings(0.0, weak), prompts_of(1))
+    method = posterior.Method(posterior.Settings(0.0, PRIOR), prompts_of(1))
     rollouts = rollouts_of([1.0, 0.0, 0.0, 1.0], [0] * 4)
-    assert method(rollouts) == pytest.approx(rloo.Method()(rollouts), abs=1e-6)
+    others, gaps = rloo.Method()(rollouts), []
+    for between in (0.0, 40.0):
+        method.state.between, method.state.total = between, 50.0
+        gaps.append(float(np.abs(method(rollouts) - others).max()))
+    assert gaps[1] < gaps[0] / 4
 
 
 def test_it_learns_from_fresh_graded_rollouts_after_their_advantages_were_taken() -> None:
