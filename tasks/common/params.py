@@ -6,6 +6,7 @@ that are allowed. A recipe has exactly two keys, `allocate` and `train`; whateve
 under `train` replaces that key of the base section whole."""
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -42,7 +43,21 @@ def load(path: Path) -> dict[str, Any]:
         raise ParamsError(f"{path} is not YAML: {error}") from error
     if not isinstance(params, dict):
         raise ParamsError(f"{path} holds {type(params).__name__}, not sections of parameters")
+    check_finite(params, path.name)
     return params
+
+
+def check_finite(value: Any, file: str, *keys: str) -> None:
+    """Raise ParamsError naming a number that is infinite or none: it would stand in no digest, and
+    in no JSON file."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            check_finite(part, file, *keys, str(key))
+    elif isinstance(value, list):
+        for place, part in enumerate(value):
+            check_finite(part, file, *keys, str(place))
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ParamsError(f"{file}: {'.'.join(keys)} is {value}; give a finite number")
 
 
 def section(params: Mapping[str, Any], name: str, cls: type[T]) -> T:

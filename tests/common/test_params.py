@@ -69,6 +69,13 @@ def test_missing_section_and_file(tmp_path: Path) -> None:
         params.load(tmp_path / "bad.yaml")
 
 
+def test_a_number_that_is_none_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text("train:\n  rates: [1.0, .inf]\n")
+    with pytest.raises(ParamsError, match=r"params\.yaml: train\.rates\.1 is inf; give a finite"):
+        params.load(path)
+
+
 def test_a_recipe_replaces_whole_slots() -> None:
     base = {"select": {"method": "all"}, "loss": {"method": "clip", "clip_low": 0.2}}
     values = {
