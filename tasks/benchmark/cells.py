@@ -101,6 +101,8 @@ def run_cell(cell: Cell, work: Path) -> Line:
     """Plan, train and measure a cell; its line of the results file. A failure is a line, too."""
     layout = CellLayout(work / "cells" / cell.key, family_layout(work, cell.family))
     started, cpu = time.perf_counter(), time.process_time()
+    code = version_of("tasks.train.run", ("torch", "transformers"))
+    drop_if_of_other_code(layout.root, code)
     line: Line = {
         "key": cell.key,
         "family": cell.family,
@@ -109,7 +111,7 @@ def run_cell(cell: Cell, work: Path) -> Line:
         "seed": cell.seed,
         "measures": cell.measures,
         "settings": dict(cell.settings),
-        "code": version_of("tasks.train.run", ("torch", "transformers")),
+        "code": code,
         "machine": f"{platform.machine()} {platform.system()}, Python {platform.python_version()}",
     }
     try:
@@ -124,6 +126,15 @@ def run_cell(cell: Cell, work: Path) -> Line:
     line["seconds"] = round(time.perf_counter() - started, 2)
     shutil.rmtree(layout.root, ignore_errors=True)
     return line
+
+
+def drop_if_of_other_code(folder: Path, code: str) -> None:
+    """Delete what a killed cell left, unless this code wrote it: a line is one code's."""
+    mark = folder / "code.json"
+    if folder.exists() and not (mark.exists() and read_json(mark) == code):
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(mark, code)
 
 
 def fit_plan(cell: Cell, layout: Layout) -> None:

@@ -34,6 +34,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from tasks.common import registry
+from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError, parse
 from tasks.engines.engine import Engine, Request, Samples
 from tasks.train.methods import advantage, control, generate, loss, replay, select
@@ -234,8 +235,14 @@ def arrays_of(state: Any) -> Arrays:
 
 
 def fill_state(state: Any, arrays: Arrays) -> None:
-    """Set the fields of a method's state; those that hold a plain number get one back."""
+    """Set the fields of a method's state; those that hold a plain number get one back. Raises
+    ArtifactError where a field is not there."""
     for field in fields(state):
+        if field.name not in arrays:
+            raise ArtifactError(
+                f"the checkpoint has no {field.name!r} in a method's state: other code wrote it. "
+                "Delete it to start the run anew"
+            )
         value = arrays[field.name]
         is_array = isinstance(getattr(state, field.name), np.ndarray)
         setattr(state, field.name, value if is_array else value.item())

@@ -257,6 +257,14 @@ def test_a_benchmark_of_two_cells_from_end_to_end(tmp_path: Path) -> None:
     assert "4 cells, 0 of them failed" in page
 
 
+def test_what_other_code_left_of_a_cell_is_dropped(tmp_path: Path) -> None:
+    folder = tmp_path / "cell"
+    for code, kept in (("a", False), ("a", True), ("b", False)):
+        cells.drop_if_of_other_code(folder, code)
+        assert (folder / "checkpoint").exists() == kept
+        (folder / "checkpoint").touch()
+
+
 def test_a_cell_that_fails_is_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tasks.common import registry
 from tasks.common.artifacts import PROMPTS, SAMPLES
+from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
 from tasks.common.registry import names
 from tasks.engines.engine import Request, Samples, Sampling
@@ -307,6 +308,12 @@ def test_an_unknown_method_or_setting_is_named() -> None:
         load_method(select, {"method": "all", "keep": 2})
     with pytest.raises(ParamsError, match=r"train\.loss\.method is missing"):
         load_method(loss, {})
+
+
+def test_a_state_of_other_code_is_refused() -> None:
+    method: Control = make(control, "plan", plan_of(VISITS))
+    with pytest.raises(ArtifactError, match="no 'position' in a method's state: other code wrote"):
+        fill_state(method.state, {})
 
 
 def test_a_step_of_the_plan_never_straddles_phases() -> None:
