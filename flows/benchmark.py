@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Run the missing cells, and write the tables after each."""
+    """Run the missing cells, then write the tables."""
     # flows import no stage: the benchmark is loaded by name, as the stages are
     part = {
         name: importlib.import_module(f"tasks.benchmark.{name}")
@@ -56,6 +56,8 @@ def run(options: argparse.Namespace) -> None:
     }
     protocol, values = part["protocol"].read_protocol(options.protocol)
     file = options.protocol.with_name(f"{options.protocol.stem}.jsonl")
+    if options.readme:
+        part["tables"].split_readme(options.readme)  # not only after hours
     if not options.tables:
         params.at_least(1, workers=options.workers)
         runner = part["runner"]
@@ -69,9 +71,9 @@ def run(options: argparse.Namespace) -> None:
             if options.shared:
                 shared = sharing.Shared(options.shared, sharing.owner_of(options.work))
             runner.run(asked, values, options.work, file, options.workers, shared)
-    part["tables"].write_tables(protocol, file)
+    part["tables"].write_tables(protocol, values, file)
     if options.readme:
-        part["tables"].write_readme(protocol, file, options.readme)
+        part["tables"].write_readme(protocol, values, file, options.readme)
 
 
 if __name__ == "__main__":

@@ -151,4 +151,5 @@ def judgement_words(judgement: Mapping[str, Any]) -> str:
         return f"profiling is expected to pay: {words}"
     if found["passes_to_pay"] is None:
         return f"profiling is not expected to pay, however many passes: {words}"
-    return f"profiling is not sure to pay, and would from pass {found['passes_to_pay']} on: {words}"
+    verdict = "does not pay in this plan" if found["high"] < 1 else "is not sure to pay"
+    return f"profiling {verdict}, and is expected to from pass {found['passes_to_pay']} on: {words}"

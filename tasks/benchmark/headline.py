@@ -13,14 +13,17 @@ first point is counted at that point's compute, which makes the ratio a lower bo
 
 Legend: D draws, S seeds, P test prompts, T targets."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from scipy import stats
 
 from tasks.benchmark.protocol import Protocol
 from tasks.benchmark.results import Line, counts_of
+from tasks.common.files import ArtifactError
 from tasks.common.ledger import ACCOUNTS
 
 Floats = npt.NDArray[np.float64]
@@ -38,7 +41,8 @@ MEASURES = ("rollouts", *ACCOUNTS, *UPDATE_FACTORS, "cpu_seconds")
 @dataclass(frozen=True)
 class Ratio:
     """How many times less compute than the reference; None where the target is not reached. Below
-    the first point of the frontier the true ratio is larger (`is_bound`). `reached` is the share of
+    the first point of the frontier the true ratio is larger (`is_bound`), and so may the
+    upper end be where it is `most`, the largest that the points can show. `reached` is the share of
     draws that reach the target."""
 
     value: float | None
@@ -46,6 +50,7 @@ class Ratio:
     high: float | None
     reached: float
     is_bound: bool
+    most: float
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,8 @@ def cost_of(line: Line, measure: str, uses: float = 1.0) -> float:
 
 
 def runs_of(protocol: Protocol, family: str, results: Sequence[Line]) -> dict[str, Runs]:
-    """The recipes that have a test line at every seed of some budget."""
+    """The recipes that have a test line of every seed at some budget. Raises ArtifactError where a
+    budget has lines of several settings: they would be no one's seeds."""
     found: dict[str, Runs] = {}
     for contestant in protocol.contestants:
         by_budget: dict[int, list[Line]] = {}
@@ -107,7 +113,15 @@ def runs_of(protocol: Protocol, family: str, results: Sequence[Line]) -> dict[st
             is_mine = (line["family"], line["recipe"]) == (family, contestant.recipe)
             if is_mine and line["measures"] == "test" and "failed" not in line:
                 by_budget.setdefault(line["budget"], []).append(line)
-        whole = {b: by_budget[b] for b in sorted(by_budget) if len(by_budget[b]) > 1}
+        num = len(protocol.seeds)
+        whole = {b: by_budget[b] for b in sorted(by_budget) if len(by_budget[b]) >= num}
+        for budget, lines in whole.items():
+            settings = {json.dumps(line["settings"], sort_keys=True) for line in lines}
+            if len(lines) > num or len(settings) > 1:
+                raise ArtifactError(
+                    f"{family} {contestant.recipe} at {budget} has {len(lines)} test lines of "
+                    f"{len(settings)} settings for {num} seeds: delete those that are not its own"
+                )
         if whole:
             found[contestant.recipe] = Runs(contestant.recipe, whole)
     return found
@@ -136,7 +150,9 @@ class Draws:
 
 
 def resample(mine: Runs, reference: Runs, num_draws: int) -> Draws:
-    """Prompts are drawn once for both, which answer the same ones; seeds for each budget."""
+    """Prompts are drawn once for both, which answer the same ones; seeds for each budget. Draws of
+    S seeds spread too little by sqrt((S - 1) / S), and a normal quantile is too small for S - 1
+    degrees of freedom: their deviations are widened by both."""
     rng = np.random.default_rng(0)
     mine_rates, reference_rates = mine.rates(), reference.rates()
     num_prompts = mine_rates[0].shape[1]
@@ -147,14 +163,23 @@ def resample(mine: Runs, reference: Runs, num_draws: int) -> Draws:
         found = []
         for rates_SP in parts:
             means_DS = weights_DP @ rates_SP.T
-            seeds = rng.integers(0, len(rates_SP), means_DS.shape)
-            found.append(np.take_along_axis(means_DS, seeds, axis=1).mean(axis=1))
+            num = len(rates_SP)
+            seeds = rng.integers(0, num, means_DS.shape)
+            means_D = means_DS.mean(axis=1)
+            of_seeds_D = np.take_along_axis(means_DS, seeds, axis=1).mean(axis=1)
+            found.append(means_D + widening(num) * (of_seeds_D - means_D))
         return np.stack(found, axis=1)
 
     return Draws(
         (mean_of(mine_rates), mean_of(reference_rates)),
         (drawn(mine_rates), drawn(reference_rates)),
     )
+
+
+def widening(num_seeds: int) -> float:
+    """What the deviations of draws of so few seeds lack."""
+    quantiles = stats.t.ppf(0.5 + LEVEL / 2, num_seeds - 1) / stats.norm.ppf(0.5 + LEVEL / 2)
+    return float(quantiles * np.sqrt(num_seeds / (num_seeds - 1)))
 
 
 def mean_of(parts: Sequence[Floats]) -> Floats:
@@ -176,7 +201,8 @@ def ratios(
         low, high = (float(end) if end > 0 else None for end in ends)
         value = values[place] or None
         is_bound = bool(means[0][0] >= means[1][place])
-        found[budget] = Ratio(value, low, high, float((of_target > 0).mean()), is_bound)
+        most = float(costs[1][place] / costs[0][0])
+        found[budget] = Ratio(value, low, high, float((of_target > 0).mean()), is_bound, most)
     return found
 
 

@@ -84,6 +84,18 @@ def turn(
             yield made(budget, seed, "test", best.settings)
 
 
+def due(protocol: Protocol, values: Values, results: Mapping[str, Line]) -> list[Line]:
+    """The lines of cells that are the protocol's: those of other settings, of an older protocol, or
+    of a search that is not complete are left out."""
+    keys = {
+        cell.key
+        for contestant in protocol.contestants
+        for family in protocol.families
+        for cell in turn(protocol, values, family, contestant, results)
+    }
+    return [line for key, line in results.items() if key in keys]
+
+
 def reached(line: Line) -> float:
     """The validation accuracy of a trial; one that failed comes last."""
     return float(line.get("validation", -1.0))
@@ -145,9 +157,13 @@ def run(
         running: dict[Future[Line], Cell] = {}
         try:
             while True:
-                for line in shared.new_lines() if shared else ():
-                    append_result(file, line)
-                    results[line["key"]] = line
+                if shared:
+                    for line in shared.new_lines():
+                        if "failed" in results.get(line["key"], {"failed": ""}):
+                            append_result(file, line)
+                            results[line["key"]] = line
+                    for held in running.values():
+                        shared.claim(held.key)  # still at it
                 busy = {cell.key for cell in running.values()}
                 waiting = [c for c in runnable(protocol, values, results) if c.key not in busy]
                 free = (c for c in waiting if shared is None or shared.claim(c.key))

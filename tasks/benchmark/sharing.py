@@ -3,8 +3,8 @@ folder or `s3://bucket/prefix`.
 
 A machine claims a cell before it runs it, and others leave it alone; a claim that is older than
 CLAIM_SECONDS is that of a machine that died. Buckets have no locks, so two machines that claim at
-the same moment both run the cell: that costs time and changes nothing, the line of a cell being the
-same on every machine but for its seconds."""
+the same moment both run the cell, and each keeps its own line. Machines of one kind make the same
+line but for its seconds; of different kinds, their policies differ by rounding."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from tasks.benchmark.results import Line
 from tasks.common.files import ArtifactError, digest
 from tasks.common.locations import open_location, reaching
 
-CLAIM_SECONDS = 3600.0  # longer than any cell takes
+CLAIM_SECONDS = 600.0  # a claim is renewed at every look at the others
 
 
 def owner_of(work: Path) -> str:
@@ -49,9 +49,14 @@ class Shared:
         return lines
 
     def put(self, line: Line) -> None:
-        """Give a finished cell to the others."""
-        self.write(f"{self.root}/lines/{line['key']}.json", line)
-        self.known.add(line["key"])
+        """Give a finished cell to the others, unless they have it. A failure is not given: another
+        machine may do better."""
+        path = f"{self.root}/lines/{line['key']}.json"
+        with reaching(self.location):
+            is_there = self.files.exists(path)
+        if "failed" not in line and not is_there:
+            self.write(path, line)
+            self.known.add(line["key"])
 
     def claim(self, key: str) -> bool:
         """Whether this machine may run the cell; if so it is claimed."""

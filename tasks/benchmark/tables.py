@@ -15,9 +15,10 @@ from tasks.benchmark.headline import (
     runs_of,
     update_cost,
 )
-from tasks.benchmark.protocol import Protocol
+from tasks.benchmark.protocol import Protocol, Values
 from tasks.benchmark.results import Line, read_facts, read_results
-from tasks.common.files import replace_file
+from tasks.benchmark.runner import due
+from tasks.common.files import ArtifactError, replace_file
 from tasks.common.ledger import ACCOUNTS
 
 SHOWN = [name for name in MEASURES if name != "charged_paper"]
@@ -26,9 +27,9 @@ USES = 4  # runs that share a profile, in the table of amortised profiling
 BEGIN, END = "<!-- benchmark: begin -->\n", "<!-- benchmark: end -->\n"
 
 
-def write_tables(protocol: Protocol, file: Path) -> None:
+def write_tables(protocol: Protocol, values: Values, file: Path) -> None:
     """Write the page of a results file beside it, and a figure for each family."""
-    lines = list(read_results(file).values())
+    lines = due(protocol, values, read_results(file))
     figures = {}
     for family in protocol.families:
         runs = runs_of(protocol, family, lines)
@@ -40,12 +41,20 @@ def write_tables(protocol: Protocol, file: Path) -> None:
     replace_file(file.with_suffix(".md"), lambda stream: stream.write(text.encode()))
 
 
-def write_readme(protocol: Protocol, file: Path, readme: Path) -> None:
+def split_readme(readme: Path) -> tuple[str, str]:
+    """What stands before and after the short table. Raises ArtifactError without its marks."""
+    before, begin, rest = readme.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ArtifactError(f"{readme} has no lines {BEGIN.strip()} and {END.strip()}: add them")
+    return before, after
+
+
+def write_readme(protocol: Protocol, values: Values, file: Path, readme: Path) -> None:
     """Put the short table between its marks in `readme`."""
-    text = readme.read_text()
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    table = "\n".join(short(protocol, list(read_results(file).values()))) + "\n"
+    before, after = split_readme(readme)
+    lines = due(protocol, values, read_results(file))
+    table = "\n".join(short(protocol, lines)) + "\n"
     new = f"{before}{BEGIN}{table}{END}{after}".encode()
     replace_file(readme, lambda stream: stream.write(new))
 
@@ -188,9 +197,11 @@ def ratio_words(ratio: Ratio) -> str:
     """A ratio with its interval; a dash for one that is not reached."""
     if ratio.value is None:
         return f"not reached ({ratio.reached:.0%} of draws)"
-    ends = ["not reached" if end is None else f"{end:.2f}" for end in (ratio.low, ratio.high)]
-    least = "at least " if ratio.is_bound else ""
-    return f"{least}{ratio.value:.2f} ({ends[0]} to {ends[1]})"
+    low, high = ("not reached" if end is None else f"{end:.2f}" for end in (ratio.low, ratio.high))
+    more = " or more" if ratio.high is not None and ratio.high >= ratio.most * (1 - 1e-9) else ""
+    if ratio.is_bound:
+        return f"at least {ratio.value:.2f} ({low} or more)"
+    return f"{ratio.value:.2f} ({low} to {high}{more})"
 
 
 def amount_words(measure: str, amount: float) -> str:

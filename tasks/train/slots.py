@@ -168,13 +168,15 @@ class Advantage(Protocol):
     """What each rollout, or each token, weighs in the gradient. `features` asks to see the policy's
     view of the rollouts. With `skips_zeros` rollouts of advantage 0 leave the loss, as if `select`
     had dropped them; what the loss divides by must then not depend on it (`train.divisor:
-    generated`). One that `needs_group` gives exactly 0 in a group whose rewards are all equal, and
-    so in a group of one; others have a baseline from elsewhere."""
+    generated`), and there must be no KL term, which concerns them too. One that `needs_group` gives
+    exactly 0 in a group whose rewards are all equal, and so in a group of one; others have a
+    baseline from elsewhere. One that is `fresh_only` is wrong for replayed rollouts."""
 
     state: Any = None
     features: Features | None = None
     skips_zeros: bool = False
     needs_group: bool = True
+    fresh_only: bool = False
 
     def __call__(self, rollouts: Rollouts) -> Floats:
         """[B] advantages of rollouts, or [N] of their completion tokens."""
@@ -276,6 +278,17 @@ def load_slots(
             f"train.advantage {settings.advantage['method']} leaves rollouts of advantage 0 out of "
             "the loss, and train.divisor kept would make the step longer the fewer are left: set "
             "generated"
+        )
+    name = settings.advantage["method"]
+    if estimate.skips_zeros and settings.kl_coefficient > 0:
+        raise ParamsError(
+            f"train.advantage {name} leaves rollouts of advantage 0 out of the loss, and "
+            "train.kl_coefficient asks for the KL of all: set 0"
+        )
+    if estimate.fresh_only and settings.replay["method"] != "none":
+        raise ParamsError(
+            f"train.advantage {name} measures a reward against earlier outcomes of its prompt, its "
+            "own among them where it is replayed: set train.replay none"
         )
     if estimate.needs_group and (alone := int((plan.group_sizes_V == 1).sum())):
         logger.warning(

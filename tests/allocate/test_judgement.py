@@ -47,7 +47,7 @@ def test_it_pays_with_more_dead_prompts_and_more_passes() -> None:
     once = judged(BAND, mix(600, 200), passes=1)
     assert once["rollouts"]["saving"] < many["rollouts"]["saving"]
     assert "is expected to pay" in judgement_words(many)
-    assert "would from pass" in judgement_words(few)
+    assert "does not pay in this plan, and is expected to from pass" in judgement_words(few)
 
 
 def test_small_groups_lose_information_however_often_the_profile_is_used() -> None:

@@ -1,12 +1,15 @@
 """The headline against numbers that are known: who is cheaper, by how much, and when nobody can
 say."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from tasks.benchmark import headline
-from tasks.benchmark.headline import Runs, cost_of, reach, resample, update_cost
+from tasks.benchmark.headline import Runs, cost_of, reach, resample, runs_of, update_cost
 from tasks.benchmark.results import digits
+from tasks.common.files import ArtifactError
 
 NUM_PROMPTS = 400
 
@@ -36,6 +39,38 @@ def runs(recipe: str, points: list[tuple[int, float, float]], profile: float = 0
             for budget, rate, cost in points
         },
     )
+
+
+def test_the_interval_of_a_difference_of_five_seeds_covers_what_it_says() -> None:
+    """Seeds that differ, prompts that do not: of 95 % intervals about as many hold the truth."""
+    rng, held, num = np.random.default_rng(0), 0, 300
+    for _ in range(num):
+        parts = [
+            Runs(
+                "r",
+                {
+                    100: [
+                        {"correct": digits([round(20 + 3 * z)] * 2), "trials": digits([35] * 2)}
+                        for z in rng.standard_normal(5)
+                    ]
+                },
+            )
+            for _ in range(2)
+        ]
+        mine, reference = resample(*parts, 200).drawn
+        low, high = np.quantile(mine - reference, (0.025, 0.975))
+        held += low <= 0 <= high
+    assert 0.92 < held / num < 0.995
+
+
+def test_lines_of_several_settings_are_nobodys_seeds() -> None:
+    protocol = SimpleNamespace(contestants=[SimpleNamespace(recipe="grpo")], seeds=[0, 1])
+    base = {"family": "f", "recipe": "grpo", "measures": "test", "budget": 100}
+    lines = [{**base, "seed": seed, "settings": {}} for seed in (0, 1)]
+    assert list(runs_of(protocol, "f", lines)["grpo"].by_budget) == [100]
+    assert runs_of(protocol, "f", lines[:1]) == {}  # a seed is missing
+    with pytest.raises(ArtifactError, match="f grpo at 100 has 2 test lines of 2 settings"):
+        runs_of(protocol, "f", [lines[0], {**lines[1], "settings": {"a": 1}}])
 
 
 def ratios(mine: Runs, reference: Runs, measure: str, num_draws: int):

@@ -12,13 +12,13 @@ COMMAND = "python -m flows.benchmark docs/results/protocol.yaml --tables --readm
 
 
 def test_the_page_and_the_readme_are_those_of_the_results(tmp_path: Path) -> None:
-    protocol, _ = read_protocol(RESULTS / "protocol.yaml")
+    protocol, values = read_protocol(RESULTS / "protocol.yaml")
     for name in ("protocol.jsonl", "protocol.facts.json"):
         shutil.copy(RESULTS / name, tmp_path)
     shutil.copy(ROOT / "README.md", tmp_path)
     file = tmp_path / "protocol.jsonl"
-    write_tables(protocol, file)
-    write_readme(protocol, file, tmp_path / "README.md")
+    write_tables(protocol, values, file)
+    write_readme(protocol, values, file, tmp_path / "README.md")
     for ours, kept in (
         (tmp_path / "protocol.md", RESULTS / "protocol.md"),
         (tmp_path / "README.md", ROOT / "README.md"),

@@ -13,7 +13,7 @@ from tasks.benchmark import cells
 from tasks.benchmark.cells import prepare_family, run_cell, thinned
 from tasks.benchmark.protocol import Protocol, make_cell, read_protocol, trials
 from tasks.benchmark.results import append_result, counts_of, digits, read_results
-from tasks.benchmark.runner import expected_hours, runnable
+from tasks.benchmark.runner import due, expected_hours, runnable
 from tasks.benchmark.tables import BEGIN, END, page, write_readme, write_tables
 from tasks.common.artifacts import PLAN
 from tasks.common.files import ArtifactError
@@ -215,7 +215,8 @@ def test_a_benchmark_of_two_cells_from_end_to_end(tmp_path: Path) -> None:
         "evaluate": {"num_samples": 2, "pass_at": [1], "num_bootstrap": 20},
     }
     families = {"small": {"budgets": [100, 200], "changes": small}}
-    contestants = [{"recipe": name, **CONTESTANT} for name in ("grpo", "one_sided_band")]
+    single = {**CONTESTANT, "trials": 1, "budgets": [100]}
+    contestants = [{"recipe": name, **single} for name in ("grpo", "one_sided_band")]
     protocol, values = protocol_of(tmp_path, families=families, contestants=contestants)
     family, work = ("small", protocol.families["small"]), tmp_path / "work"
     changed = make_cell(values, family, "grpo", 100, 0, "test", {}).params
@@ -223,38 +224,40 @@ def test_a_benchmark_of_two_cells_from_end_to_end(tmp_path: Path) -> None:
         prepare_family(work, "small", dict(changed), Layout(ROOT / "data"))
         marks = sorted(path.stat().st_mtime_ns for path in (work / "families").rglob("*.parquet"))
     file = tmp_path / "protocol.jsonl"
-    for recipe in ("grpo", "one_sided_band"):
-        for seed in (0, 1):
-            cell = make_cell(values, family, recipe, 100, seed, "test", {})
-            line = run_cell(cell, work)
-            assert "failed" not in line, line
-            append_result(file, line)
-            assert line["rollouts"] <= 100
+    while cell := next(runnable(protocol, values, read_results(file)), None):
+        line = run_cell(cell, work)
+        assert "failed" not in line, line
+        append_result(file, line)
+        assert line["rollouts"] <= 100
+        assert line["flops"]["charged"] > 0
+        assert line["device_seconds"]["decode"] > 0
+        assert (line["rollouts_profile"] > 0) == (cell.recipe == "one_sided_band")
+        assert not (work / "cells" / cell.key).exists()
+        if cell.measures == "test":
             assert len(line["correct"]) == len(line["trials"]) == 16
-            assert line["flops"]["charged"] > 0
-            assert line["device_seconds"]["decode"] > 0
-            assert (line["rollouts_profile"] > 0) == (recipe == "one_sided_band")
-            assert not (work / "cells" / cell.key).exists()
     assert marks == sorted(p.stat().st_mtime_ns for p in (work / "families").rglob("*.parquet"))
-    write_tables(protocol, file)
+    write_tables(protocol, values, file)
     page = (tmp_path / "protocol.md").read_text()
-    assert page.count("| `one_sided_band` |") == 2  # a ratio, and a point
+    assert page.count("| `one_sided_band` |") == 3  # a ratio, a point, a search
     assert page.count("| `one_sided_band`, profile shared by 4 runs |") == 1
     assert "protocol-small.svg" in page
     figure = (tmp_path / "protocol-small.svg").read_bytes()
     assert b"one_sided_band" in figure
-    write_tables(protocol, file)
+    write_tables(protocol, values, file)
     assert (tmp_path / "protocol-small.svg").read_bytes() == figure
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n{BEGIN}old\n{END}after\n")
     for _ in range(2):
-        write_readme(protocol, file, readme)
+        write_readme(protocol, values, file, readme)
     text = readme.read_text()
     assert text.startswith(f"before\n{BEGIN}| family |")
     assert text.endswith(f"{END}after\n")
     assert "old" not in text
     assert text.count("| small | `one_sided_band` |") == 1
-    assert "4 cells, 0 of them failed" in page
+    assert "6 cells, 0 of them failed" in page
+    stranger = make_cell(values, family, "grpo", 100, 0, "test", {"train.batch.size": 16})
+    append_result(file, {**line, "key": stranger.key})  # of other settings
+    assert len(due(protocol, values, read_results(file))) == 6
 
 
 def test_what_other_code_left_of_a_cell_is_dropped(tmp_path: Path) -> None:

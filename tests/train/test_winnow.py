@@ -1,13 +1,20 @@
 """What a run knows of pass rates, and what `winnow` makes of it: whom to sample, which baseline."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import polars as pl
 import pytest
 
+from tasks.common import params
 from tasks.common.params import ParamsError
 from tasks.train.methods.advantage import posterior, rloo
 from tasks.train.methods.control import information
 from tasks.train.pass_rates import LIKENESS_WEIGHT, PassRates, PriorSettings, strata_of
+from tasks.train.rollouts import Rollouts
+from tasks.train.settings import TrainSettings
+from tasks.train.slots import load_slots
 from tests.train.steps import START, answer_to, passes_of, prompts_of, rollouts_of
 
 PRIOR = PriorSettings(strength=4.0, prompt_window=8.0, stratum_window=16.0)
@@ -111,10 +118,8 @@ def test_a_window_of_nothing_is_refused() -> None:
 
 
 def estimate_of(cost: float, trials: int = 0, correct: float = 0.0) -> posterior.Method:
-    """The method, which has seen so many outcomes of the first prompt and knows of rewards 0 and
-    1."""
-    method = posterior.Method(posterior.Settings(cost, PRIOR), prompts_of(1))
-    method.state.low, method.state.high = 0.0, 1.0
+    """The method, which has seen so many outcomes of the first prompt."""
+    method = posterior.Method(posterior.Settings(cost, PRIOR), prompts_of(2))
     if trials:
         known(method.rates, [0], [correct], [trials])
     return method
@@ -136,17 +141,58 @@ def test_the_gradient_is_unbiased_whatever_was_known(rate: float, size: int, see
     assert mean == pytest.approx(rate * (1 - rate))
 
 
+def rewarded(rewards: list[float], is_correct: list[bool]) -> Rollouts:
+    """One group with these rewards and outcomes."""
+    outcomes = ["correct" if right else "wrong" for right in is_correct]
+    return replace(rollouts_of(rewards, [0] * len(rewards)), outcomes=outcomes)
+
+
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.1, 0.9), (-1.0, 1.0)])
 def test_what_was_expected_needs_no_update(low: float, high: float) -> None:
-    hard, easy = estimate_of(3.0, 8, 0), estimate_of(3.0, 8, 8)
-    for method in (hard, easy):
-        method.state.low, method.state.high = low, high
-    rewards = [high, low, low]
-    assert hard(rollouts_of(rewards, [0, 0, 0])).tolist() == [high - low, 0.0, 0.0]
-    assert easy(rollouts_of(rewards, [0, 0, 0])).tolist() == [0.0, low - high, low - high]
+    hard, easy = estimate_of(3.0), estimate_of(3.0)
+    for method, right in ((hard, [False] * 7), (easy, [True] * 7)):
+        method.observe(rewarded([high if r else low for r in right], right))
+        # one of the other outcome, elsewhere
+        other = rewarded([low if right[0] else high], [not right[0]])
+        method.observe(replace(other, prompt_rows_Q=np.array([1])))
+    mixed = rewarded([high, low, low], [True, False, False])
+    assert hard(mixed) == pytest.approx([high - low, 0.0, 0.0])
+    assert easy(mixed) == pytest.approx([0.0, low - high, low - high])
+    assert [(hard(mixed) == 0).sum(), (easy(mixed) == 0).sum()] == [2, 1]  # exactly
     # a group of one, and one that is solved against what was expected
-    assert hard(rollouts_of([high], [0])).tolist() == [high - low]
-    assert hard(rollouts_of([high, high], [0, 0])).tolist() == [high - low] * 2
+    assert hard(rewarded([high], [True])) == pytest.approx([high - low])
+    assert hard(rewarded([high, high], [True, True])) == pytest.approx([high - low] * 2)
+
+
+def test_where_rewards_of_an_outcome_differ_no_side_is_silent() -> None:
+    method = estimate_of(3.0)
+    method.observe(rewarded([0.0, 0.1] * 4, [False] * 8))  # wrong, but some in the right format
+    found = method(rewarded([0.0, 0.1, 1.0], [False, False, True]))
+    first, second = method.rates.beta(np.array([0]))
+    baseline = 0.05 + 0.95 * (first[0] + 1) / (first[0] + second[0] + 2)
+    assert found[:2] == pytest.approx([0.0 - baseline, 0.1 - baseline])
+    assert found[2] > 0.5
+
+
+def test_a_first_step_that_is_all_right_is_remembered_so() -> None:
+    method = estimate_of(3.0)
+    method.observe(rewarded([1.0] * 8, [True] * 8))
+    assert means(method.rates, [0])[0] > 0.8
+    assert method(rewarded([1.0, 1.0], [True, True])).tolist() == [0.0, 0.0]
+
+
+def test_what_would_be_wrong_is_refused() -> None:
+    values = params.load(Path(__file__).resolve().parents[2] / "params.yaml")
+    train = params.recipe(values, "winnow")["train"]
+    recent = {"method": "recent", "share": 0.5, "capacity": 8}
+    for change, message in (
+        ({"replay": recent}, "its own among them where it is replayed: set train.replay none"),
+        ({"kl_coefficient": 0.1}, "asks for the KL of all: set 0"),
+        ({"divisor": "kept"}, "set generated"),
+    ):
+        settings = params.parse({**train, **change}, TrainSettings, "train")
+        with pytest.raises(ParamsError, match=message):
+            load_slots(settings, passes_of(4, 2, 1), prompts_of(4))
 
 
 def test_an_even_prompt_is_measured_against_all_that_is_known() -> None:
@@ -172,11 +218,6 @@ def test_it_learns_from_fresh_graded_rollouts_after_their_advantages_were_taken(
     assert (method(rollouts) == before).all()
     method.observe(rollouts)
     assert (method.state.correct[0], method.state.trials[0]) == (3.0, 3.0)
-
-
-def test_rewards_that_are_all_equal_so_far_teach_nothing() -> None:
-    method = posterior.Method(posterior.Settings(3.0, PRIOR), prompts_of(2))
-    assert method(rollouts_of([0.4, 0.4, 0.4], [0, 0, 1])).tolist() == [0.0] * 3
 
 
 def choose(candidates: int, rates: list[float], steps: int) -> np.ndarray:

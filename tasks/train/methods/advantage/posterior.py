@@ -13,7 +13,10 @@ all rollouts. Unlike `one_sided`, whose side is the majority of the group itself
 depend on the rollouts, and nothing is shrunk. A prompt that turns out against its side is updated
 whole.
 
-Rewards are taken for shares between the lowest and the highest that were ever seen.
+Pass rates are of outcomes. A baseline in rewards takes the mean reward of correct and of wrong
+rollouts in earlier steps, 1 and 0 at first. Where rewards of an outcome differ, as those of
+composites do, no side is silent. Baselines hold what was sampled in earlier steps, so replayed
+rollouts, which would stand in their own, are refused.
 """
 
 from dataclasses import dataclass
@@ -23,7 +26,7 @@ import polars as pl
 
 from tasks.train.methods.advantage.one_sided import evenest_share
 from tasks.train.pass_rates import EXAMPLE_PRIOR, Belief, PassRates, PriorSettings
-from tasks.train.rollouts import Floats, Rollouts
+from tasks.train.rollouts import ROUNDING, Floats, Rollouts
 from tasks.train.slots import Advantage
 
 reads_prompts = True
@@ -43,15 +46,20 @@ EXAMPLE = Settings(update_cost=3.0, prior=EXAMPLE_PRIOR)
 
 @dataclass
 class State(Belief):
-    """What is known of pass rates; the lowest and the highest reward so far."""
+    """What is known of pass rates; of the rewards of correct and of wrong rollouts so far the
+    number, the sum, and whether they were all equal."""
 
-    low: float = np.inf
-    high: float = -np.inf
+    num_correct: float = 0.0
+    num_wrong: float = 0.0
+    correct_rewards: float = 0.0
+    wrong_rewards: float = 0.0
+    are_equal: bool = True
 
 
 class Method(Advantage):
     skips_zeros = True
     needs_group = False
+    fresh_only = True
 
     def __init__(self, settings: Settings, prompts: pl.DataFrame) -> None:
         self.evenest = evenest_share(settings.update_cost)
@@ -60,28 +68,39 @@ class Method(Advantage):
 
     def __call__(self, rollouts: Rollouts) -> Floats:
         group_B, num_groups = rollouts.group_B, len(rollouts.prompt_rows_Q)
-        low, high, share_B = self.shares(rollouts.rewards_B)
+        correct_B = rollouts.is_correct_B().astype(np.float64)
         first_Q, second_Q = self.rates.beta(rollouts.prompt_rows_Q)
-        sum_Q = np.bincount(group_B, share_B, num_groups)
+        sum_Q = np.bincount(group_B, correct_B, num_groups)
         size_Q = np.bincount(group_B, minlength=num_groups)
-        others_B = (first_Q + sum_Q)[group_B] - share_B
+        others_B = (first_Q + sum_Q)[group_B] - correct_B
         total_B = (first_Q + second_Q + size_Q)[group_B] - 1.0
-        baseline_B = low + (high - low) * others_B / total_B
+        wrong, correct = self.levels()
+        baseline_B = wrong + (correct - wrong) * others_B / total_B
         prior_Q = first_Q / (first_Q + second_Q)
         is_sure_Q = np.minimum(prior_Q, 1.0 - prior_Q) < self.evenest
-        side_Q = np.where(prior_Q > 0.5, high, low)
-        chosen_B = np.where(is_sure_Q[group_B], side_Q[group_B], baseline_B)
-        return np.asarray(rollouts.rewards_B - chosen_B)
+        side_Q = np.where(prior_Q > 0.5, correct, wrong)
+        is_silent_B = (is_sure_Q & self.state.are_equal)[group_B]
+        advantages_B = rollouts.rewards_B - np.where(is_silent_B, side_Q[group_B], baseline_B)
+        is_none_B = np.abs(advantages_B) <= ROUNDING * max(abs(correct), abs(wrong))
+        return np.where(is_none_B, 0.0, advantages_B)
 
-    def shares(self, rewards_B: Floats) -> tuple[float, float, Floats]:
-        """The lowest and the highest reward known, and where between them each reward lies."""
-        low = float(min(self.state.low, rewards_B.min(initial=np.inf)))
-        high = float(max(self.state.high, rewards_B.max(initial=-np.inf)))
-        spread = high - low if high > low else 1.0
-        return low, high, (rewards_B - low) / spread
+    def levels(self) -> tuple[float, float]:
+        """The mean reward of wrong and of correct rollouts in earlier steps."""
+        state = self.state
+        wrong = state.wrong_rewards / state.num_wrong if state.num_wrong else 0.0
+        correct = state.correct_rewards / state.num_correct if state.num_correct else 1.0
+        return wrong, correct
 
     def observe(self, rollouts: Rollouts) -> None:
-        """Add the step's fresh, graded rollouts to what is known of their prompts."""
-        fresh = rollouts.where(~rollouts.replayed_B & ~rollouts.is_error_B())
-        self.state.low, self.state.high, share_B = self.shares(fresh.rewards_B)
-        self.rates.add(fresh.prompt_rows_Q, fresh.group_B, share_B)
+        """Add the step's graded rollouts to what is known of their prompts, and their rewards."""
+        graded, state = rollouts.where(~rollouts.is_error_B()), self.state
+        is_correct_B = graded.is_correct_B()
+        right, wrong = graded.rewards_B[is_correct_B], graded.rewards_B[~is_correct_B]
+        state.num_correct += float(len(right))
+        state.num_wrong += float(len(wrong))
+        state.correct_rewards += float(right.sum())
+        state.wrong_rewards += float(wrong.sum())
+        for rewards, level in zip((wrong, right), self.levels(), strict=True):
+            gaps = np.abs(rewards - level)
+            state.are_equal &= bool((gaps <= ROUNDING * np.maximum(np.abs(rewards), 1e-9)).all())
+        self.rates.add(graded.prompt_rows_Q, graded.group_B, is_correct_B.astype(np.float64))
