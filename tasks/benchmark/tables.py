@@ -148,7 +148,8 @@ def headline(runs: dict[str, Runs], protocol: Protocol) -> Iterator[str]:
 
 
 def short(protocol: Protocol, lines: list[Line]) -> Iterator[str]:
-    """What the README shows: at the reference's best accuracy, every family and recipe."""
+    """What the README shows: at the reference's best accuracy, every family and recipe that has
+    been run at all its budgets."""
     yield f"| family | recipe | {' | '.join(SHORT)} |"
     yield "|---" * (len(SHORT) + 2) + "|"
     for family in protocol.families:
@@ -157,14 +158,17 @@ def short(protocol: Protocol, lines: list[Line]) -> Iterator[str]:
             continue
         reference = runs[protocol.reference]
         budget = max(reference.by_budget)
-        for name, mine in runs.items():
-            if name == protocol.reference:
+        for contestant in protocol.contestants:
+            mine = runs.get(contestant.recipe)
+            if mine is None or mine is reference:
+                continue
+            if list(mine.by_budget) != protocol.budgets(family, contestant):
                 continue
             draws = resample(mine, reference, protocol.num_bootstrap)
             cells = [
                 ratio_words(ratios(mine, reference, measure, draws)[budget]) for measure in SHORT
             ]
-            yield f"| {family} | `{name}` | {' | '.join(cells)} |"
+            yield f"| {family} | `{contestant.recipe}` | {' | '.join(cells)} |"
 
 
 def tuned(lines: list[Line]) -> Iterator[str]:
