@@ -215,8 +215,8 @@ def amount_words(measure: str, amount: float) -> str:
 
 def points(runs: dict[str, Runs]) -> Iterator[str]:
     """Every point of every frontier, with its settings."""
-    yield f"| recipe | budget | seeds | test | spread | {' | '.join(SHOWN)} | settings |"
-    yield "|---" * (len(SHOWN) + 6) + "|"
+    yield f"| recipe | budget | seeds | test | spread | {' | '.join(SHOWN)} | settings | code |"
+    yield "|---" * (len(SHOWN) + 7) + "|"
     for name, mine in runs.items():
         costs = {measure: mine.cost(measure) for measure in SHOWN}
         for place, (budget, lines) in enumerate(mine.by_budget.items()):
@@ -226,5 +226,6 @@ def points(runs: dict[str, Runs]) -> Iterator[str]:
             yield (
                 f"| `{name}` | {budget:,} | {len(lines)} | {mean:.1%} | "
                 f"{min(tests):.1%} to {max(tests):.1%} | {' | '.join(cells)} | "
-                f"{settings_words(lines[0])} |"
+                f"{settings_words(lines[0])} | "
+                f"{', '.join(sorted({line['code'][:6] for line in lines}))} |"
             )
