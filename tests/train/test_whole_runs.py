@@ -192,7 +192,9 @@ def test_one_update_of_all_is_what_several_begin_with(guesser: Path, tmp_path: P
     assert twice.state.ledger.charged["update"] == 2 * plain.state.ledger.charged["update"]
 
 
-@pytest.mark.parametrize("name", ["dots_replay", "vcpo", "value_probe", "dps", "profile_replay"])
+@pytest.mark.parametrize(
+    "name", ["dots_replay", "vcpo", "value_probe", "dps", "profile_replay", "winnow"]
+)
 def test_a_run_with_a_memory_goes_on_bit_for_bit(name: str, guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, [4] * 40)
     changes = {**changes_of(name), "batch": BATCH}
