@@ -10,7 +10,7 @@ It is a model: pass rates are those of the profile, which drift as the policy le
 saving in information a run keeps a part. Left out: what slots of the loop save.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any
 
@@ -18,40 +18,33 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tasks.common.statistics import fit_beta, mixed_probability
+from tasks.allocate.visits import Compared, by_prompt
+from tasks.common.statistics import mixed_probability
 
 Floats = npt.NDArray[np.float64]
 
 ACCOUNTS = ("rollouts", "charged", "charged_mixed")
 NUM_DRAWS = 200
-MAX_PROMPTS = 50_000  # that the interval is drawn from: with more it is narrow anyway
+MAX_PROMPTS = 20_000  # that the interval is drawn from; of more it is narrower by the square root
 
 
-def judge(plan: pl.DataFrame, profile: pl.DataFrame) -> dict[str, Any]:
+def judge(compared: Compared) -> dict[str, Any]:
     """By account: `saving`, its 95 % interval (`low`, `high`) over prompts and pass rates, and
     `passes_to_pay`, the number of passes from which on profiling pays, None where it never does."""
-    prior = fit_beta(
-        profile["correct"].to_numpy(), (profile["num_samples"] - profile["error"]).to_numpy()
-    )
-    passes = int(plan["pass"].max()) + 1  # type: ignore[arg-type]
-    largest = int(plan["group_size"].max())  # type: ignore[arg-type]
-
-    def compared(profile: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
-        """The visits of the plan, of the uniform one, and of a plan that only samples."""
-        samples = uniformly_visited(profile, pl.col("num_samples"), 1)
-        uniform = uniformly_visited(profile, pl.lit(largest, pl.Int32), passes)
-        return visited(plan, profile), uniform, samples
-
-    saving = savings(*compared(profile), expected(prior))
+    profile, prior, passes = compared.profile, compared.prior, compared.uniform.times
+    plans = compared.plan, compared.uniform, compared.samples
+    saving = savings([visits.counted for visits in plans], expected(prior))
     rng = np.random.default_rng(0)
+    kept = np.arange(len(profile), dtype=np.uint32)
     if len(profile) > MAX_PROMPTS:
-        kept = rng.choice(len(profile), MAX_PROMPTS, replace=False)
-        profile = profile[np.sort(kept)]
-    visits = compared(profile)
-    drawn = [savings(*visits, draw(profile, prior, rng)) for _ in range(NUM_DRAWS)]
+        kept = np.sort(rng.choice(kept, MAX_PROMPTS, replace=False))
+    visits, some = [by_prompt(each, profile, kept) for each in plans], profile[kept]
+    drawn = [savings(visits, draw(some, prior, rng)) for _ in range(NUM_DRAWS)]
+    center, shrunk = savings(visits, expected(prior)), np.sqrt(len(kept) / len(profile))
     found = {}
     for account, (value, to_pay) in saving.items():
-        low, high = np.quantile([each[account][0] for each in drawn], (0.025, 0.975))
+        relative = [each[account][0] / center[account][0] - 1.0 for each in drawn]
+        low, high = value * (1.0 + shrunk * np.quantile(relative, (0.025, 0.975)))
         found[account] = {
             "saving": value,
             "low": float(low),
@@ -59,33 +52,6 @@ def judge(plan: pl.DataFrame, profile: pl.DataFrame) -> dict[str, Any]:
             "passes_to_pay": None if to_pay is None else ceil(to_pay * passes),
         }
     return found
-
-
-def visited(plan: pl.DataFrame, profile: pl.DataFrame) -> pl.DataFrame:
-    """How often the plan visits each prompt of the profile with each group size, and the prompt's
-    counts and mean tokens a rollout (`prompt` is its row in the profile)."""
-    counts = plan.group_by("prompt_id", "group_size", maintain_order=True).len("visits")
-    prompts = prompts_of(profile)
-    return counts.join(prompts, on="prompt_id", how="inner", maintain_order="left")
-
-
-def uniformly_visited(profile: pl.DataFrame, group_size: pl.Expr, visits: int) -> pl.DataFrame:
-    """The same for a plan that visits every prompt so often."""
-    return prompts_of(profile).with_columns(group_size=group_size, visits=pl.lit(visits, pl.UInt32))
-
-
-def prompts_of(profile: pl.DataFrame) -> pl.DataFrame:
-    """What is known of the prompts: counts and mean tokens a rollout."""
-    graded = pl.col("num_samples") - pl.col("error")
-    tokens = pl.col("prompt_tokens") + pl.col("completion_tokens") / pl.col("num_samples")
-    return profile.select(
-        "prompt_id",
-        "correct",
-        "num_samples",
-        graded=graded,
-        tokens=tokens,
-        prompt=pl.int_range(pl.len(), dtype=pl.Int64),
-    )
 
 
 def expected(prior: tuple[float, float]) -> Any:
@@ -119,17 +85,17 @@ def draw(profile: pl.DataFrame, prior: tuple[float, float], rng: np.random.Gener
     return of
 
 
-def savings(
-    mine: pl.DataFrame, theirs: pl.DataFrame, samples: pl.DataFrame, known: Any
-) -> dict[str, tuple[float, float | None]]:
-    """By account the saving, and how many times the plan must be run for the profile to pay."""
+def savings(compared: Sequence[pl.DataFrame], known: Any) -> dict[str, tuple[float, float | None]]:
+    """By account the saving of the first of three plans over the second, the third being the
+    profile's samples; and how many times the plan must be run for the profile to pay."""
+    mine, theirs, samples = compared
     information, cost = totals(mine, known)
     uniform_information, uniform_cost = totals(theirs, known)
     _, _, weights = known(samples)
-    rollouts = samples["group_size"].to_numpy() * weights
+    rollouts = samples["group_size"].to_numpy() * samples["visits"].to_numpy() * weights
     profiled = {
         "rollouts": float(rollouts.sum()),
-        **dict.fromkeys(ACCOUNTS[1:], float(rollouts @ samples["tokens"].to_numpy())),
+        **dict.fromkeys(ACCOUNTS[1:], float((rollouts * samples["tokens"].to_numpy()).sum())),
     }
     found: dict[str, tuple[float, float | None]] = {}
     for account in ACCOUNTS:
@@ -146,11 +112,12 @@ def totals(visits: pl.DataFrame, known: Any) -> tuple[float, Mapping[str, float]
     spread, mixed, weights = known(visits)
     rollouts = visits["group_size"].to_numpy() * visits["visits"].to_numpy() * weights
     size, tokens = visits["group_size"].to_numpy(), rollouts * visits["tokens"].to_numpy()
-    information = float((rollouts * (size - 1) / size) @ spread)
+    # not as a dot product: two hundred of this length would wait for the threads of the BLAS
+    information = float((rollouts * (size - 1) / size * spread).sum())
     return information, {
         "rollouts": float(rollouts.sum()),
         "charged": 4.0 * float(tokens.sum()),
-        "charged_mixed": float(tokens @ (1.0 + 3.0 * mixed)),
+        "charged_mixed": float((tokens * (1.0 + 3.0 * mixed)).sum()),
     }
 
 

@@ -6,15 +6,10 @@ import logging
 import numpy as np
 import polars as pl
 
+from tasks.allocate.forecast import forecast, reading_slots
 from tasks.allocate.judgement import judge, judgement_words
-from tasks.allocate.plan import (
-    AllocateSettings,
-    check_decisions,
-    forecast,
-    load_strategy,
-    make_plan,
-    reading_slots,
-)
+from tasks.allocate.plan import AllocateSettings, check_decisions, load_strategy, make_plan
+from tasks.allocate.visits import compare
 from tasks.common import params, stage
 from tasks.common.artifacts import DECISIONS, PLAN, PROFILE, SAMPLES
 from tasks.common.files import digest_file, read_json, write_json
@@ -33,7 +28,8 @@ def main(run: stage.Stage) -> None:
     chosen = params.recipe(run.params, recipe)
     spec, readers = chosen["allocate"], reading_slots(chosen["train"])
     strategy, allocate = load_strategy(spec)
-    profile = PROFILE.read(layout.profile / "profile.parquet")
+    # in one chunk, from which rows are taken ten times as fast
+    profile = PROFILE.read(layout.profile / "profile.parquet").rechunk()
     card = read_json(layout.policy_card)
     architecture = Architecture(**{name: card[name] for name in Architecture.__dataclass_fields__})
     run.tracker.params({"allocate": {**run.params["allocate"], **spec}})
@@ -48,16 +44,16 @@ def main(run: stage.Stage) -> None:
     allocation = allocate(profile, settings.passes, rng)
     plan = make_plan(allocation.phases, profile)
     decisions = check_decisions(allocation.decisions, profile)
+    compared = compare(plan, profile)
     expected = forecast(
-        plan,
-        profile,
+        compared,
         architecture,
         reads_profile=strategy.reads_profile or bool(readers),
         strategy=str(spec["strategy"]),
         train=chosen["train"],
     )
     if strategy.reads_profile:
-        expected["judgement"] = judge(plan, profile)
+        expected["judgement"] = judge(compared)
     counts = decisions.group_by("decision").len().sort("len", descending=True)
     for decision, count in counts.iter_rows():
         logger.info("%s: %d of %d prompts", decision, count, len(decisions))
@@ -70,7 +66,7 @@ def main(run: stage.Stage) -> None:
         logger.info("%s", judgement_words(expected["judgement"]))
 
     out = layout.plan(recipe, seed)
-    PLAN.write(out / "plan.parquet", plan)
+    PLAN.write(out / "plan.parquet", plan.drop("row"))
     DECISIONS.write(out / "decisions.parquet", decisions)
     samples = SAMPLES.frame([])
     if readers:
@@ -86,17 +82,17 @@ def main(run: stage.Stage) -> None:
 
 def warn_if_few_learnable(profile: pl.DataFrame, mixed_rate: float) -> None:
     """Warn when this policy can learn from almost no prompt."""
-    solved = profile.filter(
-        (pl.col("correct") > 0) & (pl.col("correct") < pl.col("num_samples") - pl.col("error"))
-    )
-    if len(solved) >= 0.05 * len(profile):
+    graded = pl.col("num_samples") - pl.col("error")
+    is_learnable = (pl.col("correct") > 0) & (pl.col("correct") < graded)
+    learnable = int(profile.select(is_learnable.sum()).item())
+    if learnable >= 0.05 * len(profile):
         return
     logger.warning(
         "ONLY %d OF %d PROMPTS WERE SOLVED SOMETIMES BUT NOT ALWAYS: %.1f %% of the groups are "
         "expected to carry a gradient. Training would spend nearly all its compute on groups "
         "without one. Use easier prompts, a stronger policy, or a larger sampling.max_tokens if "
         "completions are cut off",
-        len(solved),
+        learnable,
         len(profile),
         100 * mixed_rate,
     )

@@ -1,6 +1,7 @@
 """The statistics of pass rates: intervals, unbiased pass@k, and how likely a group is to carry a
 gradient."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -107,14 +108,17 @@ def equal_interval(
     return value - others * (value - bounds[0]), value + others * (bounds[1] - value)
 
 
-def fit_beta(correct: npt.ArrayLike, trials: npt.ArrayLike) -> tuple[float, float]:
+def fit_beta(
+    correct: npt.ArrayLike, trials: npt.ArrayLike, prompts: npt.ArrayLike = 1.0
+) -> tuple[float, float]:
     """Beta(a, b) that makes the observed counts most likely: how true pass rates spread over these
-    prompts. Of many prompts, those with equal counts are one term of the sum."""
+    prompts, or over so many `prompts` with each pair of counts. Of many prompts, those with equal
+    counts are one term of the sum."""
     counts: tuple[npt.NDArray[Any], ...] = (np.asarray(correct), np.asarray(trials))
-    weights = np.ones(len(counts[0]))
+    weights = np.broadcast_to(np.asarray(prompts, dtype=np.float64), counts[0].shape)
     if len(weights) > MANY:
         counts, place = distinct(*counts)
-        weights = np.bincount(place).astype(np.float64)
+        weights = np.bincount(place, weights).astype(np.float64)
     c, n = (values.astype(np.float64) for values in counts)
 
     def negative_log_likelihood(log_parameters: Floats) -> float:
@@ -158,5 +162,9 @@ def distinct(*counts: npt.NDArray[Any]) -> tuple[tuple[npt.NDArray[Any], ...], n
     them."""
     shape = tuple(int(values.max()) + 1 for values in counts)
     numbers = np.ravel_multi_index(tuple(values.astype(np.int64) for values in counts), shape)
-    found, place = np.unique(numbers, return_inverse=True)
+    if math.prod(shape) > len(numbers):
+        found, place = np.unique(numbers, return_inverse=True)
+    else:  # a table of what occurs, which needs no sorting
+        occurs = np.bincount(numbers, minlength=math.prod(shape)) > 0
+        found, place = np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[numbers]
     return np.unravel_index(found, shape), place

@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.allocate import strategies
+from tasks.allocate.forecast import forecast, reading_slots
 from tasks.allocate.plan import (
     Allocation,
     EmptyPlanError,
     check_decisions,
-    forecast,
     load_strategy,
     make_plan,
-    reading_slots,
 )
+from tasks.allocate.visits import compare
 from tasks.common.artifacts import OUTCOMES, PROFILE
 from tasks.common.ledger import Architecture
 from tasks.common.params import ParamsError
@@ -140,14 +140,14 @@ def test_sgpo_keeps_its_promises_on_any_profile(
     sizes = dict(decisions.select("prompt_id", "group_size").iter_rows())
     for number, frame in enumerate(allocation.phases):
         expected = [2, 4, 8][number % 3]
-        ids = frame["prompt_id"].to_list()
+        ids = profile["prompt_id"].gather(frame["row"]).to_list()
         assert set(frame["group_size"]) <= {expected}
         assert len(ids) == len(set(ids))
         assert kept <= set(ids)  # the same unsolved prompts in every phase
         assert all(sizes[name] == expected for name in set(ids) - kept)
         assert not set(ids) & by_decision.get("trivial", set())
     per_pass = [
-        sorted(pl.concat(allocation.phases[i * 3 : i * 3 + 3])["prompt_id"]) for i in range(passes)
+        sorted(pl.concat(allocation.phases[i * 3 : i * 3 + 3])["row"]) for i in range(passes)
     ]
     assert all(ids == per_pass[0] for ids in per_pass)
 
@@ -205,8 +205,7 @@ def test_a_matched_plan_costs_what_sgpos_does(name: str) -> None:
         plan = run(spec, profile)[1]
         reads_profile = spec is SGPO
         forecasts[str(spec["strategy"])] = forecast(
-            plan,
-            profile,
+            compare(plan, profile),
             architecture,
             reads_profile=reads_profile,
             strategy=str(spec["strategy"]),
@@ -239,10 +238,7 @@ def test_an_ungraded_prompt_is_left_out_and_said_so() -> None:
         error=pl.when(pl.col("prompt_id") == "p00001").then(8).otherwise(0).cast(pl.Int32),
     )
     allocation, plan = run(SGPO, broken)
-    assert (
-        dict(allocation.decisions.select("prompt_id", "decision").iter_rows())["p00001"]
-        == "ungraded"
-    )
+    assert check_decisions(allocation.decisions, broken)["decision"].to_list()[1] == "ungraded"
     assert set(plan["prompt_id"]) == {"p00000"}
 
 
@@ -278,7 +274,11 @@ def test_forecast_by_hand() -> None:
     profile = profile_of([(4, 8)] * 5)  # 9 prompt tokens and 96 / 8 completion tokens a sample: 21
     _, plan = run({"strategy": "uniform", "group_size": 4}, profile, passes=2)
     expected = forecast(
-        plan, profile, architecture, reads_profile=False, strategy="uniform", train=train_of(ALL)
+        compare(plan, profile),
+        architecture,
+        reads_profile=False,
+        strategy="uniform",
+        train=train_of(ALL),
     )
     assert expected["plan"]["rollouts"] == 40
     assert expected["plan"]["tokens"] == 40 * 21
@@ -286,7 +286,11 @@ def test_forecast_by_hand() -> None:
     assert expected["plan"]["flops_charged_paper"] == 8 * 10 * 40 * 21
     assert expected["uniform"] == {**expected["plan"], "group_size": 4}
     reading = forecast(
-        plan, profile, architecture, reads_profile=True, strategy="uniform", train=train_of(ALL)
+        compare(plan, profile),
+        architecture,
+        reads_profile=True,
+        strategy="uniform",
+        train=train_of(ALL),
     )
     assert (
         reading["plan"]["flops_charged"] - expected["plan"]["flops_charged"] == 2 * 10 * 5 * 8 * 21
@@ -302,8 +306,7 @@ def test_the_forecast_charges_updates_of_what_select_keeps() -> None:
 
     def expected(select: dict[str, object]) -> dict[str, float]:
         found = forecast(
-            plan,
-            profile,
+            compare(plan, profile),
             architecture,
             reads_profile=False,
             strategy="uniform",
@@ -333,7 +336,7 @@ def test_the_forecast_charges_every_epoch_replay_and_old_log_probabilities() -> 
     replay = {"method": "recent", "share": 0.2, "capacity": 9}
     train = train_of(ALL, updates=updates, replay=replay)
     found = forecast(
-        plan, profile, architecture, reads_profile=False, strategy="uniform", train=train
+        compare(plan, profile), architecture, reads_profile=False, strategy="uniform", train=train
     )["plan"]
     tokens = 40 * 21  # 0.8 of what a step trains on
     assert found["tokens_updated"] == pytest.approx(2 * tokens / 0.8)

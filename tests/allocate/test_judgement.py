@@ -6,15 +6,17 @@ import numpy as np
 import polars as pl
 import pytest
 
+from tasks.allocate import judgement
 from tasks.allocate.judgement import judge, judgement_words
 from tasks.allocate.plan import load_strategy, make_plan
+from tasks.allocate.visits import compare
 from tests.allocate.test_allocate import profile_of
 
 
 def judged(spec: dict[str, Any], profile: pl.DataFrame, passes: int) -> dict[str, dict[str, Any]]:
     allocation = load_strategy(spec)[1](profile, passes, np.random.default_rng(0))
     plan = make_plan(allocation.phases, profile)
-    return judge(plan, profile)
+    return judge(compare(plan, profile))
 
 
 def mix(dead: int, even: int, num_samples: int = 8) -> pl.DataFrame:
@@ -57,13 +59,23 @@ def test_small_groups_lose_information_however_often_the_profile_is_used() -> No
     assert "however many passes" in judgement_words(found)
 
 
+def test_the_interval_of_many_prompts_is_drawn_from_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = mix(2000, 2000)
+    every = judged(BAND, profile, passes=4)["charged_mixed"]
+    monkeypatch.setattr(judgement, "MAX_PROMPTS", 500)
+    some = judged(BAND, profile, passes=4)["charged_mixed"]
+    assert some["saving"] == every["saving"]
+    assert some["low"] < some["saving"] < some["high"]
+    assert some["high"] - some["low"] == pytest.approx(every["high"] - every["low"], rel=0.2)
+
+
 def test_the_interval_holds_the_saving_at_the_true_pass_rates() -> None:
     rng = np.random.default_rng(1)
     rates = np.where(rng.random(400) < 0.5, 0.0, rng.beta(1.0, 1.0, 400))
     profile = profile_of([(int(c), 8) for c in rng.binomial(8, rates)])
     allocation = load_strategy(BAND)[1](profile, 8, np.random.default_rng(0))
     plan = make_plan(allocation.phases, profile)
-    found = judge(plan, profile)["rollouts"]
+    found = judge(compare(plan, profile))["rollouts"]
     visited = profile["prompt_id"].is_in(plan["prompt_id"].implode()).to_numpy()
     spread = rates * (1 - rates)
     cost = 8 * 8 * visited.sum() + 8 * 400

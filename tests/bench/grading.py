@@ -4,14 +4,16 @@ by the pool.
     python -m tests.bench.grading [--answers 4000] [--processes 2] [--repeats 5]
 
 Answers are generated, half of them right, as long as those of GSM8K (about 300 characters). Both
-ways alternate in one run, after a first round that starts processes and fills caches; medians. The
-last column is a training step."""
+ways alternate in one run, after a first round that starts processes; medians. A round has answers
+of its own, so that no cache knows them. The last column is a training step."""
 
 import argparse
+import itertools
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import reasoning_gym as library
@@ -47,16 +49,21 @@ CONFIGURED: dict[str, dict[str, Any]] = {
 }
 
 
-def answers(name: str, count: int) -> list[Answer]:
-    """`count` answers, right and wrong by turns, no two golds alike in a row."""
+def answers(name: str, first: int, count: int) -> list[Answer]:
+    """`count` answers from the number `first` on, right and wrong by turns. Where golds are values,
+    no two are alike."""
     if name == "countdown":
         target = json.dumps({"numbers": [6, 34, 11], "target": 39})
         return [
-            Answer(name, WORK + f"\n34 + 11 {'-+'[i % 2]} 6", target, False) for i in range(count)
+            Answer(name, WORK + f"\n34 + 11 {'-+'[i % 2]} 6", target, False)
+            for i in range(first, first + count)
         ]
     if name == "reasoning_gym":
         problem = gold("chain_sum", library.create_dataset("chain_sum", seed=1, size=1)[0])
-        return [Answer(name, f"<answer>{i}</answer>", problem, False) for i in range(count)]
+        return [
+            Answer(name, f"<answer>{i}</answer>", problem, False)
+            for i in range(first, first + count)
+        ]
     if name == "ifeval":
         rules = json.dumps(
             {
@@ -64,18 +71,25 @@ def answers(name: str, count: int) -> list[Answer]:
                 "kwargs": [{}, {"language": "en"}],
             }
         )
-        return [Answer(name, WORK[: 300 * (i % 2)] + "So.", rules, False) for i in range(count)]
+        return [
+            Answer(name, WORK[: 300 * (i % 2)] + "So.", rules, False)
+            for i in range(first, first + count)
+        ]
     if name == "regex":
-        return [Answer(name, WORK + f"It is {i % 2}", r"It is 1\b", False) for i in range(count)]
+        return [
+            Answer(name, WORK + f"It is {i % 2}", r"It is 1\b", False)
+            for i in range(first, first + count)
+        ]
     if name == "json_schema":
         schema = json.dumps({"type": "object", "required": ["a"]})
         return [
             Answer(name, WORK + f'\n```json\n{{"{"ab"[i % 2]}": {i}}}\n```', schema, False)
-            for i in range(count)
+            for i in range(first, first + count)
         ]
     if name == "choice":
         return [
-            Answer(name, WORK + f"The answer is {'AB'[i % 2]}.", "A", False) for i in range(count)
+            Answer(name, WORK + f"The answer is {'AB'[i % 2]}.", "A", False)
+            for i in range(first, first + count)
         ]
     ends = {
         "exact": "{}",
@@ -85,8 +99,8 @@ def answers(name: str, count: int) -> list[Answer]:
     tagged = f"<think>{WORK}</think><answer>" + r"$\frac{{{}}}{{7}}$</answer>"
     golds = "{}" if name in ("exact", "numeric") else r"\frac{{{}}}{{7}}"
     return [
-        Answer(name, ends.get(name, tagged).format(i % 97 + i % 2), golds.format(i % 97), False)
-        for i in range(count)
+        Answer(name, ends.get(name, tagged).format(i + i % 2), golds.format(i), False)
+        for i in range(first, first + count)
     ]
 
 
@@ -96,17 +110,26 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def measure(name: str, count: int, processes: int, repeats: int) -> tuple[float, float, float]:
+def measure(
+    name: str, fresh: Iterator[int], count: int, processes: int, repeats: int
+) -> tuple[float, float, float]:
     """Answers a second in this process and by the pool, and the seconds of 32 by the pool:
-    medians."""
-    batch, verifier = answers(name, count), load(name, CONFIGURED)
-    direct: Callable[[], object] = lambda: [verifier.verify(a.completion, a.gold) for a in batch]  # noqa: E731
+    medians. `fresh` gives numbers of answers that nobody has graded, `count` at a time."""
+    verifier = load(name, CONFIGURED)
+
+    def grade_here(batch: list[Answer]) -> None:
+        for answer in batch:
+            verifier.verify(answer.completion, answer.gold)
+
+    def timed(grade: Callable[[list[Answer]], object], num: int) -> float:
+        return seconds(partial(grade, answers(name, next(fresh), num)))
+
     alone, pooled, step = [], [], []
     with Grader(Verify(processes, 20.0, 4.0, 1.0, CONFIGURED)) as grader:
         for _ in range(repeats + 1):
-            alone.append(seconds(direct))
-            pooled.append(seconds(lambda: grader.grade(batch)))
-            step += [seconds(lambda: grader.grade(batch[:32])) for _ in range(5)]
+            alone.append(timed(grade_here, count))
+            pooled.append(timed(grader.grade, count))
+            step += [timed(grader.grade, 32) for _ in range(5)]
     rates = [count / statistics.median(times[1:]) for times in (alone, pooled)]
     return rates[0], rates[1], statistics.median(step[5:])
 
@@ -121,10 +144,13 @@ def main() -> None:
         f"{'verifier':15} in-process/s  pool of {options.processes}/s  pool/in-process  32 answers "
         "(ms)"
     )
+    fresh = itertools.count(0, options.answers)
     for name in registry.names(verifiers):
-        if name == "code":  # see tests.bench.programs
+        if name in ("code", "judge"):  # see tests.bench.programs; a server decides the speed
             continue
-        alone, pooled, step = measure(name, options.answers, options.processes, options.repeats)
+        alone, pooled, step = measure(
+            name, fresh, options.answers, options.processes, options.repeats
+        )
         print(
             f"{name:15} {alone:12,.0f} {pooled:12,.0f} {pooled / alone:16.2f} {1000 * step:16.2f}"
         )

@@ -19,10 +19,10 @@ def allocate(
 ) -> Allocation:
     """Visit prompts with 0 < pass rate <= `trivial_above` in every pass."""
     rate = pl.col("pass_rate")
-    chosen = profile.filter((rate > 0) & (rate <= trivial_above))["prompt_id"]
-    trivial = profile.filter(rate > trivial_above)["prompt_id"]
-    unsolved = profile.filter(rate == 0)["prompt_id"]
-    ungraded = profile.filter(rate.is_null())["prompt_id"]
+    chosen = profile.filter((rate > 0) & (rate <= trivial_above))["row"]
+    trivial = profile.filter(rate > trivial_above)["row"]
+    unsolved = profile.filter(rate == 0)["row"]
+    ungraded = profile.filter(rate.is_null())["row"]
     visits = [phase(number, shuffled(chosen, rng), group_size) for number in range(passes)]
     decisions = pl.concat(
         [

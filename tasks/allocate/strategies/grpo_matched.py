@@ -27,8 +27,8 @@ def allocate(
     """Return uniform visits with the cost of sGPO's plan under the last three settings."""
     settings = {"trivial_above": trivial_above, "unsolved_rate": unsolved_rate, "buckets": buckets}
     _, budget = sgpo_plan(profile, passes, rng, settings)
-    ids = profile["prompt_id"]
-    visits = uniform_until(ids, group_size, budget, profile, rng)
+    rows = profile["row"]
+    visits = uniform_until(rows, group_size, budget, profile, rng)
     return Allocation(
-        visits, decide(profile, ids, "all", group_size, "uniform, until sGPO's cost is spent")
+        visits, decide(profile, rows, "all", group_size, "uniform, until sGPO's cost is spent")
     )

@@ -27,9 +27,8 @@ def allocate(
     settings."""
     settings = {"trivial_above": trivial_above, "unsolved_rate": unsolved_rate, "buckets": buckets}
     visits, budget = sgpo_plan(profile, passes, rng, settings)
-    rows = np.sort(rng.permutation(len(profile))[: visits["prompt_id"].n_unique()])
-    chosen = profile["prompt_id"].gather(rows)
-    others = profile.filter(~pl.col("prompt_id").is_in(chosen.implode()))["prompt_id"]
+    order, num = rng.permutation(len(profile)), visits["row"].n_unique()
+    chosen, others = (profile["row"].gather(np.sort(part)) for part in (order[:num], order[num:]))
     decisions = pl.concat(
         [
             decide(profile, chosen, "subset", group_size, "in the random subset"),

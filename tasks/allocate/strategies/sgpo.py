@@ -29,33 +29,36 @@ def allocate(
     """Return the visits of every pass, phase by phase, and the decision about every prompt."""
     sizes = check_settings(buckets, unsolved_rate)
     # by pass rate: trivial, never solved, and the rest, which is learnable
-    graded = profile.filter(pl.col("pass_rate").is_not_null())
+    known = profile.select("row", "pass_rate", "correct", "num_samples", "error")
+    graded = known.filter(pl.col("pass_rate").is_not_null())
     trivial = graded.filter(pl.col("pass_rate") > trivial_above)
     unsolved = graded.filter(pl.col("correct") == 0)
     learnable = graded.filter((pl.col("correct") > 0) & (pl.col("pass_rate") <= trivial_above))
     learnable = learnable.with_columns(group_size=group_sizes(learnable, sizes))
     num_kept = round(unsolved_rate * len(unsolved))
-    kept = unsolved["prompt_id"].gather(np.sort(rng.permutation(len(unsolved))[:num_kept]))
+    order = rng.permutation(len(unsolved))
+    kept, left = (
+        unsolved["row"].gather(np.sort(part)) for part in (order[:num_kept], order[num_kept:])
+    )
     # one phase per bucket, easy to hard, with the same unsolved prompts in each
-    clusters = [learnable.filter(pl.col("group_size") == size)["prompt_id"] for size in sizes]
+    clusters = [learnable.filter(pl.col("group_size") == size)["row"] for size in sizes]
     visits = [
         phase(number, shuffled(pl.concat([cluster, kept]), rng), size)
         for number in range(passes)
         for size, cluster in zip(sizes, clusters, strict=True)
     ]
-    left = unsolved.filter(~pl.col("prompt_id").is_in(kept.implode()))["prompt_id"]
     decisions = pl.concat(
         [
             decide(
                 profile,
-                profile.filter(pl.col("pass_rate").is_null())["prompt_id"],
+                known.filter(pl.col("pass_rate").is_null())["row"],
                 "ungraded",
                 0,
                 "no valid grade",
             ),
             decide(
                 profile,
-                trivial["prompt_id"],
+                trivial["row"],
                 "trivial",
                 0,
                 f"solved more often than {trivial_above:.0%}: dropped",

@@ -13,8 +13,8 @@ def allocate(
     profile: pl.DataFrame, passes: int, rng: np.random.Generator, *, group_size: int
 ) -> Allocation:
     """Visit every prompt of `profile` in every pass, whatever its pass rate."""
-    ids = profile["prompt_id"]
-    visits = [phase(number, shuffled(ids, rng), group_size) for number in range(passes)]
+    rows = profile["row"]
+    visits = [phase(number, shuffled(rows, rng), group_size) for number in range(passes)]
     return Allocation(
-        visits, decide(profile, ids, "all", group_size, "uniform: every prompt alike")
+        visits, decide(profile, rows, "all", group_size, "uniform: every prompt alike")
     )

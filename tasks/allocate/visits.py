@@ -1,0 +1,88 @@
+"""A plan beside a uniform one, counted: how often prompts of which counts are visited with which
+group size. In this stage a prompt is its row in the profile: ids of millions compare slowly."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from tasks.common.statistics import fit_beta
+
+Ints = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.uint32]
+
+COUNTS = ["correct", "graded"]
+
+
+@dataclass(frozen=True)
+class Visits:
+    """Visits in their order, `times` over: the prompt's row in the profile and the group size, each
+    of shape (num_visits,). `counted` has a row for every different (correct, graded, group_size):
+    `visits`, their number, and `tokens`, the mean tokens of one rollout."""
+
+    rows: Rows
+    sizes: Ints
+    times: int
+    counted: pl.DataFrame
+
+    @property
+    def num(self) -> int:
+        """The number of visits, repetitions included."""
+        return len(self.rows) * self.times
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The visits of a plan, of a uniform plan with its largest group size and as many passes, and
+    of sampling the profile; and the Beta distribution (a, b) of the prompts' pass rates."""
+
+    profile: pl.DataFrame
+    plan: Visits
+    uniform: Visits
+    samples: Visits
+    prior: tuple[float, float]
+
+
+def compare(plan: pl.DataFrame, profile: pl.DataFrame) -> Compared:
+    """Count a plan (row, group_size, pass). Millions of prompts are then some dozens of rows."""
+    passes = int(plan["pass"].max()) + 1  # type: ignore[arg-type]
+    prompts, mean = prompts_of(profile), pl.col("tokens").mean()
+    every = prompts.group_by(*COUNTS, "num_samples").agg(mean, prompts=pl.len()).sort(pl.all())
+    largest = pl.lit(plan["group_size"].max(), pl.Int64)
+    uniform = every.with_columns(group_size=largest, visits=pl.col("prompts") * passes)
+    samples = every.with_columns(group_size=pl.col("num_samples"), visits=pl.col("prompts"))
+    visited = prompts[plan["row"]].with_columns(group_size=plan["group_size"].cast(pl.Int64))
+    counted = visited.group_by(*COUNTS, "group_size").agg(mean, visits=pl.len()).sort(pl.all())
+    rows = np.arange(len(profile), dtype=np.uint32)
+    sizes = prompts["num_samples"].to_numpy()
+    return Compared(
+        profile,
+        Visits(plan["row"].to_numpy(), visited["group_size"].to_numpy(), 1, counted),
+        Visits(rows, np.full_like(sizes, plan["group_size"].max()), passes, uniform),
+        Visits(rows, sizes, 1, samples),
+        fit_beta(every["correct"], every["graded"], every["prompts"]),
+    )
+
+
+def by_prompt(visits: Visits, profile: pl.DataFrame, rows: Rows) -> pl.DataFrame:
+    """Return the visits of the prompts in these rows: how often each is visited with each size, its
+    counts and tokens, and as `prompt` its place among `rows`."""
+    place = np.full(len(profile), -1, dtype=np.int64)
+    place[rows] = np.arange(len(rows))
+    prompts = place[visits.rows]
+    chosen = prompts >= 0
+    found = pl.DataFrame({"prompt": prompts[chosen], "group_size": visits.sizes[chosen]})
+    counted = found.group_by("prompt", "group_size").agg(visits=pl.len() * visits.times)
+    counted = counted.sort("prompt", "group_size")
+    return counted.hstack(prompts_of(profile[rows])[counted["prompt"]])
+
+
+def prompts_of(profile: pl.DataFrame) -> pl.DataFrame:
+    """What a model of visits knows of each prompt: counts and mean tokens of one rollout."""
+    return profile.select(
+        "correct",
+        graded=pl.col("num_samples") - pl.col("error"),
+        num_samples=pl.col("num_samples").cast(pl.Int64),
+        tokens=pl.col("prompt_tokens") + pl.col("completion_tokens") / pl.col("num_samples"),
+    )
