@@ -27,6 +27,7 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=Path("data/benchmark"), help="a work folder")
     parser.add_argument("--data", type=Path, default=Path("data"), help="where the policy is")
     parser.add_argument("--families", nargs="+", help="run these families alone; by default all")
+    parser.add_argument("--recipes", nargs="+", help="run these recipes alone; by default all")
     parser.add_argument("--workers", type=int, default=2, help="cells at a time")
     parser.add_argument("--shared", help="a folder or s3://bucket/prefix that other machines use")
     parser.add_argument("--tables", action="store_true", help="only write the tables again")
@@ -61,7 +62,7 @@ def run(options: argparse.Namespace) -> None:
     if not options.tables:
         params.at_least(1, workers=options.workers)
         runner = part["runner"]
-        asked = protocol.only(options.families) if options.families else protocol
+        asked = protocol.only(options.families, options.recipes)
         with process.exclusive(options.work / "lock", f"the benchmark in {options.work}"):
             results = part["results"].read_results(file)
             hours = runner.expected_hours(asked, results, options.workers)

@@ -6,7 +6,7 @@ digest of all that its result depends on, so that a finished cell is never run a
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -69,12 +69,24 @@ class Protocol:
         """The budgets of a recipe on a family, smallest first."""
         return [b for b in contestant.budgets if b in self.families[family].budgets]
 
-    def only(self, families: list[str]) -> "Protocol":
-        """The part of it that is about these families. Raises ParamsError for one it has not."""
-        if unknown := [name for name in families if name not in self.families]:
-            known = ", ".join(self.families)
-            raise ParamsError(f"the protocol has no family {unknown[0]}; there is: {known}")
-        return replace(self, families={name: self.families[name] for name in families})
+    def only(
+        self, families: Collection[str] | None, recipes: Collection[str] | None = None
+    ) -> "Protocol":
+        """The part of it that is about these families and recipes; None: about all. Raises
+        ParamsError for one that it has not."""
+        compared = [contestant.recipe for contestant in self.contestants]
+        for kind, asked, there in (
+            ("family", families, list(self.families)),
+            ("recipe", recipes, compared),
+        ):
+            if unknown := [name for name in asked or () if name not in there]:
+                known = ", ".join(there)
+                raise ParamsError(f"the protocol has no {kind} {unknown[0]}; there is: {known}")
+        return replace(
+            self,
+            families={name: self.families[name] for name in families or self.families},
+            contestants=[c for c in self.contestants if c.recipe in (recipes or compared)],
+        )
 
 
 @dataclass(frozen=True)

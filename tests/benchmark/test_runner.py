@@ -62,8 +62,14 @@ def test_a_part_of_the_protocol_is_about_some_families(tmp_path: Path) -> None:
     only = protocol.only(["other"])
     assert {cell.family for cell in runnable(only, values, {})} == {"other"}
     assert expected_hours(only, {}, 1) < expected_hours(protocol, {}, 1)
+    first, *_ = protocol.contestants
+    one = protocol.only(None, [first.recipe])
+    assert {cell.recipe for cell in runnable(one, values, {})} == {first.recipe}
+    assert {cell.family for cell in runnable(one, values, {})} == {"small", "other"}
     with pytest.raises(ParamsError, match="has no family tiny; there is: other, small"):
         protocol.only(["tiny"])
+    with pytest.raises(ParamsError, match="has no recipe tiny; there is: "):
+        protocol.only(None, ["tiny"])
 
 
 def test_all_recipes_try_the_same_points_and_their_own_settings_first(tmp_path: Path) -> None:
