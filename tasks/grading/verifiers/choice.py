@@ -17,6 +17,12 @@ WORDS = (
     "|答え"
 )
 SAID = re.compile(rf"(?:(?i:{WORDS}))[^\n]{{0,50}}?{LETTER}")
+MENTION = re.compile(r"(?i:option|choice)s?[\s*_(\[{]*(?:\\text\{ ?)?\(?")
+RIGHT = re.compile(r"[*_)\].}]{0,4}\s+is\s+(?!not\b)(?:\w+\s+)?(?:correct|right|best|true)\b")
+IS_IT = re.compile(
+    rf"{LETTER}[*_)\].}}]{{0,4}}\s+is\s+(?:therefore\s+|thus\s+)?the\s+"
+    r"(?:(?:only|correct|right|best)\s+)*(?:answer|choice|option)\b"
+)
 SAID_SMALL = re.compile(rf"(?i:{WORDS})\s*(?:is|:)\s*[*(]{{0,3}}([a-j])[*).\s]*$")
 OR = r"[*_)\].]{0,4}\s*,?\s*(?:\bor\b|/|或者?|oder|ou|или)\s*[*_(\[]{0,4}"
 HEDGE = re.compile(rf"{OR}[A-J](?![\w'])")
@@ -28,13 +34,17 @@ ALONE = re.compile(rf"{LETTER}(?=[.,:;)\]*\s!?]|$)")
 WORD = re.compile(r" (?!is\b|because\b)[a-z]")  # after an A or an I that is none of the options
 ONLY = re.compile(r"[\W_]*(?:\\?(?:text|mathrm|textbf)\W*)?([A-Za-z])[\W_]*")
 SEVERAL = re.compile(
-    r"[\W_]*(?:\\?(?:text|mathrm|textbf)\W*)?(?P<letters>[A-J](?:[\s,;&、和()]|and|\\text|[{}])*"
+    r"(?i)[\W_]*(?:\\?(?:text|mathrm|textbf)\W*)?(?P<letters>[A-J](?:[\s,;&、和()]|and|\\text|[{}])*"
     r"(?:(?:[\s,;&、和()]|and|\\text|[{}])*[A-J])+)[\W_]*"
 )
+LETTERS = r"(?P<letters>[A-J](?:[*_()\[\]]{0,4}(?:,? and |[,&、和 ]{1,3})?[*_()\[\]]{0,4}[A-J])+)"
 SAID_SEVERAL = re.compile(
     rf"(?:(?i:{WORDS}))(?:[^\n]{{0,20}}?)(?:(?i:is|are)|[:：是为]|(?<=选))\s*[*_(\[]{{0,4}}"
-    r"(?P<letters>[A-J](?:[*_()\[\]]{0,4}(?:,? and |[,&、和 ]{1,3})?[*_()\[\]]{0,4}[A-J])+)"
-    r"(?![\w'])(?!\s*,?\s*or\b)"
+    rf"{LETTERS}(?![\w'])(?!\s*,?\s*or\b)"
+)
+SAID_PLURAL = re.compile(
+    rf"(?i:options|choices|answers)\s+[*_(\[]{{0,4}}{LETTERS}"
+    r"(?:[\W_]*$|[\W_]+are\s+(?:both\s+|all\s+)?(?:correct|right|true)\b)"
 )
 
 
@@ -60,7 +70,7 @@ def letters_of(text: str) -> str | None:
 
 def capitals(text: str) -> str | None:
     """Return the letters in a list, or None if one occurs twice: then it is a word."""
-    letters = re.sub(r"and|\\text|[^A-J]", "", text)
+    letters = re.sub(r"and|\\text|[^a-jA-J]", "", text).upper()
     return letters if len(set(letters)) == len(letters) else None
 
 
@@ -70,7 +80,7 @@ def find_letters(text: str) -> str | None:
     for place in places(text):
         if found := letters_of(place):
             return found
-    said = list(SAID_SEVERAL.finditer(text))
+    said = list(SAID_SEVERAL.finditer(text)) or list(SAID_PLURAL.finditer(text))
     if said and (found := capitals(said[-1]["letters"])):
         return found
     return find_letter(text)
@@ -78,8 +88,15 @@ def find_letters(text: str) -> str | None:
 
 def find_letter(text: str) -> str | None:
     """Return the one letter that a running text gives as its answer, or None."""
-    if said := [found for found in SAID.finditer(text) if not denied(text, found)]:
-        return with_hedge(text, said[-1])
+    said, is_it = (
+        [found for found in pattern.finditer(text) if not denied(text, found)]
+        for pattern in (SAID, IS_IT)
+    )
+    stated = [found for found in said if not is_mentioned(text, found)]
+    if is_it and (not stated or stated[-1].start() < is_it[-1].end()):
+        return with_hedge(text, is_it[-1])
+    if stated or said:
+        return with_hedge(text, (stated or said)[-1])
     if small := SAID_SMALL.search(text[-100:]):
         return small[1].upper()
     if start := STARTS.match(text):
@@ -98,10 +115,17 @@ def places(text: str) -> list[str]:
     return [place for place in found if place and len(place) < 100]
 
 
+def is_mentioned(text: str, found: re.Match[str]) -> bool:
+    """Whether `option A` only mentions it: neither `the option is A` nor `option A is right`."""
+    before = MENTION.fullmatch(text, found.start(), found.start(1))
+    return before is not None and not RIGHT.match(text, found.end(1))
+
+
 def denied(text: str, found: re.Match[str]) -> bool:
     """Whether a letter is named as none of the answers: `not A`."""
     start = min(found.start(), max(found.start(1) - 12, 0))
-    return DENIED.search(text, start, found.start(1)) is not None
+    sentence = re.split(r"[.!?]\s", text[start : found.start(1)])[-1]
+    return DENIED.search(sentence) is not None
 
 
 def with_hedge(text: str, found: re.Match[str]) -> str:
