@@ -15,16 +15,20 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from flows.output import Output
 from tasks.common import forks
 
 ROOT = Path(__file__).resolve().parent.parent
 GRACE_SECONDS = 20.0
 POLL_SECONDS = 0.05
+LOOK_SECONDS = 1.0
 EDGE = re.compile(r'^"(?P<node>[^"]+)"(?: -> "(?P<dependent>[^"]+)")?;?$', re.MULTILINE)
 
 
@@ -39,19 +43,25 @@ class Dvc:
     def __init__(self) -> None:
         requests, to_dvc = os.pipe()
         from_dvc, answers = os.pipe()
+        self.output = Output()
+        stdout, stderr = self.output.ends
         self.child = subprocess.Popen(
             launcher("dvc", str(requests), str(answers)),
             cwd=ROOT,
             env=environment(),
             stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
             pass_fds=(requests, answers),
             process_group=0,
         )
+        self.output.start()
         os.close(requests)
         os.close(answers)
         self.requests, self.answers = os.fdopen(to_dvc, "w"), os.fdopen(from_dvc, "rb", buffering=0)
         self.stack = ExitStack()
         self.forks: dict[str, str] = {}
+        self.watch: Callable[[Output], object] | None = None  # looks on, once a second
 
     def __enter__(self) -> "Dvc":
         return self
@@ -64,6 +74,7 @@ class Dvc:
     ) -> None:
         with self.stack:
             self.end(interrupt=error is not None)
+            self.output.join()
             self.answers.close()
 
     def end(self, interrupt: bool) -> None:
@@ -110,8 +121,11 @@ class Dvc:
 
         The wait looks up a few times a second: a library's signal handler may keep a blocked one
         from being interrupted."""
-        line = b""
+        line, next_look = b"", time.monotonic() + LOOK_SECONDS
         while not line.endswith(b"\n"):
+            if self.watch and time.monotonic() >= next_look:
+                self.watch(self.output)
+                next_look = time.monotonic() + LOOK_SECONDS
             ready, _, _ = select.select([self.answers], [], [], POLL_SECONDS)
             if ready:
                 part = self.answers.read(1 << 16)
@@ -138,9 +152,11 @@ class Dvc:
 
     def repro(self, stage: str, force: bool = False) -> tuple[int, bool]:
         """Bring one stage up to date, looking at nothing upstream: (exit status, whether its
-        command was started)."""
+        command was started). What it wrote is then in `output`."""
+        self.output.lines.clear()
         options = ["--single-item", *(["--force"] if force else [])]
         answer = self.ask("repro", *options, stage, stage=stage)
+        self.output.settle()
         return int(answer["code"]), bool(answer["started"])
 
 

@@ -15,10 +15,12 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from flows import commands, summary
+from flows import commands, logs, records, summary
 from flows.stages import Stages, code_version
 from tasks.common import process
 from tasks.common.layout import Layout
+
+logs.speak()  # after Prefect's import, which silences the root logger
 
 LAYOUT = Layout(commands.ROOT / "data")
 Request = tuple[list[str], list[str], list[str]]  # recipes, seeds, stages to force
@@ -32,7 +34,14 @@ def as_task(stages: Stages, stage: str, retries: int) -> Task[[str], State]:
     """The Prefect task of one stage. It is handed the name only."""
 
     def bring_up_to_date(stage: str) -> State:
-        name, reason = stages.bring_up_to_date(stage)
+        watch = stages.dvc.watch = records.Watch(stage)
+        try:
+            name, reason = stages.bring_up_to_date(stage)
+        finally:
+            watch.finish(stages.dvc.output)
+            stages.dvc.watch = None
+        if name != "Cached":
+            records.tables(stage, LAYOUT)
         return Completed(name=name, message=reason)
 
     return Task(
@@ -61,7 +70,7 @@ def run_all(stages: Stages, retries: int) -> dict[str, State]:
         if blocking:
             stages.say(stage, "not run", f"it needs {', '.join(blocking)}")
         elif not states[stage].is_completed():
-            stages.say(stage, "FAILED", str(states[stage].message))
+            stages.say(stage, "FAILED", str(states[stage].message).partition("\n")[0])
     return states
 
 
@@ -98,6 +107,7 @@ def flow_over(
         nothing changed (`ingest`, when a source has new rows under its old name). `retries` repeats
         a stage that failed."""
         with look((recipes or [], [str(seed) for seed in seeds or []], force or [])) as stages:
+            records.attempt(lambda: records.name_run(stages))
             if stages.idle:
                 return run(stages, retries)
             if len(stages.stale) > 1:  # one alone imports its libraries just as fast itself

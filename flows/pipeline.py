@@ -12,11 +12,10 @@ nothing to run, it is not started at all.
 """
 
 import argparse
-import logging
 import sys
 from contextlib import nullcontext
 
-from flows import commands, experiment, server, summary
+from flows import commands, experiment, logs, server, summary
 from flows.selection import SelectionError
 from flows.stages import Stages
 from tasks.common import process
@@ -57,7 +56,8 @@ def bring_up_to_date(options: argparse.Namespace) -> int:
         if stages.left_out:
             print(summary.left_out(stages), flush=True)
         place = summary.prefect_place()
-        if not stages.idle or server.named_url():
+        named = server.named_url()
+        if not stages.idle or (named and server.answers(named)):
             failure = run_flow(stages, options)
             if failure:
                 print(failure, file=sys.stderr)
@@ -88,9 +88,7 @@ def run_flow(stages: Stages, options: argparse.Namespace) -> str:
 def main() -> int:
     """0, 1 when a stage failed or the request makes no sense, 130 when interrupted."""
     options = parse()
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    for handler in logging.getLogger().handlers:  # what Prefect has to say, its server keeps
-        handler.addFilter(lambda record: not record.name.startswith("prefect"))
+    logs.speak()
     process.interrupt_on_terminate()
     try:
         if options.experiment:

@@ -6,6 +6,7 @@ stands in a group of its own and ends with the flow. It writes to the same datab
 PREFECT_HOME that `prefect server start` reads."""
 
 import atexit
+import logging
 import os
 import socket
 import subprocess
@@ -17,6 +18,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from flows import commands
+
+logger = logging.getLogger(__name__)
 
 START_SECONDS = 180.0
 APP = (
@@ -59,16 +62,29 @@ def named_url() -> str | None:
         return None
 
 
+def answers(url: str, seconds: float = 5.0) -> bool:
+    """Whether anything answers at this address, be it with an error."""
+    try:
+        urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=seconds).close()
+    except urllib.error.HTTPError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 def provide() -> None:
-    """Have a server for the rest of this process: the one that PREFECT_API_URL names, else one of
-    our own.
+    """Have a server for the rest of this process: the one that PREFECT_API_URL names, else, or
+    where that one does not answer, one of our own.
 
     Ours ends when the process does, after Prefect's own threads have sent what they still hold.
     """
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    if PREFECT_API_URL.value():
-        return
+    if named := PREFECT_API_URL.value():
+        if answers(named):
+            return
+        logger.warning("%s", away(named))
     port = free_port()
     child = subprocess.Popen(
         commands.launcher(*APP, "--port", str(port)),
@@ -81,6 +97,13 @@ def provide() -> None:
     url = f"http://127.0.0.1:{port}/api"
     wait_until_healthy(child, f"{url}/health")
     _settings.enter_context(temporary_settings({PREFECT_API_URL: url}))
+
+
+def away(url: str) -> str:
+    return (
+        f"Prefect's server at {url} does not answer (PREFECT_API_URL): this run goes on, and is "
+        f"recorded in {home()}/prefect.db alone"
+    )
 
 
 def free_port() -> int:

@@ -1,7 +1,7 @@
 """The stages of one flow run: what DVC says about each, and bringing one up to date."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,7 +83,7 @@ class Stages:
         """Have DVC run the stage, or restore it: Ran or Restored."""
         code, started = self.dvc.repro(stage, stage in self.forced)
         if code:
-            raise StageFailed(failure(stage, code, started))
+            raise StageFailed(failure(stage, code, started, self.dvc.output.lines.tail))
         return "Ran" if started else "Restored"
 
     def look_again(self, stage: str) -> list[Any]:
@@ -121,7 +121,8 @@ def digest_code(dvc: commands.Dvc, forced: bool) -> str:
         return ""
     answer = dvc.ask("repro", "--single-item", *(["--force"] if forced or moved else []), CODE)
     if answer["code"]:
-        raise commands.CommandError(f"{failure(CODE, answer['code'], True)}\n{answer['output']}")
+        lines = str(answer["output"]).splitlines()
+        raise commands.CommandError(failure(CODE, answer["code"], True, lines))
     return "; ".join(reasons_to_run)
 
 
@@ -146,9 +147,14 @@ def explain(stage: str, changes: list[Any]) -> list[str]:
     return reasons.explain(stage, changes, lock, commands.ROOT)
 
 
-def failure(stage: str, code: int, started: bool) -> str:
+def failure(stage: str, code: int, started: bool, lines: Iterable[str]) -> str:
+    """What failed, how to go on, and the last lines that were written."""
     what = "its command failed" if started else "dvc did not get as far as its command"
-    return f"{what}; exit status {code}, more above. Alone: dvc repro -s {stage}"
+    last = "\n".join(lines) or "(nothing was written)"
+    return (
+        f"{what}; exit status {code}. To go on: python -m flows.pipeline; this stage alone: "
+        f"dvc repro -s {stage}\n\nIts last lines:\n{last}"
+    )
 
 
 def code_version(stage: str) -> str | None:

@@ -104,6 +104,38 @@ def test_a_failed_stage_keeps_its_dependents_from_running(project: Project) -> N
     others = [stage.format(recipe) for stage in stages for recipe in recipes]
     assert lines(output, "ran") == others
     assert project.record()["status"] == "FAILED"
+    assert "this is allocate@sgpo-0, live" in output
+    message = dict(messages(project))["allocate@sgpo-0"]
+    assert "dvc repro -s allocate@sgpo-0" in message
+    assert "this is allocate@sgpo-0, live" in message.partition("Its last lines:")[2]
+    assert not any("this is" in line for line in output.splitlines() if "FAILED" in line)
+
+
+def test_prefect_shows_what_happened(project: Project) -> None:
+    project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
+    project.flow()
+    run = post(project, "flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})[0]
+    assert run["name"].startswith(
+        "up to 13 of 18 stages · grpo, grpo_mixed, sgpo, winnow · allocate@"
+    )
+    assert "allocate.passes 4 -> 5" in run["name"]
+    asked = {"logs": {"flow_run_id": {"any_": [run["id"]]}}, "limit": 200}
+    logged = [line["message"] for line in post(project, "logs/filter", asked)]
+    assert any("this is train@winnow-0, live" in line for line in logged)
+    assert any("no table of allocate@grpo-0 in Prefect" in line for line in logged)  # not JSON here
+    asked = {"artifacts": {"key": {"any_": ["leaderboard"]}}, "limit": 1, "sort": "CREATED_DESC"}
+    artifact = post(project, "artifacts/filter", asked)[0]
+    assert artifact["flow_run_id"] == run["id"]
+    assert (project.root / "data/report/leaderboard.txt").read_text().strip() in artifact["data"]
+
+
+def test_a_named_server_that_is_away_keeps_nothing_from_running(project: Project) -> None:
+    project.environment["PREFECT_API_URL"] = "http://127.0.0.1:9/api"
+    assert "nothing to do" in project.flow()
+    project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
+    output = project.flow("--recipe", "grpo")
+    assert "Prefect's server at http://127.0.0.1:9/api does not answer" in output
+    assert lines(output, "ran") == ["allocate@grpo-0", "train@grpo-0", "evaluate@grpo-0"]
 
 
 def test_a_fresh_clone_runs_and_stays_clean(project: Project) -> None:

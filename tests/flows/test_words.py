@@ -198,6 +198,18 @@ def test_a_named_server_is_found_without_prefect(
     assert server.named_url() == url
 
 
+@pytest.mark.parametrize("first", ["", "from flows import pipeline, logs; logs.speak(); "])
+def test_warnings_reach_the_terminal_once_whoever_imports_prefect(first: str) -> None:
+    program = f"{first}import flows.flow, logging; " + "; ".join(
+        f"logging.getLogger({name!r}).warning('said by {name}')"
+        for name in ("tasks.common.process", "dvc.repo", "prefect.engine")
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stderr.splitlines() == ["said by tasks.common.process", "said by dvc.repo"]
+
+
 def test_looking_takes_no_slow_library() -> None:
     """A run with nothing to do is over in the time that one of them takes to import."""
     program = "import flows.pipeline, sys; print(*{n.partition('.')[0] for n in sys.modules})"

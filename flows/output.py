@@ -1,0 +1,139 @@
+"""What dvc and the stages write: passed on to the terminal at once, and kept for the records of the
+flow, line by line. Progress bars are kept apart from the lines."""
+
+import codecs
+import fcntl
+import os
+import pty
+import re
+import select
+import termios
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+STREAMS = (1, 2)  # standard output and error
+NUM_TAIL = 40
+MAX_WAITING = 10_000  # lines that nobody has taken yet
+SETTLE_SECONDS = 2.0
+ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[@-_])")
+BAR = re.compile(r"^\s*(?P<label>.*?):\s+(?:(?P<percent>\d+)%\|)?.*\[\d+:\d\d.*\]\s*$")
+
+
+@dataclass
+class Lines:
+    """The lines of some streams: the last ones, those that nobody has taken yet, and the last state
+    of each progress bar, as (percent, text)."""
+
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=NUM_TAIL))
+    waiting: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_WAITING))
+    bars: dict[str, tuple[float, str]] = field(default_factory=dict)
+
+    def add(self, line: str) -> None:
+        """Take a line, or the state of a bar."""
+        line = ESCAPE.sub("", line).rstrip()
+        if not line:
+            return
+        if bar := BAR.match(line):
+            if bar["percent"]:
+                self.bars[bar["label"]] = (float(bar["percent"]), line.strip())
+            return
+        self.tail.append(line)
+        self.waiting.append(line)
+
+    def take(self, most: int) -> list[str]:
+        """The next lines, at most so many. Where more wait than that, the oldest are left out, and
+        a line says how many."""
+        left_out = max(len(self.waiting) - most, 0)
+        found = [self.waiting.popleft() for _ in range(len(self.waiting))][left_out:]
+        return ([f"({left_out} lines left out: the terminal has them)"] if left_out else []) + found
+
+    def clear(self) -> None:
+        self.tail.clear()
+        self.waiting.clear()
+        self.bars.clear()
+
+
+class Output:
+    """The standard streams of a child process, which a thread reads to their end. The child gets a
+    terminal where this process has one, so that progress bars move."""
+
+    def __init__(self) -> None:
+        self.lines = Lines()
+        self.lock = threading.Lock()
+        pairs = [open_stream(stream) for stream in STREAMS]
+        self.ends = [end for _, end in pairs]  # for the child
+        self.streams = {ours: stream for (ours, _), stream in zip(pairs, STREAMS, strict=True)}
+        self.thread = threading.Thread(target=self.read, name="output", daemon=True)
+
+    def start(self) -> None:
+        """Begin to read, once the child has its ends."""
+        for end in self.ends:
+            os.close(end)
+        self.thread.start()
+
+    def read(self) -> None:
+        """Pass everything on until no process has the streams any more."""
+        decoders = {ours: codecs.getincrementaldecoder("utf-8")("replace") for ours in self.streams}
+        rests = dict.fromkeys(self.streams, "")
+        open_ = set(self.streams)
+        while open_:
+            for ours in select.select(sorted(open_), [], [])[0]:
+                with self.lock:
+                    data = read_some(ours)
+                    if not data:
+                        open_.discard(ours)
+                        os.close(ours)
+                        continue
+                    pass_on(self.streams[ours], data)
+                    text = rests[ours] + decoders[ours].decode(data)
+                    *whole, rests[ours] = re.split(r"[\r\n]", text)
+                    for line in whole:
+                        self.lines.add(line)
+
+    def settle(self) -> None:
+        """Return when what was written so far has been read."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while self.thread.is_alive() and time.monotonic() < deadline:
+            with self.lock:
+                try:
+                    if not select.select(list(self.streams), [], [], 0)[0]:
+                        return
+                except (OSError, ValueError):  # a stream has ended
+                    return
+            time.sleep(0.005)
+
+    def join(self) -> None:
+        """Wait until the streams have ended, but not for a process that was left behind."""
+        self.thread.join(SETTLE_SECONDS)
+
+
+def open_stream(stream: int) -> tuple[int, int]:
+    """(our end, the child's end) of a stream that is to look as `stream` of this process does."""
+    if not os.isatty(stream):
+        return os.pipe()
+    ours, theirs = pty.openpty()
+    attributes = termios.tcgetattr(theirs)
+    attributes[1] &= ~termios.OPOST  # the real terminal does that
+    termios.tcsetattr(theirs, termios.TCSANOW, attributes)
+    size = fcntl.ioctl(stream, termios.TIOCGWINSZ, bytes(8))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, size)
+    return ours, theirs
+
+
+def read_some(descriptor: int) -> bytes:
+    """What there is to read; nothing at the end, of a terminal as well."""
+    try:
+        return os.read(descriptor, 1 << 16)
+    except OSError:
+        return b""
+
+
+def pass_on(stream: int, data: bytes) -> None:
+    """Write all of it. Where nobody reads any more it is dropped: the stage goes on."""
+    try:
+        while data:
+            data = data[os.write(stream, data) :]
+    except OSError:
+        return

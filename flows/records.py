@@ -1,0 +1,139 @@
+"""What a stage leaves in Prefect's UI: its lines as the log of its task run, its progress bars, and
+tables of what it made. A server that does not answer never stops a stage."""
+
+import logging
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+from prefect import artifacts, get_client
+from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
+
+from flows.output import Output
+from flows.selection import coordinates, upstream
+from flows.stages import Stages
+from tasks.common.files import ArtifactError, read_json
+from tasks.common.layout import Layout
+
+logger = logging.getLogger(__name__)
+
+LINES_A_LOOK = 50
+PROGRESS_SECONDS = 5.0
+MAX_NAME = 120
+FORECAST = (
+    "visits",
+    "prompts",
+    "rollouts",
+    "mixed_groups",
+    "tokens",
+    "flops_charged",
+    "flops_charged_mixed",
+)
+
+
+class Watch:
+    """Looks at what a stage writes, in the thread of its task: once a second, for the log, and
+    every few seconds for its progress."""
+
+    def __init__(self, stage: str) -> None:
+        self.stage, self.log = stage, get_run_logger()
+        self.bars: dict[str, UUID] = {}
+        self.seen: dict[str, float] = {}
+        self.next_progress = time.monotonic() + PROGRESS_SECONDS
+
+    def __call__(self, output: Output) -> None:
+        for line in output.lines.take(LINES_A_LOOK):
+            self.log.info("%s", line)
+        if time.monotonic() >= self.next_progress:
+            self.next_progress = time.monotonic() + PROGRESS_SECONDS
+            self.show_bars(output)
+
+    def finish(self, output: Output) -> None:
+        """The last lines, and the bars as they ended."""
+        self(output)
+        if self.bars:
+            self.show_bars(output)
+
+    def show_bars(self, output: Output) -> None:
+        for label, (percent, text) in list(output.lines.bars.items()):
+            if self.seen.get(label) != percent:
+                self.seen[label] = percent
+                attempt(lambda: self.show(label, percent, text))  # noqa: B023
+
+    def show(self, label: str, percent: float, text: str) -> None:
+        if label in self.bars:
+            artifacts.update_progress_artifact(self.bars[label], progress=percent, description=text)
+        else:
+            found: Any = artifacts.create_progress_artifact(
+                percent, key=key(f"{self.stage} {label}"), description=text
+            )
+            self.bars[label] = found
+
+
+def name_run(stages: Stages) -> None:
+    """Name the flow run by its recipes, how much there is to do, and the first reason."""
+    cells = [coordinates(stage) for stage in stages.ordered]
+    recipes = ", ".join(dict.fromkeys(recipe for _, recipe, _ in cells if recipe))
+    stale = [stage for stage in stages.ordered if stage in stages.stale]
+    most = [s for s in stages.ordered if upstream(stages.needs, {s}) & stages.stale]
+    counted = f"up to {len(most)} of {len(stages.ordered)} stages" if stale else "nothing to do"
+    words = [counted, recipes]
+    if stages.code_reason:
+        words.append(stages.code_reason)
+    elif stale:
+        words.append(f"{stale[0]}: {stages.reason(stale[0], stages.changed.get(stale[0], []))}")
+    name = " · ".join(word for word in words if word)
+    identity = flow_run.get_id()
+    if identity:
+        with get_client(sync_client=True) as client:
+            client.update_flow_run(UUID(identity), name=name[:MAX_NAME])
+
+
+def attempt(record: Callable[[], object]) -> None:
+    """Record something, or say that it could not be."""
+    try:
+        record()
+    except Exception as error:
+        logger.warning("not recorded in Prefect: %r", error)
+
+
+def key(text: str) -> str:
+    """A name as Prefect allows it for an artifact."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def tables(stage: str, layout: Layout) -> None:
+    """The tables of what a stage has made: a plan's forecast, the report's leaderboard."""
+    name, recipe, seed = coordinates(stage)
+    try:
+        if name == "allocate" and recipe and seed is not None:
+            forecast = read_json(layout.plan(recipe, int(seed)) / "forecast.json")
+            attempt(lambda: forecast_table(stage, forecast))
+        if name == "report":
+            text = (layout.report / "leaderboard.txt").read_text()
+            attempt(lambda: leaderboard(text, layout))
+    except (ArtifactError, OSError) as error:
+        logger.warning("no table of %s in Prefect: %s", stage, error)
+
+
+def forecast_table(stage: str, forecast: dict[str, Any]) -> None:
+    """The forecast of a plan beside the uniform plan's."""
+    rows = [
+        {"": name, "plan": forecast["plan"][name], "uniform": forecast["uniform"][name]}
+        for name in FORECAST
+        if name in forecast["plan"]
+    ]
+    artifacts.create_table_artifact(
+        rows, key=key(f"forecast {stage}"), description=f"What {stage} is expected to cost"
+    )
+
+
+def leaderboard(text: str, layout: Layout) -> None:
+    """The leaderboard as the terminal shows it, and where the report is."""
+    report = (layout.report / "index.html").resolve()
+    artifacts.create_markdown_artifact(
+        f"```\n{text.rstrip()}\n```\n\nThe report: `{report}`\n", key="leaderboard"
+    )

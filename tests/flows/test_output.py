@@ -1,0 +1,89 @@
+"""What the stages write passes through the flow whole, and is kept line by line."""
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+
+from flows.output import NUM_TAIL, Lines, open_stream, read_some
+
+
+def test_bars_are_no_lines_and_escapes_are_left_out() -> None:
+    lines = Lines()
+    lines.add("\x1b[32mstarted\x1b[0m")
+    lines.add("sample (hf):   9%|\u2589         | 1.49k/16.4k [00:10<01:40, 149rollout/s]")
+    lines.add("sample (hf):  18%|\u2589         | 2.98k/16.4k [00:20<01:30, 149rollout/s]")
+    lines.add("ingest: 5.12krow [00:00, 12.8krow/s]")
+    lines.add("   ")
+    lines.add("12:00:01 profile: 40 % of the rollouts")
+    assert lines.take(10) == ["started", "12:00:01 profile: 40 % of the rollouts"]
+    assert lines.take(10) == []
+    assert list(lines.bars) == ["sample (hf)"]
+    assert lines.bars["sample (hf)"][0] == 18.0
+    assert list(lines.tail) == ["started", "12:00:01 profile: 40 % of the rollouts"]
+
+
+def test_too_many_lines_are_counted_and_the_last_ones_kept() -> None:
+    lines = Lines()
+    for number in range(200):
+        lines.add(f"line {number}")
+    assert list(lines.tail) == [f"line {number}" for number in range(200 - NUM_TAIL, 200)]
+    taken = lines.take(3)
+    assert taken[0].startswith("(197 lines left out")
+    assert taken[1:] == ["line 197", "line 198", "line 199"]
+
+
+CHILD = (
+    "import sys\n"
+    "print('out \u00e9', flush=True)\n"
+    "sys.stderr.write('bar:  50%|x| 1/2 [00:01<00:01, 1it/s]\\rerr\\n')\n"
+)
+PROGRAM = f"""
+import subprocess, sys
+from flows.output import Output
+output = Output()
+stdout, stderr = output.ends
+child = subprocess.Popen([sys.executable, "-c", {CHILD!r}], stdout=stdout, stderr=stderr)
+output.start()
+child.wait()
+output.settle()
+output.join()
+assert not output.thread.is_alive()
+assert sorted(output.lines.take(9)) == ["err", "out \u00e9"], output.lines
+assert output.lines.bars["bar"][0] == 50.0
+"""
+
+
+def test_both_streams_pass_on_byte_for_byte() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout == "out \u00e9\n".encode()
+    assert done.stderr == b"bar:  50%|x| 1/2 [00:01<00:01, 1it/s]\rerr\n"
+
+
+def test_output_that_nobody_reads_stops_no_child() -> None:
+    program = PROGRAM.replace("child.wait()", "assert child.wait() == 0")
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-c", program], stdout=writer, stderr=subprocess.PIPE, timeout=60
+    )
+    os.close(writer)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_on_a_terminal_the_child_has_one_of_the_same_width() -> None:
+    ours, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 123, 0, 0))
+    end, childs = open_stream(terminal)
+    program = "import os, sys; print(os.get_terminal_size().columns, sys.stdout.isatty())"
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=childs)
+    os.close(childs)
+    assert read_some(end) == b"123 True\n"  # and no carriage return: the terminal adds it
+    child.wait()
+    assert read_some(end) == b""
+    for descriptor in (ours, terminal, end):
+        os.close(descriptor)
