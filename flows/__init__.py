@@ -17,5 +17,8 @@ QUIET = {
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
 }
 
+HEARTBEAT_SECONDS = 30  # of a flow run, after three of which without a word it has crashed
+QUIET["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] = str(HEARTBEAT_SECONDS)
+
 for _name, _value in QUIET.items():
     os.environ.setdefault(_name, _value)

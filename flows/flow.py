@@ -8,22 +8,34 @@ to run or to record."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from prefect import Flow, Task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
+from pydantic import Field
 
-from flows import commands, logs, records, summary
+from flows import commands, logs, overrides, records, summary
 from flows.stages import Stages, code_version
 from tasks.common import process
 from tasks.common.layout import Layout
 
 logs.speak()  # after Prefect's import, which silences the root logger
 
+OverrideText = Annotated[str, Field(pattern=r"^[^=\s]+=")]
 LAYOUT = Layout(commands.ROOT / "data")
-Request = tuple[list[str], list[str], list[str]]  # recipes, seeds, stages to force
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a run is asked for: some recipes and seeds, stages to force, values of params.yaml."""
+
+    recipes: list[str]
+    seeds: list[str]
+    force: list[str]
+    overrides: list[str]
 
 
 class PipelineError(RuntimeError):
@@ -86,8 +98,12 @@ def run(stages: Stages, retries: int) -> dict[str, str]:
 @contextmanager
 def examined(request: Request) -> Iterator[Stages]:
     """The stages of a request, while no other flow runs here."""
-    with process.exclusive(LAYOUT.locks / "pipeline", "the pipeline"), commands.Dvc() as dvc:
-        yield Stages.examine(dvc, *request)
+    with (
+        process.exclusive(LAYOUT.locks / "pipeline", "the pipeline"),
+        overrides.applied(commands.ROOT / "params.yaml", LAYOUT, request.overrides),
+        commands.Dvc() as dvc,
+    ):
+        yield Stages.examine(dvc, request.recipes, request.seeds, request.force)
 
 
 def flow_over(
@@ -99,14 +115,22 @@ def flow_over(
         recipes: list[str] | None = None,
         seeds: list[int] | None = None,
         force: list[str] | None = None,
-        retries: int = 0,
+        retries: Annotated[int, Field(ge=0)] = 0,
+        overrides: list[OverrideText] | None = None,
     ) -> dict[str, str]:
         """Bring the experiment up to date; returns the name of every stage's final state.
 
-        `recipes` and `seeds` restrict it to some cells. `force` names stages to run although
-        nothing changed (`ingest`, when a source has new rows under its old name). `retries` repeats
-        a stage that failed."""
-        with look((recipes or [], [str(seed) for seed in seeds or []], force or [])) as stages:
+        Args:
+            recipes: Only these recipes of the experiment.
+            seeds: Only these seeds of the experiment.
+            force: Stages to run although nothing changed: `ingest`, when a source has new rows
+                under its old name.
+            retries: How often a stage that failed is tried again.
+            overrides: Values of params.yaml for this run alone, as KEY=VALUE:
+                `train.learning_rate=1e-4`, `experiment.seeds=[0,1]`.
+        """
+        chosen = [str(seed) for seed in seeds or []]
+        with look(Request(recipes or [], chosen, force or [], overrides or [])) as stages:
             records.attempt(lambda: records.name_run(stages))
             if stages.idle:
                 return run(stages, retries)
@@ -115,7 +139,13 @@ def flow_over(
             with summary.recorded(LAYOUT, stages):
                 return run(stages, retries)
 
-    return Flow(winnow, name="winnow", persist_result=False)
+    return Flow(
+        winnow,
+        name="winnow",
+        persist_result=False,
+        on_failure=[records.notify],
+        on_crashed=[records.notify],
+    )
 
 
 pipeline = flow_over(examined)

@@ -1,7 +1,7 @@
 """Bring the experiment up to date.
 
     python -m flows.pipeline [--recipe sgpo ...] [--seed 0 ...] [--force ingest ...] [--retries 1]
-    [--experiment all]
+    [--experiment all] [train.learning_rate=1e-4 ...]
 
 Every stage ends as `Cached` (nothing changed), `Restored` (its outputs were in DVC's run cache) or
 `Ran`, with the reason. Whether something must run is DVC's decision alone, so `dvc repro` after a
@@ -15,7 +15,7 @@ import argparse
 import sys
 from contextlib import nullcontext
 
-from flows import commands, experiment, logs, server, summary
+from flows import commands, experiment, logs, overrides, server, summary
 from flows.selection import SelectionError
 from flows.stages import Stages
 from tasks.common import process
@@ -43,6 +43,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         help="first set experiment.recipes in params.yaml; or: all",
     )
     parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="values of params.yaml for this run alone: train.learning_rate=1e-4",
+    )
+    parser.add_argument(
         "--retries", type=int, default=0, help="how often a failed stage is tried again"
     )
     return parser.parse_args(arguments)
@@ -51,7 +57,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def bring_up_to_date(options: argparse.Namespace) -> int:
     """Look, and run what is stale: 0, or 1 when a stage failed."""
     seeds = [str(seed) for seed in options.seed or []]
-    with process.exclusive(LAYOUT.locks / "pipeline", "the pipeline"), commands.Dvc() as dvc:
+    with (
+        process.exclusive(LAYOUT.locks / "pipeline", "the pipeline"),
+        overrides.applied(commands.ROOT / "params.yaml", LAYOUT, options.overrides),
+        commands.Dvc() as dvc,
+    ):
         stages = Stages.examine(dvc, options.recipe or [], seeds, options.force or [])
         if stages.left_out:
             print(summary.left_out(stages), flush=True)
@@ -77,7 +87,7 @@ def run_flow(stages: Stages, options: argparse.Namespace) -> str:
     try:
         server.provide()
         flow = flow_over(lambda request: nullcontext(stages))
-        flow(options.recipe, options.seed, options.force, options.retries)
+        flow(options.recipe, options.seed, options.force, options.retries, options.overrides)
     except (PipelineError, server.ServerError) as error:
         return str(error)
     except TerminationSignal as error:

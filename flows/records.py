@@ -2,15 +2,17 @@
 tables of what it made. A server that does not answer never stops a stage."""
 
 import logging
+import os
 import re
 import time
 from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
-from prefect import artifacts, get_client
+from prefect import Flow, artifacts, get_client, runtime
+from prefect.blocks.core import Block
+from prefect.client.schemas.objects import FlowRun, State
 from prefect.logging import get_run_logger
-from prefect.runtime import flow_run
 
 from flows.output import Output
 from flows.selection import coordinates, upstream
@@ -23,6 +25,7 @@ logger = logging.getLogger(__name__)
 LINES_A_LOOK = 50
 PROGRESS_SECONDS = 5.0
 MAX_NAME = 120
+NOTIFY = "WINNOW_NOTIFY"
 FORECAST = (
     "visits",
     "prompts",
@@ -86,10 +89,20 @@ def name_run(stages: Stages) -> None:
     elif stale:
         words.append(f"{stale[0]}: {stages.reason(stale[0], stages.changed.get(stale[0], []))}")
     name = " · ".join(word for word in words if word)
-    identity = flow_run.get_id()
+    identity = runtime.flow_run.get_id()
     if identity:
         with get_client(sync_client=True) as client:
             client.update_flow_run(UUID(identity), name=name[:MAX_NAME])
+
+
+def notify(flow: Flow[Any, Any], flow_run: FlowRun, state: State) -> None:
+    """Send word of a run that failed or crashed through the notification block that WINNOW_NOTIFY
+    names, as `slack-webhook/winnow`."""
+    if slug := os.environ.get(NOTIFY):
+        with get_client(sync_client=True) as client:
+            name = client.read_flow_run(flow_run.id).name  # it was renamed when it looked
+        block: Any = Block.load(slug)
+        block.notify(subject=f"{flow.name}: {name}: {state.name}", body=state.message or "")
 
 
 def attempt(record: Callable[[], object]) -> None:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ STAGES = ("ingest", "policy", "profile", "allocate", "train", "evaluate", "repor
 COPIED = (
     "dvc.yaml",
     "params.yaml",
+    "prefect.yaml",
     ".dvcignore",
     ".gitignore",
     ".dvc/config",
@@ -122,6 +124,17 @@ class Project:
                 return int(file.read_text())
             time.sleep(0.05)
         raise AssertionError("no stage hangs")
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        """What the Prefect server answers."""
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        request = urllib.request.Request(
+            f"{self.environment['PREFECT_API_URL']}/{path}",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with opener.open(request, timeout=30) as answer:
+            return json.load(answer)
 
     def record(self) -> Any:
         return json.loads((self.root / "data/tracking/record.json").read_text())

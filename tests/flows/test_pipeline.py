@@ -2,7 +2,9 @@
 
 import json
 import subprocess
-import urllib.request
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -23,18 +25,14 @@ def messages(project: Project) -> list[tuple[str, str]]:
 
 
 def task_runs(project: Project) -> list[dict[str, Any]]:
-    runs = post(project, "flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})
-    return list(post(project, "task_runs/filter", {"flow_runs": {"id": {"any_": [runs[0]["id"]]}}}))
+    chosen = {"flow_runs": {"id": {"any_": [flow_run(project)["id"]]}}}
+    return list(project.post("task_runs/filter", chosen))
 
 
-def post(project: Project, path: str, body: dict[str, Any]) -> Any:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    url = f"{project.environment['PREFECT_API_URL']}/{path}"
-    request = urllib.request.Request(
-        url, json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with opener.open(request, timeout=30) as answer:
-        return json.load(answer)
+def flow_run(project: Project) -> dict[str, Any]:
+    """The newest flow run."""
+    (run,) = project.post("flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})
+    return dict(run)
 
 
 def test_a_flow_after_dvc_finds_nothing_to_do(project: Project) -> None:
@@ -114,19 +112,46 @@ def test_a_failed_stage_keeps_its_dependents_from_running(project: Project) -> N
 def test_prefect_shows_what_happened(project: Project) -> None:
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
     project.flow()
-    run = post(project, "flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 1})[0]
+    run = flow_run(project)
     assert run["name"].startswith(
         "up to 13 of 18 stages · grpo, grpo_mixed, sgpo, winnow · allocate@"
     )
     assert "allocate.passes 4 -> 5" in run["name"]
     asked = {"logs": {"flow_run_id": {"any_": [run["id"]]}}, "limit": 200}
-    logged = [line["message"] for line in post(project, "logs/filter", asked)]
+    logged = [line["message"] for line in project.post("logs/filter", asked)]
     assert any("this is train@winnow-0, live" in line for line in logged)
     assert any("no table of allocate@grpo-0 in Prefect" in line for line in logged)  # not JSON here
     asked = {"artifacts": {"key": {"any_": ["leaderboard"]}}, "limit": 1, "sort": "CREATED_DESC"}
-    artifact = post(project, "artifacts/filter", asked)[0]
+    artifact = project.post("artifacts/filter", asked)[0]
     assert artifact["flow_run_id"] == run["id"]
     assert (project.root / "data/report/leaderboard.txt").read_text().strip() in artifact["data"]
+
+
+def test_a_failure_is_sent_through_a_notification_block(project: Project) -> None:
+    received: list[dict[str, str]] = []
+
+    class Hook(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+    hook = ThreadingHTTPServer(("127.0.0.1", 0), Hook)
+    Thread(target=hook.serve_forever, daemon=True).start()
+    block = (
+        "from prefect.blocks.notifications import CustomWebhookNotificationBlock as Block\n"
+        f"Block(name='w', url='http://127.0.0.1:{hook.server_port}', allow_private_urls=True, "
+        "json_data={'subject': '{{subject}}', 'body': '{{body}}'}).save('winnow', overwrite=True)"
+    )
+    shell(project.root, project.environment, sys.executable, "-c", block)
+    project.environment["WINNOW_NOTIFY"] = "custom-webhook/winnow"
+    project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
+    project.behave(allocate__sgpo_0="fail")
+    project.flow("--recipe", "sgpo", expect=1)
+    hook.shutdown()
+    (message,) = received
+    assert message["subject"].startswith("winnow: up to 3 of ")
+    assert "failed: allocate@sgpo-0" in message["body"]
 
 
 def test_a_named_server_that_is_away_keeps_nothing_from_running(project: Project) -> None:
@@ -136,6 +161,20 @@ def test_a_named_server_that_is_away_keeps_nothing_from_running(project: Project
     output = project.flow("--recipe", "grpo")
     assert "Prefect's server at http://127.0.0.1:9/api does not answer" in output
     assert lines(output, "ran") == ["allocate@grpo-0", "train@grpo-0", "evaluate@grpo-0"]
+
+
+def test_values_for_one_run_are_recorded_and_gone_again(project: Project) -> None:
+    before = (project.root / "params.yaml").read_text()
+    output = project.flow("--recipe", "grpo", "allocate.passes=5")
+    assert "allocate@grpo-0: starts (allocate.passes 4 -> 5)" in output
+    assert (
+        "params.yaml is as before; what stands in data/ was made with allocate.passes=5" in output
+    )
+    assert (project.root / "params.yaml").read_text() == before
+    assert flow_run(project)["parameters"]["overrides"] == ["allocate.passes=5"]
+    assert lines(project.flow(), "restored")[:1] == ["allocate@grpo-0"]
+    assert project.status() == {}
+    assert "An override is KEY=VALUE" in project.flow("allocate.pases=5", expect=1)
 
 
 def test_a_fresh_clone_runs_and_stays_clean(project: Project) -> None:

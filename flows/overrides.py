@@ -1,0 +1,73 @@
+"""Values of params.yaml for one run: `train.learning_rate=1e-4`, as `dvc exp run -S` has them.
+
+They stand in the file while the run lasts, where DVC and the stages read them, and dvc.lock keeps
+them with the results. Then the file is what it was before. A run that was killed leaves a note,
+from which the next one puts the file back."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tasks.common.files import digest, read_json, replace_file, write_json
+from tasks.common.layout import Layout
+from tasks.common.params import ParamsError
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def applied(path: Path, layout: Layout, overrides: list[str]) -> Iterator[None]:
+    """Have the file at `path` hold the overrides. For one run at a time: the caller has the
+    pipeline's lock. Raises ParamsError, and changes nothing, for a key that the file has not."""
+    note = layout.locks / "overrides.json"
+    put_back(path, note)
+    if not overrides:
+        yield
+        return
+    before = path.read_text()
+    during = overridden(path, overrides)
+    write_json(note, {"before": before, "during": digest(during)})
+    replace_file(path, lambda file: file.write(during.encode()))
+    try:
+        yield
+    finally:
+        put_back(path, note)
+    logger.warning(
+        "%s is as before; what stands in data/ was made with %s",
+        path.name,
+        ", ".join(overrides),
+    )
+
+
+def overridden(path: Path, overrides: list[str]) -> str:
+    """The text of the file with the overrides, comments kept."""
+    from dvc.exceptions import DvcException
+    from dvc.utils.hydra import apply_overrides
+
+    copy = path.with_name(f".{path.stem}.overridden{path.suffix}")
+    copy.write_text(path.read_text())
+    try:
+        apply_overrides(copy, overrides)
+        return copy.read_text()
+    except DvcException as error:
+        raise ParamsError(
+            f"{' '.join(overrides)}: {error.__cause__ or error}. An override is KEY=VALUE with a "
+            f"key of {path.name}, as in train.learning_rate=1e-4 or experiment.seeds=[0,1]"
+        ) from error
+    finally:
+        copy.unlink(missing_ok=True)
+
+
+def put_back(path: Path, note: Path) -> None:
+    """Undo the overrides of the run that left the note, unless the file was changed since."""
+    if not note.exists():
+        return
+    left = read_json(note)
+    if digest(path.read_text()) == left["during"]:
+        replace_file(path, lambda file: file.write(left["before"].encode()))
+    elif path.read_text() != left["before"]:
+        logger.warning(
+            "%s was changed during a run with overrides: it stays as it is now", path.name
+        )
+    note.unlink()

@@ -1,0 +1,67 @@
+"""Values for one run: in the file while it lasts, and put back however it ends."""
+
+from pathlib import Path
+
+import pytest
+
+from flows.overrides import applied
+from tasks.common.layout import Layout
+from tasks.common.params import ParamsError
+
+TEXT = "# all values\ntrain:\n  learning_rate: 3.0e-4   # of Adam\nexperiment:\n  seeds: [0]\n"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "params.yaml").write_text(TEXT)
+    return tmp_path / "params.yaml"
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    return Layout(tmp_path / "data")
+
+
+def test_they_stand_in_the_file_for_the_run_alone(path: Path, layout: Layout) -> None:
+    with applied(path, layout, ["train.learning_rate=1e-4", "experiment.seeds=[0,1]"]):
+        during = path.read_text()
+    assert "learning_rate: 0.0001   # of Adam" in during
+    assert "# all values" in during
+    assert "seeds: [0, 1]" in during or "- 1" in during
+    assert path.read_text() == TEXT
+    assert sorted(file.name for file in path.parent.iterdir()) == ["data", "params.yaml"]
+
+
+def test_a_failure_puts_the_file_back(path: Path, layout: Layout) -> None:
+    with pytest.raises(KeyboardInterrupt), applied(path, layout, ["train.learning_rate=1"]):
+        raise KeyboardInterrupt
+    assert path.read_text() == TEXT
+
+
+def test_the_next_run_undoes_what_a_killed_one_left(path: Path, layout: Layout) -> None:
+    killed = applied(path, layout, ["train.learning_rate=1"])
+    killed.__enter__()
+    assert path.read_text() != TEXT
+    with applied(path, layout, []):
+        assert path.read_text() == TEXT
+    killed.gen.close()  # type: ignore[attr-defined]
+    assert path.read_text() == TEXT
+
+
+def test_what_somebody_edits_meanwhile_stays(
+    path: Path, layout: Layout, caplog: pytest.LogCaptureFixture
+) -> None:
+    with applied(path, layout, ["train.learning_rate=1"]):
+        path.write_text(TEXT + "more: 1\n")
+    assert path.read_text() == TEXT + "more: 1\n"
+    assert "was changed during a run with overrides" in caplog.text
+
+
+@pytest.mark.parametrize("override", ["train.learnign_rate=1", "train.learning_rate", "no.key=3"])
+def test_what_the_file_has_not_is_refused_and_nothing_changed(
+    override: str, path: Path, layout: Layout
+) -> None:
+    with pytest.raises(ParamsError, match="An override is KEY=VALUE"):
+        applied(path, layout, [override]).__enter__()
+    assert path.read_text() == TEXT
+    assert [file.name for file in path.parent.iterdir()] == ["params.yaml"]

@@ -1,0 +1,87 @@
+"""The schedule: what it shares with prefect.yaml, and how it ends."""
+
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.flows.project import ROOT, Project
+from tests.flows.test_processes import is_gone
+
+DEPLOYMENT = "nightly"
+
+
+def wait_for(look: Any, seconds: float = 90.0) -> Any:
+    """What `look` returns, as soon as that is something."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := look():
+            return found
+        time.sleep(0.2)
+    raise AssertionError("waited in vain")
+
+
+def deployments(project: Project) -> list[dict[str, Any]]:
+    asked = {"deployments": {"name": {"any_": [DEPLOYMENT]}}}
+    return list(project.post("deployments/filter", asked))
+
+
+@pytest.fixture
+def served(project: Project) -> Iterator["subprocess.Popen[str]"]:
+    """A schedule on which nothing falls due."""
+    project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
+    process = project.start("flows.serve", "--every", "86400")
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def run_now(project: Project) -> str:
+    """Ask for a run; its identity."""
+    deployment = wait_for(lambda: deployments(project))[0]
+    run = project.post(f"deployments/{deployment['id']}/create_flow_run", {"parameters": {}})
+    return str(run["id"])
+
+
+def state_of(project: Project, run: str) -> tuple[str, str]:
+    """(type, message) of a run's state."""
+    asked = {"flow_runs": {"id": {"any_": [run]}}}
+    state = project.post("flow_runs/filter", asked)[0]["state"]
+    return state["type"], state["message"] or ""
+
+
+@pytest.mark.slow
+def test_a_terminated_schedule_cancels_its_run_and_lets_the_stage_save(
+    project: Project, served: "subprocess.Popen[str]"
+) -> None:
+    project.behave(allocate__grpo_0="hang")
+    run = run_now(project)
+    stage = project.hanging()
+    served.send_signal(signal.SIGTERM)
+    output, _ = served.communicate(timeout=90)
+    assert served.returncode == 0, output
+    assert (project.root / "graceful").read_text() == "allocate"
+    assert is_gone(stage)
+    assert state_of(project, run)[0] == "CANCELLED"
+
+
+@pytest.mark.slow
+def test_it_is_what_prefect_yaml_says_and_watches_heartbeats(
+    project: Project, served: "subprocess.Popen[str]"
+) -> None:
+    deployment = wait_for(lambda: deployments(project))[0]
+    (wanted,) = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
+    assert deployment["parameters"]["force"] == wanted["parameters"]["force"] == ["ingest"]
+    assert deployment["parameters"]["retries"] == wanted["parameters"]["retries"]
+    assert deployment["global_concurrency_limit"]["limit"] == wanted["concurrency_limit"] == 1
+    described = deployment["parameter_openapi_schema"]["properties"]["overrides"]
+    assert "train.learning_rate=1e-4" in described["description"]
+    found = [one for one in project.post("automations/filter", {}) if "winnow" in one["name"]]
+    (automation,) = found
+    assert automation["enabled"]
+    assert automation["trigger"]["posture"] == "Proactive"
+    assert automation["actions"][0]["state"] == "CRASHED"
