@@ -58,7 +58,7 @@ class Method(Advantage):
         low_Q, high_Q = np.full(num_groups, np.inf), np.full(num_groups, -np.inf)
         np.minimum.at(low_Q, group_B, rewards_B)
         np.maximum.at(high_Q, group_B, rewards_B)
-        is_high_B = rewards_B > (low_Q + high_Q)[group_B] / 2.0
+        is_high_B = rewards_B > (low_Q[group_B] + high_Q[group_B]) / 2.0
         size_Q = np.maximum(np.bincount(group_B, minlength=num_groups), 1)
         share_Q = np.bincount(group_B, is_high_B, minlength=num_groups) / size_Q
         # a tie is two-sided where that is allowed, else learned from the correct ones
