@@ -11,8 +11,10 @@ from tasks.common.stage import Stage
 from tasks.report.drift import Drift, drift_of, groups_of
 from tasks.report.evidence import Evidence, read_evidence
 from tasks.report.leaderboard import Row, curve_table, fit_curves, leaderboard, summarise
+from tasks.report.metrics import write_metrics
 from tasks.report.page import page
 from tasks.report.paired import pair
+from tasks.report.plots import plots
 from tasks.report.settings import ReportSettings
 from tasks.report.tables import text_table
 from tasks.report.words import stale_words
@@ -37,6 +39,9 @@ def main(stage: Stage) -> None:
     write_text(out / "leaderboard.txt", f"{table}{summary['why']}\n")
     write_text(out / "curve.csv", curves.write_csv())
     write_text(out / "index.html", page(evidence, rows, summary, curves, fits))
+    write_metrics(out / "metrics", rows)
+    for account, picture in plots(evidence, curves, fits).items():
+        write_text(out / "plots" / f"{account}.svg", picture)
     record(stage, rows, summary)
     print(f"\n{table}{summary['why']}\n")
 

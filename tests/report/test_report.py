@@ -329,7 +329,11 @@ def test_equal_inputs_give_equal_files(layout: Layout, tmp_path: Path) -> None:
     first = run_stage("report", params, layout.root)
     assert first.returncode == 0, first.output
     names = ["curve.csv", "index.html", "leaderboard.json", "leaderboard.txt", "summary.json"]
-    assert sorted(path.name for path in layout.report.iterdir()) == names
+    cells = ("grpo/0", "grpo/1", "sgpo/0", "sgpo/1")
+    names += [f"metrics/{cell}.json" for cell in cells]
+    names += [f"plots/{account}.svg" for account in ("charged", "charged_mixed", "executed")]
+    written = [path for path in layout.report.rglob("*") if path.is_file()]
+    assert {path.relative_to(layout.report).as_posix() for path in written} == set(names)
     before = {name: (layout.report / name).read_bytes() for name in names}
     command = ["--params", str(params), "--data", str(layout.root)]
     subprocess.run([sys.executable, "-m", "tasks.report", *command], check=True)

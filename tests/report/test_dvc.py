@@ -1,0 +1,86 @@
+"""What the report writes for `dvc metrics` and `dvc plots`, by DVC itself, in a fresh clone of a
+project that has the real dvc.yaml."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tasks.common.artifacts import Layout
+from tasks.common.files import read_json
+from tests.report.conftest import write_params
+from tests.stages import run_stage
+
+ROOT = Path(__file__).resolve().parents[2]
+COPIED = ("dvc.yaml", ".dvcignore", ".gitignore", ".dvc/config", ".dvc/.gitignore")
+COLUMNS = ["charged", "charged_mixed", "executed", "greedy", "pass@1", "recipe", "seed"]
+
+
+def say(folder: Path, *command: str) -> str:
+    """The output of a command that must succeed."""
+    identity = {
+        f"GIT_{who}_{what}": "t" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")
+    }
+    environment = {**os.environ, **identity, "DVC_NO_ANALYTICS": "1"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def dvc(folder: Path, *arguments: str) -> str:
+    return say(folder, sys.executable, "-m", "dvc", *arguments)
+
+
+@pytest.fixture
+def clone(layout: Layout, tmp_path: Path) -> Path:
+    """A clone of a project in which everything that git does not ignore was committed, after a
+    report over grpo and sgpo."""
+    project = tmp_path / "project"
+    for name in (*COPIED, "params.yaml", "data/.gitignore"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, project / name)
+    params = write_params(tmp_path, ["grpo", "sgpo"], [0, 1])
+    shutil.copytree(layout.root, project / "data", dirs_exist_ok=True)
+    done = run_stage("report", params, project / "data")
+    assert done.returncode == 0, done.output
+    say(project, "git", "init", "--quiet")
+    say(project, "git", "add", "--all")
+    say(project, "git", "commit", "--quiet", "--message", "a report")
+    say(tmp_path, "git", "clone", "--quiet", str(project), "clone")
+    return tmp_path / "clone"
+
+
+def test_a_fresh_clone_has_the_metrics_as_one_narrow_table(clone: Path) -> None:
+    head, *rows = dvc(clone, "metrics", "show").splitlines()
+    assert head.split() == ["Path", *COLUMNS]
+    assert [" ".join(row.split()) for row in rows[2:]] == [
+        "data/report/metrics/sgpo/0.json 400.0 340.0 310.0 0.53 0.51 sgpo 0",
+        "data/report/metrics/sgpo/1.json 400.0 340.0 310.0 0.57 0.55 sgpo 1",
+    ]
+    assert max(map(len, [head, *rows])) <= 120
+
+
+def test_a_cell_that_left_the_experiment_leaves_the_table(layout: Layout, tmp_path: Path) -> None:
+    for recipes in (["grpo", "sgpo"], ["sgpo"]):
+        run_stage("report", write_params(tmp_path, recipes, [0]), layout.root)
+    found = sorted((layout.report / "metrics").rglob("*.json"))
+    assert [path.parent.name for path in found] == ["sgpo"]
+    assert read_json(found[0])["charged"] == 400.0
+
+
+def test_plots_are_shown_without_a_network(clone: Path) -> None:
+    dvc(clone, "plots", "show")
+    page = (clone / "dvc_plots" / "index.html").read_text()
+    pictures = sorted((clone / "dvc_plots" / "static").iterdir())
+    assert len(pictures) == 3
+    assert all(picture.name in page for picture in pictures)
+    assert "//" not in page
+    for picture in pictures:
+        drawn = picture.read_text().replace('xmlns="http://www.w3.org/2000/svg"', "")
+        assert "//" not in drawn
+        assert "--c0: #" in drawn, "its colours are in it"
+        assert ">sgpo</text>" in drawn
+    assert say(clone, "git", "status", "--porcelain") == ""
