@@ -13,6 +13,7 @@ from tasks.report.evidence import Evidence, read_evidence
 from tasks.report.leaderboard import Row, curve_table, fit_curves, leaderboard, summarise
 from tasks.report.page import page
 from tasks.report.paired import pair
+from tasks.report.rollouts import shown_runs, write_rollouts
 from tasks.report.settings import ReportSettings
 from tasks.report.tables import text_table
 from tasks.report.words import stale_words
@@ -36,7 +37,10 @@ def main(stage: Stage) -> None:
     write_json(out / "summary.json", summary)
     write_text(out / "leaderboard.txt", f"{table}{summary['why']}\n")
     write_text(out / "curve.csv", curves.write_csv())
-    write_text(out / "index.html", page(evidence, rows, summary, curves, fits))
+    runs = shown_runs(rows, summary["champion"])
+    path = out / "rollouts.parquet"
+    rollouts = write_rollouts(path, stage.layout, evidence, paired, runs)
+    write_text(out / "index.html", page(evidence, rows, summary, curves, fits, paired, rollouts))
     record(stage, rows, summary)
     print(f"\n{table}{summary['why']}\n")
 
