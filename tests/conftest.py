@@ -20,6 +20,7 @@ from s3fs import S3FileSystem
 from tasks.common.locations import open_location
 from tests import once, s3_server
 from tests.policies import make_guesser, make_policy
+from tests.report import browser
 
 # a deadline per example would fail on a busy machine
 hypothesis.settings.register_profile("winnow", deadline=None)
@@ -72,9 +73,10 @@ def skip_what_is_lacking(items: list[pytest.Item]) -> None:
         else "vLLM is not installed (make test VLLM=cpu)",
         "gpu": None if torch.cuda.is_available() else "no NVIDIA GPU",
         "s3": s3_server.missing(),
+        "browser": browser.missing(),
         "real_data": None if os.environ.get("WINNOW_REAL_DATA") else "WINNOW_REAL_DATA is not set",
     }
-    for name in ("vllm", "s3"):
+    for name in ("vllm", "s3", "browser"):
         if os.environ.get("CI") and missing[name]:
             raise pytest.UsageError(
                 f"CI installs what the tests marked {name} need, and may not skip them: "

@@ -23,11 +23,18 @@ from tasks.common.statistics import Floats
 ROUNDING = 1e-9  # of accuracies that are equal
 CONFIDENCE = 0.95  # of the points' intervals, and of those made from them
 ENDS = (0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2)
+# the accounts that recipes are compared by; the other one reproduces the figures of a paper
+COMPARED = ("charged", "charged_mixed", "executed")
+# what accuracy is shown over, and the column of it in a validation curve
+AXES = {account: f"flops_{account}" for account in COMPARED} | {
+    "rollouts": "rollouts",
+    "seconds": "seconds",
+}
 
 
 @dataclass(frozen=True)
 class Monotone:
-    """A curve: compute, increasing, and accuracy, non-decreasing."""
+    """A curve: compute (or rollouts, or seconds), increasing, and accuracy, non-decreasing."""
 
     flops: Floats
     accuracy: Floats
@@ -49,7 +56,7 @@ class Monotone:
 
 @dataclass(frozen=True)
 class Fitted:
-    """The curve of a recipe in one account, and those of the bootstrap's draws."""
+    """The curve of a recipe over one of AXES, and those of the bootstrap's draws."""
 
     curve: Monotone
     draws: Sequence[Monotone]
@@ -108,14 +115,14 @@ def comparable(curve: pl.DataFrame) -> pl.DataFrame:
 
 
 def fit_curve(
-    points: Sequence[pl.DataFrame], account: str, num_bootstrap: int, rng: np.random.Generator
+    points: Sequence[pl.DataFrame], axis: str, num_bootstrap: int, rng: np.random.Generator
 ) -> Fitted:
-    """Fit the CURVE tables of a recipe's seeds over the compute of one account.
+    """Fit the CURVE tables of a recipe's seeds over one of AXES.
 
     Draws of a curve that has levelled off lie above it on average, because a fit that never falls
     takes the highest noise along: where they reach an accuracy is rather too early."""
     z = stats.norm.ppf(0.5 + CONFIDENCE / 2)
-    flops = [part[f"flops_{account}"].to_numpy() for part in points]
+    flops = [part[AXES[axis]].to_numpy().astype(np.float64) for part in points]
     seen = [part["accuracy"].to_numpy() for part in points]
     fits = [monotone(x, y).at(x) for x, y in zip(flops, seen, strict=True)]
     spreads = [

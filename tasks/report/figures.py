@@ -1,25 +1,28 @@
-"""The figures of the report: which data go on which axis. `charts` draws them."""
+"""The figures of the report: which data go on which axis. `charts` has their parts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
+from typing import Any
 
 import polars as pl
 
 from tasks.report.charts import (
-    Line,
-    Piece,
-    bar_chart,
-    calibration_chart,
+    Chart,
+    Trace,
+    Variant,
+    band,
+    bars,
+    chart,
     colour,
-    dot_chart,
-    flops_words,
-    line_chart,
-    pale,
-    stack_chart,
-    tint,
+    css,
+    dots,
+    line,
+    rows_layout,
     unit,
+    variant,
 )
-from tasks.report.drift import Drift
+from tasks.report.curves import AXES, COMPARED
+from tasks.report.drift import Drift, groups_of, passes_of
 from tasks.report.evidence import Evidence, Plan
 from tasks.report.leaderboard import Fits, Row
 
@@ -32,10 +35,20 @@ PART_WORDS = {
     "lost": "lost to kills",
 }
 PART_SHARE = {"profile": 1.0, "generate": 0.72, "score": 0.55, "update": 0.38, "lost": 0.15}
-NUM_BINS = 12  # of steps
+# what is shown over the steps: its column in `steps_binned`, the axis, whether it is a share
+STEP_SERIES = {
+    "groups with a signal": ("mixed", "share of mixed groups", True),
+    "reward": ("reward_mean", "mean reward", False),
+    "length": ("completion_tokens_mean", "mean tokens of a completion", False),
+    "entropy": ("entropy", "entropy of a token, nats", False),
+    "KL": ("kl", "KL from the reference policy, nats", False),
+    "truncated": ("truncated_rate", "share of truncated completions", True),
+}
+NUM_BINS = 24  # of steps
 MAX_PASSES = 5  # in a calibration figure
-MAX_BANDS = 4  # in a figure of accuracy
 DOT_SHARE = 0.55  # of the line's colour, of single validations
+# the differences that are drawn, and the words for what a recipe is compared with
+COMPARISONS = ("reference", "champion", "initial")
 
 
 def colours(evidence: Evidence) -> dict[str, int]:
@@ -43,94 +56,114 @@ def colours(evidence: Evidence) -> dict[str, int]:
     return {plan.recipe: index for index, plan in enumerate(evidence.first_plans)}
 
 
-def legend(evidence: Evidence, *more: tuple[str, str]) -> str:
-    """Return the legend of the recipes' colours, and `more` entries of (name, CSS style)."""
-    entries = [
-        (recipe, f"background:{colour(index)}") for recipe, index in colours(evidence).items()
+def legend(evidence: Evidence) -> str:
+    """Return a button per recipe, which shows or hides it in all figures."""
+    buttons = [
+        f'<button type="button" class="key" aria-pressed="true" data-recipe="{escape(recipe)}">'
+        f'<i style="background:{css(index)}"></i>{escape(recipe)}</button>'
+        for recipe, index in colours(evidence).items()
     ]
-    return keys([*entries, *more])
+    return "".join(buttons)
 
 
-def keys(entries: Sequence[tuple[str, str]]) -> str:
-    """Return a line of colours (CSS) and their names."""
-    shown = [
-        f'<span class="key"><i style="{style}"></i>{escape(name)}</span>' for name, style in entries
-    ]
-    return f'<p class="legend">{"".join(shown)}</p>'
+def axis_unit(axis: str, largest: float) -> tuple[float, str]:
+    """Return the size and the name of the unit of one of AXES, and nothing to divide by where it is
+    no compute."""
+    return unit(largest) if axis in COMPARED else (1.0, axis)
 
 
-def accuracy_over(evidence: Evidence, curves: pl.DataFrame, fits: Fits, account: str) -> str:
-    """Return validation accuracy over the FLOPs of an account: a fitted line per recipe, with its
-    band where there are few, and a dot per validation of each seed."""
-    column = f"flops_{account}"
-    size, name = unit(float(curves[column].max() or 0.0))  # type: ignore[arg-type]
-    lines = []
+def axis_words(axis: str, name: str) -> str:
+    """Return the title of an axis of compute, rollouts or seconds."""
+    return f"{axis} compute, {name}" if axis in COMPARED else axis
+
+
+def accuracy(evidence: Evidence, curves: pl.DataFrame, fits: Fits) -> Chart:
+    """Return validation accuracy over each of AXES."""
+    variants = {axis: accuracy_over(evidence, curves, fits, axis) for axis in AXES}
+    return chart("validation accuracy over what was spent, a fitted line per recipe", variants)
+
+
+def accuracy_over(evidence: Evidence, curves: pl.DataFrame, fits: Fits, axis: str) -> Variant:
+    """Return validation accuracy over one axis: a fitted line per recipe with its band, dotted
+    before its first point, and a dot per validation of each seed."""
+    column = AXES[axis]
+    size, name = axis_unit(axis, float(curves[column].max() or 0.0))  # type: ignore[arg-type]
+    traces: list[Trace] = []
     for recipe, index in colours(evidence).items():
-        fitted = fits[recipe][account]
+        fitted = fits[recipe][axis]
         xs = (fitted.curve.flops / size).tolist()
-        low, high = fitted.band() if len(fits) <= MAX_BANDS else ((), ())
         ys = fitted.curve.accuracy.tolist()
-        lines.append(Line(recipe, index, xs, ys, list(low), list(high), lead=True, dots=False))
+        low, high = (ends.tolist() for ends in fitted.band())
+        ends = [f"{a:.1%} to {b:.1%}" for a, b in zip(low, high, strict=True)]
+        hover = f"%{{y:.1%}} (%{{customdata}}) with %{{x:,.4~g}} {name}"
+        traces.append(band(index, xs, low, high, group=recipe))
+        traces.append(line(recipe, index, xs, ys, hover, group=recipe, customdata=ends))
+        lead = line(recipe, index, [0.0, xs[0]], [ys[0]] * 2, "", group=recipe, hoverinfo="skip")
+        traces.append(lead | {"line": {**lead["line"], "dash": "dot"}})
     for (run,), part in curves.group_by("run", maintain_order=True):
-        index = colours(evidence)[part["recipe"][0]]
-        xs = (part[column] / size).to_list()
-        ys = part["accuracy"].to_list()
-        lines.append(Line(str(run), index, xs, ys, strength=DOT_SHARE, joined=False))
-    words = f"validation accuracy over {account} compute, a fitted line per recipe"
-    return line_chart(lines, f"{account} compute, {name}", "validation accuracy", words)
+        recipe = part["recipe"][0]
+        xs, ys = (part[column] / size).to_list(), part["accuracy"].to_list()
+        hover = f"%{{y:.1%}} with %{{x:,.4~g}} {name}"
+        index = colours(evidence)[recipe]
+        traces.append(dots(str(run), index, xs, ys, hover, group=recipe, share=DOT_SHARE))
+    words = axis_words(axis, name)
+    return variant(traces, words, "validation accuracy", percent="y", xaxis_rangemode="tozero")
 
 
-def signal_over_steps(evidence: Evidence) -> str:
-    """Return the share of groups with both a success and a failure, in bins of steps: only these
-    carry a gradient."""
-    lines = []
-    for run in evidence.trained:
-        width = max(1, -(-len(run.steps) // NUM_BINS))
-        bins = run.steps.group_by(pl.col("step") // width, maintain_order=True).agg(
-            pl.col("step").mean().alias("middle"),
-            (pl.col("num_mixed_groups").sum() / pl.col("num_prompts").sum()).alias("mixed"),
-        )
-        if len(bins):
+def over_steps(evidence: Evidence) -> Chart:
+    """Return what training measured, over its steps, a line per run."""
+    binned = {run.name: steps_binned(run.steps) for run in evidence.trained}
+    variants = {}
+    for name, (column, words, is_share) in STEP_SERIES.items():
+        traces = []
+        for run in evidence.trained:
+            part = binned[run.name].drop_nulls(column)
+            hover = f"%{{y:{'.1%' if is_share else '.4~g'}}} in steps around %{{x:.0f}}"
+            xs, ys = part["middle"].to_list(), part[column].to_list()
             index = colours(evidence)[run.recipe]
-            lines.append(Line(run.name, index, bins["middle"].to_list(), bins["mixed"].to_list()))
-    if not lines:
-        return "<p>No training step was made.</p>"
-    return line_chart(
-        lines, "step", "groups with a signal", "share of mixed groups over the steps of training"
+            traces.append(line(run.name, index, xs, ys, hover, group=run.recipe))
+        variants[name] = variant(traces, "step", words, percent="y" * is_share)
+    return chart("what training measured over its steps", variants)
+
+
+def steps_binned(steps: pl.DataFrame) -> pl.DataFrame:
+    """Return the means of STEP_SERIES in at most NUM_BINS bins of steps; steps without a finite
+    value (such as KL where nothing was updated) do not count."""
+    width = max(1, -(-len(steps) // NUM_BINS))
+    shares = pl.col("num_mixed_groups").sum() / pl.col("num_prompts").sum()
+    means = [column for column, _, _ in STEP_SERIES.values() if column != "mixed"]
+    finite = [pl.col(name).filter(pl.col(name).is_finite()).mean() for name in means]
+    return steps.group_by(pl.col("step") // width, maintain_order=True).agg(
+        pl.col("step").mean().alias("middle"),
+        pl.when(pl.col("num_prompts").sum() > 0).then(shares).alias("mixed"),
+        *finite,
     )
 
 
-def profile_histogram(evidence: Evidence, plan: Plan) -> str:
+def profile_histogram(evidence: Evidence, plan: Plan) -> Variant:
     """Return the number of prompts at each pass rate, and what this recipe does with them: the
     darker the colour, the larger the group."""
     joined = evidence.profile.select("prompt_id", "pass_rate").join(
         plan.decisions.select("prompt_id", "decision", "group_size"), on="prompt_id", how="left"
     )
-    counts = (
-        joined.group_by("pass_rate", "decision", "group_size")
-        .len()
-        .sort("pass_rate", "group_size", "decision")
-    )
+    counts = joined.group_by("pass_rate", "decision", "group_size").len().sort("pass_rate")
     rates = pass_rate_bars(counts)
     largest = max(plan.decisions["group_size"].to_list(), default=1)
-    bars = []
-    for name, part in rates:
-        rows = (
-            part.group_by("decision", "group_size")
-            .agg(pl.col("len").sum())
-            .sort("group_size", "decision")
+    kinds = counts.select("group_size", "decision").unique().sort("group_size", "decision")
+    traces = []
+    for size, decision in kinds.iter_rows():
+        same = pl.col("decision").eq_missing(pl.lit(decision)) & (
+            pl.col("group_size").eq_missing(pl.lit(size))
         )
-        pieces = [
-            Piece(
-                count,
-                f"{decision}, group of {size}" if size else str(decision),
-                shade(evidence, plan, size, largest),
-            )
-            for decision, size, count in rows.iter_rows()
-        ]
-        bars.append((name, pieces))
-    words = f"prompts by pass rate and what {plan.recipe} does with them"
-    return bar_chart(bars, "pass rate in the profile", "prompts", words)
+        heights = [part.filter(same)["len"].sum() for _, part in rates]
+        name = f"{decision}, group of {size}" if size else str(decision)
+        hue = shade(colours(evidence)[plan.recipe], size, largest)
+        hover = "%{y} prompts at %{x}: %{fullData.name}"
+        traces.append(bars(name, [rate for rate, _ in rates], heights, hue, hover))
+    words = "pass rate in the profile"
+    return variant(
+        traces, words, "prompts", barmode="stack", xaxis_type="category", showlegend=True
+    )
 
 
 def pass_rate_bars(counts: pl.DataFrame) -> list[tuple[str, pl.DataFrame]]:
@@ -147,31 +180,68 @@ def pass_rate_bars(counts: pl.DataFrame) -> list[tuple[str, pl.DataFrame]]:
     return [*bars, ("none", ungraded)] if len(ungraded) else bars
 
 
-def shade(evidence: Evidence, plan: Plan, group_size: int, largest: int) -> str:
+def shade(index: int, group_size: int | None, largest: int) -> str:
     """Return grey for prompts that are left out, and for the others the recipe's colour, stronger
     for larger groups."""
     if not group_size:
-        return "fill:var(--left-out)"
-    return tint(colours(evidence)[plan.recipe], 0.35 + 0.65 * group_size / largest)
+        return "@left-out"
+    return colour(index, 0.35 + 0.65 * group_size / largest)
 
 
-def calibration(passes: Sequence[Drift], index: int, name: str) -> str:
-    """Return success in training over the profiled pass rate, a line per pass, later ones stronger,
-    with a legend.
+def histograms(evidence: Evidence) -> Chart:
+    """Return a histogram of the profile for each recipe."""
+    variants = {plan.recipe: profile_histogram(evidence, plan) for plan in evidence.first_plans}
+    return chart("prompts by pass rate in the profile, and what a recipe does with them", variants)
+
+
+def calibrations(evidence: Evidence) -> Chart:
+    """Return success in training over the profiled pass rate for each recipe, over the groups of
+    all its seeds."""
+    variants = {}
+    for plan in evidence.first_plans:
+        runs = evidence.seeds(plan.recipe)
+        passes = passes_of(
+            pl.concat([groups_of(run.steps, run.rollouts, evidence.profile) for run in runs])
+        )
+        if passes:
+            variants[plan.recipe] = calibration(passes, colours(evidence)[plan.recipe])
+    return chart("success in training over the profiled pass rate, a line per pass", variants)
+
+
+def calibration(passes: Sequence[Drift], index: int) -> Variant:
+    """Return success in training over the profiled pass rate, a line per pass, later ones
+    stronger, the diagonal dotted, and dashed what a policy that has not changed would show.
 
     Of many passes only a few are shown, and the interval only for the last one, where the question
     is whether it moved."""
     shown = spaced(passes)
-    strengths = [1.0 - 0.7 * after / len(shown) for after in reversed(range(len(shown)))]
-    lines = [
-        pass_line(one, index, strength) for one, strength in zip(shown, strengths, strict=True)
-    ]
-    fresh = Line("expected", index, column(shown[-1], "profiled"), column(shown[-1], "expected"))
-    words = f"success in training of {name} over the profiled pass rate, a line per pass"
-    names = [(line.name, f"background:{pale(index, line.strength)}") for line in lines]
-    return keys(names) + calibration_chart(
-        lines, fresh, "pass rate in the profile", "success in training", words
+    last = shown[-1]
+    profiled = column(last, "profiled")
+    low, high = column(last, "success_low"), column(last, "success_high")
+    hover = "solved %{y:.1%}, profiled %{x:.1%}"
+    traces = [band(index, profiled, low, high, crowded=False)]
+    traces.append(grey("as profiled", "dot", [0.0, 1.0], [0.0, 1.0]))
+    traces.append(grey("unchanged policy", "dash", profiled, column(last, "expected")))
+    for number, one in enumerate(shown, start=1):
+        share = 1.0 - 0.7 * (len(shown) - number) / len(shown)
+        xs, ys = column(one, "profiled"), column(one, "success")
+        trace = line(f"pass {one['pass']}", index, xs, ys, hover, share=share)
+        traces.append(trace | {"mode": "lines+markers"})
+    return variant(
+        traces,
+        "pass rate in the profile",
+        "success in training",
+        percent="xy",
+        showlegend=True,
+        xaxis_range=[-0.02, 1.02],
+        yaxis_range=[-0.02, 1.02],
     )
+
+
+def grey(name: str, style: str, xs: Sequence[float], ys: Sequence[float]) -> Trace:
+    """Return a grey line to compare with."""
+    trace = line(name, 0, xs, ys, "%{y:.1%} at %{x:.1%}")
+    return trace | {"line": {"color": "@soft", "width": 1.5, "dash": style}}
 
 
 def spaced(passes: Sequence[Drift]) -> list[Drift]:
@@ -180,60 +250,84 @@ def spaced(passes: Sequence[Drift]) -> list[Drift]:
     return [passes[index * (len(passes) - 1) // max(count - 1, 1)] for index in range(count)]
 
 
-def pass_line(one: Drift, index: int, strength: float) -> Line:
-    """Return the bins of a pass as a curve; only the last pass, at full strength, has a band."""
-    is_last = strength == 1.0
-    return Line(
-        f"pass {one['pass']}",
-        index,
-        column(one, "profiled"),
-        column(one, "success"),
-        column(one, "success_low") if is_last else [],
-        column(one, "success_high") if is_last else [],
-        strength=strength,
-    )
-
-
 def column(one: Drift, key: str) -> list[float]:
     """Return one value of every bin of a pass."""
     return [row[key] for row in one["bins"]]
 
 
-def compute_parts(evidence: Evidence, rows: Sequence[Row], account: str) -> str:
-    """Return the FLOPs of each run by part, in one account."""
-    size, name = unit(max(row[f"flops_{account}"]["total"] for row in rows))
-    stacks = []
-    for row in rows:
-        index = colours(evidence)[row["recipe"]]
-        pieces = [
-            Piece(value / size, PART_WORDS[part], tint(index, PART_SHARE[part]))
-            for part, value in row[f"flops_{account}"].items()
-            if part != "total"
+def compute_parts(evidence: Evidence, rows: Sequence[Row]) -> Chart:
+    """Return the FLOPs of each run by part, in each account."""
+    names = [f"{row['recipe']}/{row['seed']}" for row in rows]
+    variants = {}
+    for account in COMPARED:
+        size, unit_name = unit(max(row[f"flops_{account}"]["total"] for row in rows))
+        traces = []
+        for recipe, index in colours(evidence).items():
+            mine = [row for row in rows if row["recipe"] == recipe]
+            ys = [escape(f"{recipe}/{row['seed']}") for row in mine]
+            for part in mine[0][f"flops_{account}"]:
+                if part == "total":
+                    continue
+                xs = [row[f"flops_{account}"][part] / size for row in mine]
+                hue = colour(index, PART_SHARE[part])
+                hover = f"%{{y}}: {PART_WORDS[part]} %{{x:.4~g}} {unit_name}"
+                traces.append(bars(part, xs, ys, hue, hover, group=recipe, orientation="h"))
+        layout = {"barmode": "stack", **rows_layout(names)}
+        variants[account] = variant(traces, axis_words(account, unit_name), "", **layout)
+    return chart("compute by what it was spent on", variants)
+
+
+def differences(evidence: Evidence, recipes: Mapping[str, Any]) -> Chart:
+    """Return the paired differences of pass@1 of every recipe with their intervals, in points."""
+    names = sorted(recipes, key=lambda name: -recipes[name]["differences"]["initial"]["mean"])
+    variants = {}
+    for other in COMPARISONS:
+        found = {name: recipes[name]["differences"][other] for name in names}
+        traces = [
+            difference(name, colours(evidence)[name], value)
+            for name, value in found.items()
+            if value is not None
         ]
-        total = flops_words(row[f"flops_{account}"]["total"])
-        stacks.append((f"{row['recipe']}/{row['seed']}: {total}", pieces))
-    return stack_chart(
-        stacks, f"{account} compute, {name}", f"{account} compute by what it was spent on"
-    )
+        if traces:
+            words = f"points of pass@1 over the {other}"
+            layout = {"xaxis_zeroline": True, **rows_layout(names)}
+            variants[f"over the {other}"] = variant(traces, words, "", **layout)
+    return chart("paired differences of pass@1 with 95 % intervals", variants)
 
 
-def by_level(evidence: Evidence) -> str:
+def difference(name: str, index: int, found: Mapping[str, Any]) -> Trace:
+    """Return a dot at a difference with its interval."""
+    mean, low, high = (100 * found[key] for key in ("mean", "low", "high"))
+    hover = f"%{{x:+.1f}} points ({low:+.1f} to {high:+.1f})"
+    trace = dots(name, index, [mean], [escape(name)], hover, group=name)
+    arrays = {"symmetric": False, "array": [high - mean], "arrayminus": [mean - low]}
+    return trace | {"error_x": {"type": "data", "color": colour(index), **arrays}}
+
+
+def by_level(evidence: Evidence) -> Chart:
     """Return test pass@1 on each level before (grey) and after training, the mean over the
     seeds."""
-    rows = []
     initial = evidence.baseline["levels"]
-    for level in sorted(initial, key=level_order):
-        before = initial[level]
-        dots = [("initial", before["pass_at_1"], "var(--initial)")]
-        for plan in evidence.first_plans:
-            levels = [run.metrics["levels"] for run in evidence.seeds(plan.recipe)]
+    levels = sorted(initial, key=level_order)
+    names = {level: f"{level} (n={initial[level]['num_prompts']})" for level in levels}
+    hover = "%{y}: %{x:.1%}, %{fullData.name}"
+    before = [initial[level]["pass_at_1"] for level in levels]
+    ticks = [escape(names[level]) for level in levels]
+    traces = [bars("initial policy", before, ticks, "@initial", hover, orientation="h")]
+    for recipe, index in colours(evidence).items():
+        found = [run.metrics["levels"] for run in evidence.seeds(recipe)]
+        after = {}
+        for level in levels:
             # a level with nothing but errors is not in the metrics
-            after = [found[level]["pass_at_1"] for found in levels if level in found]
-            if after:
-                hue = colour(colours(evidence)[plan.recipe])
-                dots.append((plan.recipe, sum(after) / len(after), hue))
-        rows.append((f"{level} (n={before['num_prompts']})", dots))
-    return dot_chart(rows, "test pass@1", "pass@1 by level, before and after training")
+            shares = [one[level]["pass_at_1"] for one in found if level in one]
+            if shares:
+                after[escape(names[level])] = sum(shares) / len(shares)
+        xs, ys = list(after.values()), list(after)
+        traces.append(bars(recipe, xs, ys, colour(index), hover, group=recipe, orientation="h"))
+    layout = {"barmode": "group", "xaxis_range": [0, 1]}
+    layout |= rows_layout(list(names.values()), max(1, len(traces) // 2))
+    one = variant(traces, "test pass@1", "", percent="x", **layout)
+    return chart("pass@1 by level, before and after training", {"level": one})
 
 
 def level_order(level: str) -> tuple[int, float, str]:

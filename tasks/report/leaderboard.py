@@ -13,15 +13,13 @@ import numpy as np
 import polars as pl
 
 from tasks.common.ledger import ACCOUNTS
-from tasks.report.curves import Fitted, comparable, fit_curve
+from tasks.report.curves import AXES, COMPARED, Fitted, comparable, fit_curve
 from tasks.report.evidence import Evidence, Trained
 from tasks.report.paired import INITIAL, Difference, Paired, difference
 
 Row = dict[str, Any]
-Fits = Mapping[str, Mapping[str, Fitted]]  # by recipe, then account
+Fits = Mapping[str, Mapping[str, Fitted]]  # by recipe, then axis
 BASELINE = "grpo"  # the recipe that others are compared with, if it is in the experiment
-# the accounts that recipes are compared by; the other one reproduces the figures of a paper
-COMPARED = ("charged", "charged_mixed", "executed")
 # the account that says which of two equal policies was cheaper: nobody pays for dead groups in it
 CHEAPER = "flops_charged_mixed"
 # the parts of the bill in every account
@@ -107,23 +105,32 @@ def seconds(evidence: Evidence, run: Trained) -> dict[str, float]:
 
 
 def fit_curves(evidence: Evidence, num_bootstrap: int) -> Fits:
-    """Return the fitted validation curve of each recipe in each account of COMPARED. Its draws are
-    the same in every run of the report."""
+    """Return the fitted validation curve of each recipe over each of AXES. Its draws are the same
+    in every run of the report."""
     fits: dict[str, dict[str, Fitted]] = {}
     for plan in evidence.first_plans:
         points = [comparable(shifted_curve(evidence, run)) for run in evidence.seeds(plan.recipe)]
         fits[plan.recipe] = {
-            account: fit_curve(points, account, num_bootstrap, np.random.default_rng(0))
-            for account in COMPARED
+            axis: fit_curve(points, axis, num_bootstrap, np.random.default_rng(0)) for axis in AXES
         }
     return fits
 
 
 def shifted_curve(evidence: Evidence, run: Trained) -> pl.DataFrame:
-    """Return the validation curve of a run. For recipes that read the profile, FLOPs start where
-    profiling ended."""
+    """Return the validation curve of a run, with its `seconds`. For recipes that read the profile,
+    FLOPs, rollouts and seconds start where profiling ended.
+
+    Seconds are measured for a training as a whole: a point has the share of them that it has of the
+    training's executed FLOPs."""
+    reads = evidence.plan(run.recipe).reads_profile
+    profiled = round(evidence.profile_flops["rollouts"]["profile"]) if reads else 0
+    spent = seconds(evidence, run)
+    trained = sum(run.flops["executed"][part] for part in PARTS)
+    rate = spent["train"] / trained if trained else 0.0
     return run.curve.with_columns(
-        pl.col(f"flops_{account}") + bill(evidence, run, account)["profile"] for account in COMPARED
+        (pl.col("flops_executed") * rate + spent["profile"]).alias("seconds"),
+        pl.col("rollouts") + profiled,
+        *(pl.col(f"flops_{name}") + bill(evidence, run, name)["profile"] for name in COMPARED),
     )
 
 
@@ -155,7 +162,7 @@ def summarise(
     for recipe, summary in recipes.items():
         summary["differences"] = differences_of(evidence, recipe, reference, champion, paired)
         summary["compute_to_reference"] = {
-            account: fitted.compute_to(target) for account, fitted in fits[recipe].items()
+            account: fits[recipe][account].compute_to(target) for account in COMPARED
         }
     keys = ("pass_at_1", "pass_at_1_low", "pass_at_1_high", "greedy", "num_prompts", "num_samples")
     initial = {key: evidence.baseline[key] for key in keys}

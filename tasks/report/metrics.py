@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tasks.common.files import write_json
-from tasks.report.leaderboard import COMPARED, Row
+from tasks.report.curves import COMPARED
+from tasks.report.leaderboard import Row
 
 
 def metrics_of(row: Row) -> dict[str, Any]:

@@ -1,6 +1,13 @@
-"""The page: figures, tables and text in the template `page.html`. It is one file, makes no request
-to a network, and has no time stamp."""
+"""The page: tables and text in the template `page.html`, and data that its scripts draw. It is one
+file, makes no request to a network, and has no time stamp.
 
+What policies wrote is data: it stands in the page as JSON in which no tag can begin, and the script
+puts it on the screen as text. Should it ever get further, the page's policy runs no script but its
+own, by their digests, and loads nothing from anywhere."""
+
+import base64
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -8,12 +15,19 @@ from string import Template
 from typing import Any
 
 import polars as pl
+from plotly.offline import get_plotlyjs
 
-from tasks.report import figures, tables
-from tasks.report.drift import Drift, groups_of, passes_of
+from tasks.report import budget, figures, tables
+from tasks.report.charts import Chart
+from tasks.report.drift import Drift
 from tasks.report.evidence import Evidence
-from tasks.report.leaderboard import COMPARED, Fits, Row
+from tasks.report.leaderboard import Fits, Row
+from tasks.report.paired import Paired
+from tasks.report.transitions import transitions
 from tasks.report.words import stale_words, verdict
+
+HERE = Path(__file__).parent
+SCRIPTS = ("charts.js", "rollouts.js")
 
 
 def page(
@@ -22,34 +36,83 @@ def page(
     summary: Mapping[str, Any],
     curves: pl.DataFrame,
     fits: Fits,
+    paired: Paired,
+    rollouts: Mapping[str, Any],
 ) -> str:
     """Return the whole page as HTML."""
-    template = Template((Path(__file__).parent / "page.html").read_text())
+    template = Template((HERE / "page.html").read_text())
+    advices = budget.advise(fits)
+    charts = all_charts(evidence, rows, summary, curves, fits, paired)
+    charts["budget"] = budget.chances(advices, figures.colours(evidence))
+    words = {axis: [budget.advice_words(axis, a) for a in found] for axis, found in advices.items()}
+    scripts = [get_plotlyjs(), *((HERE / name).read_text() for name in SCRIPTS)]
     return template.substitute(
+        digests=" ".join(f"'sha256-{digest_of(script)}'" for script in scripts),
+        scripts="\n".join(f"<script>{script}</script>" for script in scripts),
+        data=data({"charts": charts, "advice": words, "rollouts": rollouts}),
         verdict=escape(verdict(summary)),
         champion=champion_words(summary),
         facts=facts(evidence),
         legend=figures.legend(evidence),
-        level_legend=figures.legend(evidence, ("initial policy", "background:var(--initial)")),
-        histogram_legend=figures.legend(evidence, ("left out", "background:var(--left-out)")),
         leaderboard=tables.leaderboard_table(evidence, rows),
         differences=tables.differences_table(evidence, summary),
         seeds=tables.seeds_table(evidence, summary["recipes"]),
-        **{f"accuracy_{a}": figures.accuracy_over(evidence, curves, fits, a) for a in COMPARED},
-        **{f"parts_{a}": figures.compute_parts(evidence, rows, a) for a in COMPARED},
+        advice=tables.advice_table(evidence, advices),
         reach=tables.reach_table(evidence, summary),
-        signal=figures.signal_over_steps(evidence),
         bills=tables.bills_table(evidence, rows),
-        histograms=histograms(evidence),
         decisions=tables.decisions_table(evidence),
         plans=tables.plans_table(evidence),
         forecast=tables.forecast_table(evidence, rows),
         stale=stale_boxes(evidence, summary["drift"]),
-        calibrations=calibrations(evidence),
         drift=tables.drift_table(evidence, summary["drift"]),
-        levels=figures.by_level(evidence),
         seconds=tables.seconds_table(evidence, rows),
+        num_read=len(rollouts["prompts"]),
+        num_test=rollouts["total"],
     )
+
+
+def all_charts(
+    evidence: Evidence,
+    rows: Sequence[Row],
+    summary: Mapping[str, Any],
+    curves: pl.DataFrame,
+    fits: Fits,
+    paired: Paired,
+) -> dict[str, Chart]:
+    """Return the charts by their places in the template."""
+    hues = figures.colours(evidence)
+    runs = {recipe: [run.name for run in evidence.seeds(recipe)] for recipe in hues}
+    return {
+        "accuracy": figures.accuracy(evidence, curves, fits),
+        "steps": figures.over_steps(evidence),
+        "differences": figures.differences(evidence, summary["recipes"]),
+        "transitions": transitions(paired, runs, hues),
+        "parts": figures.compute_parts(evidence, rows),
+        "histograms": figures.histograms(evidence),
+        "calibrations": figures.calibrations(evidence),
+        "levels": figures.by_level(evidence),
+    }
+
+
+def data(value: Mapping[str, Any]) -> str:
+    """Return JSON for a script element: without `<`, no tag and no comment can begin in it."""
+    text = json.dumps(finite(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c")
+
+
+def finite(value: Any) -> Any:
+    """Return a JSON-like value with None for what is no finite number."""
+    if isinstance(value, Mapping):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    is_number = not isinstance(value, float) or abs(value) < float("inf")
+    return value if is_number else None
+
+
+def digest_of(script: str) -> str:
+    """Return the digest by which the page's policy knows a script."""
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 def champion_words(summary: Mapping[str, Any]) -> str:
@@ -79,17 +142,6 @@ def facts(evidence: Evidence) -> str:
     )
 
 
-def histograms(evidence: Evidence) -> str:
-    """Return one histogram per recipe."""
-    shown = [
-        (plan.recipe, figures.profile_histogram(evidence, plan)) for plan in evidence.first_plans
-    ]
-    return "".join(
-        f"<figure><h3>{tables.mark(evidence, name)}</h3>{picture}</figure>"
-        for name, picture in shown
-    )
-
-
 def stale_boxes(evidence: Evidence, drifts: Mapping[str, Drift]) -> str:
     """Return a warning for each run whose profile is stale, or a sentence that there is none."""
     warnings = [
@@ -105,19 +157,3 @@ def stale_boxes(evidence: Evidence, drifts: Mapping[str, Drift]) -> str:
             "enough.</p>"
         )
     return "".join(f'<div class="box warning">{escape(words)}.</div>' for words in warnings)
-
-
-def calibrations(evidence: Evidence) -> str:
-    """Return a calibration figure for each recipe, over the groups of all its seeds."""
-    shown = []
-    for plan in evidence.first_plans:
-        runs = evidence.seeds(plan.recipe)
-        passes = passes_of(
-            pl.concat([groups_of(run.steps, run.rollouts, evidence.profile) for run in runs])
-        )
-        if passes:
-            picture = figures.calibration(
-                passes, figures.colours(evidence)[plan.recipe], plan.recipe
-            )
-            shown.append(f"<figure><h3>{tables.mark(evidence, plan.recipe)}</h3>{picture}</figure>")
-    return "".join(shown) or "<p>No training step was made.</p>"

@@ -1,55 +1,52 @@
 """The plots that `dvc plots` shows side by side: validation accuracy over each account of compute,
-as SVG files that need nothing else, neither the page's styles nor a script from a network."""
+as SVG files that need no script and no network."""
 
-from pathlib import Path
+import io
+from typing import Any
 
+import matplotlib as mpl
 import polars as pl
+from matplotlib.figure import Figure
 
-from tasks.report.charts import HEIGHT, WIDTH, colour, text
+from tasks.report.curves import AXES, COMPARED
 from tasks.report.evidence import Evidence
-from tasks.report.figures import accuracy_over, colours
-from tasks.report.leaderboard import COMPARED, Fits
+from tasks.report.figures import axis_unit, axis_words, colours
+from tasks.report.leaderboard import Fits
 
-PER_LINE = 4  # recipes in a line of the legend
-LINE_HEIGHT = 20
+SIZE = (7.0, 4.2)  # inches
+# the same file for the same numbers, and letters that a browser draws in its own font
+STYLE: Any = {"svg.hashsalt": "winnow", "svg.fonttype": "none", "font.size": 9.0}
 
 
 def plots(evidence: Evidence, curves: pl.DataFrame, fits: Fits) -> dict[str, str]:
     """Return the figure of each account by the account's name."""
-    return {
-        account: standalone(accuracy_over(evidence, curves, fits, account), colours(evidence))
-        for account in COMPARED
-    }
+    with mpl.rc_context(STYLE):
+        return {account: accuracy_svg(evidence, curves, fits, account) for account in COMPARED}
 
 
-def standalone(picture: str, names: dict[str, int]) -> str:
-    """Return a figure of the page as a picture of its own: with the page's styles, a background,
-    and the names of its colours below."""
-    height = HEIGHT + LINE_HEIGHT * -(-len(names) // PER_LINE) + 8
-    size = f'width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}"'
-    placed = picture.replace("<svg ", f'<svg width="{WIDTH}" height="{HEIGHT}" ', 1)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{page_styles()}</style>'
-        f'<rect width="100%" height="100%" style="fill:var(--paper)"/>{placed}{legend(names)}'
-        "</svg>\n"
-    )
-
-
-def legend(names: dict[str, int]) -> str:
-    """Return a square of each colour with its name, PER_LINE in a line."""
-    parts = []
-    for place, (name, index) in enumerate(names.items()):
-        x = 20 + place % PER_LINE * (WIDTH - 20) / PER_LINE
-        y = HEIGHT + LINE_HEIGHT * (place // PER_LINE)
-        parts.append(f'<rect x="{x}" y="{y}" width="11" height="11" style="fill:{colour(index)}"/>')
-        parts.append(text(x + 16, y + 10, name, "label", "start"))
-    return "".join(parts)
-
-
-def page_styles() -> str:
-    """Return the light colours of `page.html` and its styles of what is in a figure."""
-    lines = (Path(__file__).parent / "page.html").read_text().splitlines()
-    first = lines.index(":root {")
-    root = lines[first : lines.index("}", first) + 1]
-    inside = [line for line in lines if line.startswith(("svg .", "svg text"))]
-    return "\n".join([*root, "svg { font-family: sans-serif; }", *inside])
+def accuracy_svg(evidence: Evidence, curves: pl.DataFrame, fits: Fits, account: str) -> str:
+    """Return validation accuracy over one account: a fitted line per recipe with its band, and a
+    dot per validation of each seed."""
+    column = AXES[account]
+    size, name = axis_unit(account, float(curves[column].max() or 0.0))  # type: ignore[arg-type]
+    figure = Figure(SIZE, layout="constrained")
+    axes = figure.subplots()
+    for recipe, index in colours(evidence).items():
+        fitted, colour = fits[recipe][account], f"C{index}"
+        xs = fitted.curve.flops / size
+        axes.plot(xs, fitted.curve.accuracy, color=colour, label=recipe)
+        axes.fill_between(xs, *fitted.band(), color=colour, alpha=0.15, linewidth=0.0)
+        part = curves.filter(pl.col("recipe") == recipe)
+        axes.plot((part[column] / size).to_numpy(), part["accuracy"].to_numpy(), ".", color=colour)
+    axes.set_xlim(left=0.0)
+    axes.set_xlabel(axis_words(account, name))
+    axes.set_ylabel("validation accuracy")
+    axes.yaxis.set_major_formatter("{x:.0%}")
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    written = io.StringIO()
+    # without the document type and the metadata, which name addresses
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(written, format="svg", metadata=nothing)
+    return written.getvalue()[written.getvalue().index("<svg") :]

@@ -15,6 +15,7 @@ from tasks.report.metrics import write_metrics
 from tasks.report.page import page
 from tasks.report.paired import pair
 from tasks.report.plots import plots
+from tasks.report.rollouts import shown_runs, write_rollouts
 from tasks.report.settings import ReportSettings
 from tasks.report.tables import text_table
 from tasks.report.words import stale_words
@@ -38,7 +39,10 @@ def main(stage: Stage) -> None:
     write_json(out / "summary.json", summary)
     write_text(out / "leaderboard.txt", f"{table}{summary['why']}\n")
     write_text(out / "curve.csv", curves.write_csv())
-    write_text(out / "index.html", page(evidence, rows, summary, curves, fits))
+    runs = shown_runs(rows, summary["champion"])
+    path = out / "rollouts.parquet"
+    rollouts = write_rollouts(path, stage.layout, evidence, paired, runs)
+    write_text(out / "index.html", page(evidence, rows, summary, curves, fits, paired, rollouts))
     write_metrics(out / "metrics", rows)
     for account, picture in plots(evidence, curves, fits).items():
         write_text(out / "plots" / f"{account}.svg", picture)

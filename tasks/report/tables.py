@@ -8,11 +8,13 @@ from typing import Any
 import polars as pl
 
 from tasks.common.ledger import ACCOUNTS
-from tasks.report.charts import colour, flops_words, unit
+from tasks.report.budget import LADDER, Advice, amount
+from tasks.report.charts import css, flops_words, unit
+from tasks.report.curves import COMPARED
 from tasks.report.drift import Drift
 from tasks.report.evidence import Evidence, Plan
 from tasks.report.figures import PART_WORDS, colours
-from tasks.report.leaderboard import COMPARED, Row
+from tasks.report.leaderboard import Row
 from tasks.report.paired import Difference
 from tasks.report.words import points_words
 
@@ -142,7 +144,7 @@ def html_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, raw: in
 
 def mark(evidence: Evidence, recipe: str, more: str = "") -> str:
     """Return a recipe's name with its colour in front."""
-    hue = colour(colours(evidence)[recipe])
+    hue = css(colours(evidence)[recipe])
     return f'<i class="mark" style="background:{hue}"></i>{escape(recipe + more)}'
 
 
@@ -195,6 +197,26 @@ def reach_table(evidence: Evidence, summary: Mapping[str, Any]) -> str:
         f"{summary['reference']} ends with, by the fitted curves."
     )
     return f"<p>{escape(words)}</p>" + html_table(["recipe", *COMPARED], body, raw=1)
+
+
+def advice_table(evidence: Evidence, advices: Mapping[str, Sequence[Advice]]) -> str:
+    """Return the recipe to take at some budgets on every axis."""
+    body = []
+    for axis, rows in advices.items():
+        for row in [rows[place - 1] for place in LADDER]:
+            take = row["take"]
+            if take is None:
+                cells = ["initial policy", axis, amount(axis, row["budget"]), "–", "–", "–"]
+            else:
+                mine = row["recipes"][take]
+                accuracy = f"{mine['accuracy']:.1%} ({mine['low']:.1%} to {mine['high']:.1%})"
+                level = ", ".join(row["level_with"]) or "–"
+                best = f"{mine['best']:.0%}"
+                name = mark(evidence, take)
+                cells = [name, axis, amount(axis, row["budget"]), accuracy, best, level]
+            body.append(cells)
+    headers = ["take", "axis", "budget", "validation", "best in draws", "not told apart from it"]
+    return html_table(headers, body, raw=1)
 
 
 def reach_words(needed: Mapping[str, float | None]) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.report.charts import unit
-from tasks.report.leaderboard import COMPARED
+from tasks.report.curves import COMPARED
 from tasks.report.paired import Difference, is_apart
 
 MAX_NAMED = 5  # recipes in the verdict

@@ -13,6 +13,7 @@ from tasks.common.artifacts import (
     OUTCOMES,
     PLAN,
     PROFILE,
+    PROMPTS,
     ROLLOUTS,
     STEPS,
     TRAIN_ROLLOUTS,
@@ -110,6 +111,11 @@ def write_shared(layout: Layout) -> None:
     }
     write_json(layout.profile / "flops.json", ledger(profile=amounts))
     write_json(layout.profile / "cost.json", {"seconds": {"profile": 6.0}})
+    prompts = [
+        {**PROMPTS.example, "prompt_id": f"t{index}", "prompt": f"Question {index}: 3 + 4 ="}
+        for index in range(NUM_TEST)
+    ]
+    PROMPTS.write(layout.prompts("test"), PROMPTS.frame(prompts))
     write_json(layout.baseline / "metrics.json", metrics(0.40))
     write_answers(layout.baseline, solved(0.40, 99))
 
@@ -269,9 +275,13 @@ def write_params(folder: Path, recipes: list[str], seeds: list[int]) -> Path:
 
 @pytest.fixture
 def layout(tmp_path: Path) -> Layout:
+    return make_layout(tmp_path / "data")
+
+
+def make_layout(root: Path) -> Layout:
     """grpo at full cost and sgpo at a third of it, two seeds each; grpo does not read the profile,
     sgpo does."""
-    layout = Layout(tmp_path / "data")
+    layout = Layout(root)
     write_shared(layout)
     write_plans(layout, "grpo", reads_profile=False)
     write_plans(layout, "sgpo", reads_profile=True)

@@ -1,0 +1,162 @@
+"""A headless Chromium that opens one page, driven by its own protocol (Chrome DevTools)."""
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from websockets.sync.client import connect
+
+SECONDS = 60.0  # until the browser has started, and for one answer
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+def executable() -> str | None:
+    """The path of a Chromium, if there is one."""
+    return next((path for name in BROWSERS if (path := shutil.which(name))), None)
+
+
+def missing() -> str | None:
+    """Why no page can be opened; None where one can."""
+    return None if executable() else "no Chromium (Debian's package chromium)"
+
+
+class Browser:
+    """A Chromium with one tab. `problems` are what the page and the browser complained of;
+    `requests` the addresses that the page asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.process = subprocess.Popen(
+            [
+                str(executable()),
+                "--headless=new",
+                "--no-sandbox",  # which root has not, and it opens this one file alone
+                "--disable-gpu",
+                "--disable-dev-shm-usage",
+                "--no-first-run",
+                "--remote-debugging-port=0",  # a free one, on the loopback address
+                f"--user-data-dir={folder}",
+                "about:blank",
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "HOME": str(folder)},
+        )
+        self.number = 0
+        self.problems: list[str] = []
+        self.requests: list[str] = []
+        port, path = self.address(folder / "DevToolsActivePort")
+        self.socket = connect(
+            f"ws://127.0.0.1:{port}{path}", max_size=None, open_timeout=SECONDS, proxy=None
+        )
+        self.session = ""
+        pages = self.call("Target.getTargets")["targetInfos"]
+        target = next(page["targetId"] for page in pages if page["type"] == "page")
+        attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
+        self.session = attached["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+
+    def address(self, path: Path) -> tuple[str, str]:
+        """Wait for the port and the path of the protocol."""
+        end = time.monotonic() + SECONDS
+        while time.monotonic() < end and self.process.poll() is None:
+            lines = path.read_text().split() if path.exists() else []
+            if len(lines) == 2:
+                return lines[0], lines[1]
+            time.sleep(0.05)
+        raise RuntimeError("Chromium did not start")
+
+    def close(self) -> None:
+        """End the browser."""
+        self.call("Browser.close")
+        self.socket.close()
+        self.process.wait(SECONDS)
+
+    def call(self, method: str, **params: Any) -> Any:
+        """Call a method of the protocol, and note the events until its answer."""
+        self.number += 1
+        message = {"id": self.number, "method": method, "params": params}
+        session = {"sessionId": self.session} if getattr(self, "session", "") else {}
+        self.socket.send(json.dumps(message | session))
+        while True:
+            answer = json.loads(self.socket.recv(timeout=SECONDS))
+            if answer.get("id") == self.number:
+                if "error" in answer:
+                    raise RuntimeError(f"{method}: {answer['error']}")
+                return answer["result"]
+            self.note(answer.get("method"), answer.get("params", {}))
+
+    def note(self, event: str | None, params: dict[str, Any]) -> None:
+        """Keep what an event says is wrong, and what is fetched."""
+        if event == "Runtime.exceptionThrown":
+            self.problems.append(json.dumps(params["exceptionDetails"])[:500])
+        if event == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
+            self.problems.append(json.dumps(params["args"])[:500])
+        if event == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
+            self.problems.append(json.dumps(params["entry"])[:500])
+        if event == "Network.requestWillBeSent":
+            self.requests.append(params["request"]["url"][:200])
+
+    def run(self, script: str) -> Any:
+        """The value of a JavaScript expression; a promise is waited for."""
+        found = self.call(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
+        if "exceptionDetails" in found:
+            raise RuntimeError(f"{script}: {json.dumps(found['exceptionDetails'])[:800]}")
+        return found["result"].get("value")
+
+    def resize(self, width: int, height: int, *, touch: bool = False) -> None:
+        """Become a screen of this size, of a phone with `touch`."""
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=touch,
+        )
+        self.call("Emulation.setTouchEmulationEnabled", enabled=touch)
+
+    def scheme(self, name: str) -> None:
+        """Prefer `dark` or `light`."""
+        features = [{"name": "prefers-color-scheme", "value": name}]
+        self.call("Emulation.setEmulatedMedia", features=features)
+
+    def open(self, path: Path) -> None:
+        """Open a file, and wait until its scripts have run."""
+        self.call("Page.navigate", url=path.absolute().as_uri())
+        end = time.monotonic() + SECONDS
+        loaded = "location.protocol === 'file:' && document.readyState === 'complete'"
+        while not self.run(loaded):
+            if time.monotonic() > end:
+                raise RuntimeError(f"{path} did not load")
+            time.sleep(0.05)
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait for two frames: what a script changed is then on the screen."""
+        self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+    def press(self, key: str, text: str = "") -> None:
+        """Press a key, as a keyboard does."""
+        for kind in ("keyDown", "keyUp"):
+            extra = {"text": text} if text and kind == "keyDown" else {}
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, **extra)
+        self.settle()
+
+    def write(self, text: str) -> None:
+        """Type into what has the focus."""
+        self.call("Input.insertText", text=text)
+        self.settle()
+
+    def screenshot(self, path: Path) -> None:
+        """Save the whole page as an image."""
+        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+        found = self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
+        path.write_bytes(base64.b64decode(found["data"]))

@@ -1,0 +1,210 @@
+"""The page in a headless Chromium: no complaint, no request, dark and light, a phone, the keyboard,
+the choices, and what hostile text comes to."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.report.browser import Browser
+from tests.report.conftest import make_layout
+from tests.report.test_page import HOSTILE, RECIPE, build, hostile_layout
+
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
+
+TRACES = (
+    "[...document.querySelectorAll('[data-chart={}] .plot')].flatMap(p => p.data.map(t => t.name))"
+)
+ROWS = "#prompts > tr"
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    (folder / "hostile").mkdir()
+    return {
+        "plain": build(make_layout(folder / "data"), ["grpo", "sgpo"]),
+        "hostile": build(hostile_layout(folder / "hostile" / "data"), ["grpo", "sgpo", RECIPE]),
+    }
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    browser = Browser(tmp_path_factory.mktemp("chromium"))
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def browser(running: Browser) -> Browser:
+    running.problems.clear()
+    running.requests.clear()
+    running.resize(1200, 900)
+    running.scheme("light")
+    return running
+
+
+def texts(browser: Browser, selector: str) -> list[str]:
+    """What the elements say."""
+    found = f"[...document.querySelectorAll({selector!r})].map(one => one.textContent)"
+    return list(browser.run(found))
+
+
+def put(browser: Browser, selector: str, value: str) -> None:
+    """Give a field a value, as a reader does; of a list, by what the entry says."""
+    browser.run(
+        f"""(() => {{
+          const field = document.querySelector({selector!r});
+          const same = [...field.options ?? []].find(option => option.text === {value!r});
+          field.value = same ? same.value : {value!r};
+          for (const kind of ["input", "change"]) field.dispatchEvent(new Event(kind));
+        }})()"""
+    )
+    browser.settle()
+
+
+@pytest.mark.parametrize("name", ["plain", "hostile"])
+def test_the_page_opens_without_a_complaint_or_a_request(
+    browser: Browser, pages: dict[str, Path], name: str
+) -> None:
+    browser.open(pages[name])
+    assert browser.problems == []
+    asked = [url for url in browser.requests if not url.startswith(("data:", "blob:"))]
+    assert asked == [pages[name].as_uri()]
+    drawn = browser.run(
+        "[...document.querySelectorAll('.plot')].every(p => p.querySelector('svg'))"
+    )
+    assert drawn
+    assert browser.run("document.querySelectorAll('.plot').length") == 9
+
+
+def test_a_complaint_would_be_seen(browser: Browser, tmp_path: Path) -> None:
+    page = tmp_path / "broken.html"
+    page.write_text(
+        "<script>console.error('one'); setTimeout(() => { throw Error('two') })</script>"
+    )
+    browser.open(page)
+    browser.run("new Promise(done => setTimeout(done, 50))")
+    assert len(browser.problems) == 2
+
+
+def test_hostile_text_is_shown_and_not_run(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["hostile"])
+    browser.run("document.querySelector('#prompts button').click()")
+    assert browser.run("document.querySelector('#prompts .card pre').textContent") == HOSTILE
+    assert browser.run("window.hacked ?? null") is None
+    assert browser.run("document.querySelectorAll('img, .rollouts script').length") == 0
+    ticks = browser.run(
+        "[...document.querySelectorAll('[data-chart=levels] .ytick')].map(t => t.textContent)"
+    )
+    assert any("<script>" in tick for tick in ticks), "plotly shows it as text"
+    names = browser.run(
+        "[...document.querySelectorAll('[data-chart=differences] .ytick')].map(t => t.textContent)"
+    )
+    assert RECIPE in names
+    # and if it did get in: the page's policy stops it
+    script = "Object.assign(document.createElement('script'), {text: 'window.hacked = 3'})"
+    browser.run(f"document.body.append({script})")
+    assert browser.run("window.hacked ?? null") is None
+
+
+def test_a_recipe_is_hidden_by_its_button_and_by_the_keyboard(
+    browser: Browser, pages: dict[str, Path]
+) -> None:
+    browser.open(pages["plain"])
+    traces = TRACES.format("accuracy")
+    assert {"grpo", "sgpo", "grpo/0", "sgpo/1"} <= set(browser.run(traces))
+    browser.run("document.querySelector('[data-recipe=grpo]').click()")
+    assert not [name for name in browser.run(traces) if name and name.startswith("grpo")]
+    assert "sgpo" in browser.run(traces)
+    assert set(browser.run(TRACES.format("steps"))) == {"sgpo/0", "sgpo/1"}
+    browser.run("document.querySelector('[data-recipe=grpo]').focus()")
+    browser.press("Enter", "\r")
+    assert "grpo" in browser.run(traces)
+    assert browser.run("document.querySelector('[data-recipe=grpo]').ariaPressed") == "true"
+
+
+@pytest.mark.parametrize(
+    ("axis", "title"),
+    [
+        ("charged", "charged compute, GFLOPs"),
+        ("executed", "executed compute, GFLOPs"),
+        ("rollouts", "rollouts"),
+        ("seconds", "seconds"),
+    ],
+)
+def test_the_axis_is_chosen(
+    browser: Browser, pages: dict[str, Path], axis: str, title: str
+) -> None:
+    browser.open(pages["plain"])
+    put(browser, "[data-chart=accuracy] select", axis)
+    assert texts(browser, "[data-chart=accuracy] .xtitle") == [title]
+
+
+def test_the_advice_follows_the_budget(browser: Browser, pages: dict[str, Path]) -> None:
+    """grpo trains while sgpo still profiles (100 GFLOPs); afterwards sgpo is ahead."""
+    browser.open(pages["plain"])
+    for place, words in (
+        ("2", "45 GFLOPs charged, take grpo"),
+        ("20", "450 GFLOPs charged, take sgpo"),
+    ):
+        put(browser, "#budget", place)
+        (advice,) = texts(browser, "#advice")
+        assert advice.startswith(f"With {words}: ")
+    put(browser, "[data-chart=budget] select", "seconds")
+    assert texts(browser, "#advice")[0].startswith("With 30 seconds, take ")
+
+
+def test_rollouts_are_found_by_what_they_say(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["plain"])
+    assert len(texts(browser, ROWS)) == 25
+    assert texts(browser, "#found") == ["200 of 200 prompts"]
+    browser.run("document.getElementById('more').click()")
+    assert len(texts(browser, ROWS)) == 50
+    browser.press("/")
+    assert browser.run("document.activeElement.id") == "search"
+    browser.write("question 101:")
+    assert [row[:13] for row in texts(browser, ROWS)] == ["Question 101:"]
+    browser.run("document.querySelector('#prompts button').focus()")
+    browser.press("Enter", "\r")
+    (opened,) = texts(browser, "#prompts .opened")
+    assert "gold answer: 7" in opened
+    assert "after, sgpo/1" in opened
+    put(browser, "#search", "nothing says this")
+    assert texts(browser, ROWS) == []
+
+
+def test_changes_are_chosen(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["plain"])
+    put(browser, "#change", "worse")
+    rows = texts(browser, ROWS)
+    assert rows
+    assert all(row.endswith("worse") for row in rows)
+
+
+def test_a_phone_has_no_sideways_scrolling(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.resize(390, 844, touch=True)
+    for page in pages.values():
+        browser.open(page)
+        browser.run("document.querySelector('#prompts button').click()")
+        browser.settle()
+        assert browser.run("document.documentElement.scrollWidth") == 390
+        charts = (
+            "[...document.querySelectorAll('.plot svg')].map(s => s.getBoundingClientRect().right)"
+        )
+        assert max(browser.run(charts)) <= 390
+
+
+def test_the_dark_page_is_dark_and_so_are_its_charts(
+    browser: Browser, pages: dict[str, Path]
+) -> None:
+    ink = "document.querySelector('[data-chart=accuracy] .plot')._fullLayout.font.color"
+    paper = "getComputedStyle(document.body).backgroundColor"
+    browser.open(pages["plain"])
+    light = (browser.run(ink), browser.run(paper))
+    browser.scheme("dark")
+    browser.settle()
+    dark = (browser.run(ink), browser.run(paper))
+    assert light == ("rgb(28,33,38)", "rgb(255, 255, 255)")
+    assert dark == ("rgb(230,233,236)", "rgb(21, 25, 29)")
+    assert browser.problems == []
