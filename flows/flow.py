@@ -15,7 +15,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from flows import commands, summary
+from flows import commands, doctor, summary
 from flows.stages import Stages, code_version
 from tasks.common import process
 from tasks.common.layout import Layout
@@ -78,7 +78,7 @@ def run(stages: Stages, retries: int) -> dict[str, str]:
 def examined(request: Request) -> Iterator[Stages]:
     """The stages of a request, while no other flow runs here."""
     with process.exclusive(LAYOUT.locks / "pipeline", "the pipeline"), commands.Dvc() as dvc:
-        yield Stages.examine(dvc, *request)
+        yield doctor.examine(dvc, *request)
 
 
 def flow_over(

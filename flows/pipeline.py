@@ -16,7 +16,7 @@ import logging
 import sys
 from contextlib import nullcontext
 
-from flows import commands, experiment, server, summary
+from flows import commands, doctor, experiment, server, summary
 from flows.selection import SelectionError
 from flows.stages import Stages
 from tasks.common import process
@@ -53,7 +53,7 @@ def bring_up_to_date(options: argparse.Namespace) -> int:
     """Look, and run what is stale: 0, or 1 when a stage failed."""
     seeds = [str(seed) for seed in options.seed or []]
     with process.exclusive(LAYOUT.locks / "pipeline", "the pipeline"), commands.Dvc() as dvc:
-        stages = Stages.examine(dvc, options.recipe or [], seeds, options.force or [])
+        stages = doctor.examine(dvc, options.recipe or [], seeds, options.force or [])
         if stages.left_out:
             print(summary.left_out(stages), flush=True)
         place = summary.prefect_place()
