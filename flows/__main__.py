@@ -9,6 +9,7 @@ import os
 import sys
 
 from flows import commands
+from flows.selection import SelectionError
 from tasks.common import process
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
@@ -19,8 +20,10 @@ PASSED_ON = {
 }
 WORDS = {
     "doctor": "everything that is wrong, before anything is run",
+    "plan": "what would run, why, and what it would cost; runs nothing",
+    "ui": "the pages of Prefect and MLflow, until Ctrl-C",
 }
-REFUSALS = (ParamsError, ArtifactError, commands.CommandError)
+REFUSALS = (ParamsError, ArtifactError, SelectionError, commands.CommandError)
 
 
 def parser_of(word: str | None) -> argparse.ArgumentParser:
