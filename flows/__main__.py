@@ -21,6 +21,7 @@ PASSED_ON = {
 WORDS = {
     "doctor": "everything that is wrong, before anything is run",
     "plan": "what would run, why, and what it would cost; runs nothing",
+    "read": "rollouts of a recipe, before and after training",
     "ui": "the pages of Prefect and MLflow, until Ctrl-C",
 }
 REFUSALS = (ParamsError, ArtifactError, SelectionError, commands.CommandError)

@@ -145,7 +145,7 @@ def columns(cost: Any) -> str:
 
 def interval(value: Any, word: Callable[[float], str] | None = None) -> str:
     """`4.1M (2.0M to 8.2M)`; one number where it is exactly that."""
-    low, middle, high = (map(word or short, (value.low, value.middle, value.high)))
+    low, middle, high = map(word or short, (value.low, value.middle, value.high))
     return middle if low == high else f"{middle} ({low} to {high})"
 
 

@@ -144,7 +144,7 @@ def module(*arguments: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """The flow's environment, its privacy switches among it; MLflow needs no runner of jobs here."""
+    """The flow's, privacy switches included; MLflow needs no runner of jobs here."""
     return {**commands.environment(), "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 
 

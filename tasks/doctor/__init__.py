@@ -1,1 +1,3 @@
-"""What is wrong with a project, found before anything is spent. Loaded by name, as the stages are."""
+"""What can be said of a run before it: what is wrong, and what it would cost.
+
+Loaded by name, as the stages are."""

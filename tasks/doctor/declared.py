@@ -126,14 +126,11 @@ def bound_names(statement: Statement) -> list[str]:
     if isinstance(statement, ast.ClassDef | ast.FunctionDef):
         return [statement.name]
     if isinstance(statement, ast.Assign):
-        return [t.id for target in statement.targets for t in ast.walk(target) if is_name(t)]
+        inner = [node for target in statement.targets for node in ast.walk(target)]
+        return [node.id for node in inner if isinstance(node, ast.Name)]
     if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
         return [statement.target.id]
     return []
-
-
-def is_name(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name)
 
 
 def needed_names(statement: Statement) -> list[str]:

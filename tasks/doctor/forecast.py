@@ -172,9 +172,7 @@ def training(world: World, recipe: str, seed: int, *, is_planned: bool) -> Cost:
     return spent(generated + validation, flops, hours, gpus)
 
 
-def rollout_tokens(
-    world: World, recipe: str, seed: int, is_planned: bool
-) -> tuple[Range, Range]:
+def rollout_tokens(world: World, recipe: str, seed: int, is_planned: bool) -> tuple[Range, Range]:
     """Tokens that are sampled and tokens that are updated: those of the plan's own forecast, else
     as if every prompt were visited with the recipe's largest group."""
     chosen = params.recipe(world.values, recipe)

@@ -58,7 +58,6 @@ def problems(value: Any, hint: Any, where: str) -> list[str]:
     return found or raised(parse, value, hint, where)  # what the dataclass itself checks
 
 
-
 def key_problems(
     value: Mapping[str, Any], allowed: Collection[str], required: Collection[str], where: str
 ) -> Iterator[str]:

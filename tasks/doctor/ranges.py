@@ -16,9 +16,7 @@ class Range:
 
     def __mul__(self, other: "Range | float") -> "Range":
         factor = other if isinstance(other, Range) else exactly(other)
-        return Range(
-            self.low * factor.low, self.middle * factor.middle, self.high * factor.high
-        )
+        return Range(self.low * factor.low, self.middle * factor.middle, self.high * factor.high)
 
     def at(self, rate: "Range") -> "Range":
         """So much work at a rate: the least work at the highest rate, and so on."""

@@ -130,9 +130,9 @@ def package(name: str) -> ModuleType:
 def sources(values: Values) -> list[str]:
     """The entries of `ingest.sources`, each with the settings of its preset, and the splits."""
     section = values.get("ingest")
-    entries = section.get("sources") if isinstance(section, dict) else None
-    if not isinstance(entries, list):
+    if not isinstance(section, dict) or not isinstance(section.get("sources"), list):
         return []
+    entries = section["sources"]
     found = [] if entries else ["ingest.sources is empty: name at least one source"]
     for number, entry in enumerate(entries):
         if isinstance(entry, dict):
@@ -183,8 +183,10 @@ def whole_ingest(section: dict[str, Any]) -> list[str]:
 def families(values: Values) -> list[str]:
     """The skills that the policy made here learns."""
     policy = values.get("policy")
-    tiny = policy.get("tiny") if isinstance(policy, dict) else None
-    if not isinstance(tiny, dict) or policy.get("source") != "tiny":
+    if not isinstance(policy, dict) or policy.get("source") != "tiny":
+        return []
+    tiny = policy.get("tiny")
+    if not isinstance(tiny, dict):
         return []
     entries, found = tiny.get("families"), list[str]()
     for number, entry in enumerate(entries if isinstance(entries, list) else []):
@@ -204,7 +206,9 @@ def verifiers(values: Values) -> list[str]:
     """Every verifier that is configured, or that a source names."""
     section = values.get("verify")
     configured = section.get("verifiers") if isinstance(section, dict) else None
-    if not isinstance(configured, dict) or not all(isinstance(v, dict) for v in configured.values()):
+    if not isinstance(configured, dict):
+        return []
+    if not all(isinstance(settings, dict) for settings in configured.values()):
         return []
     known = [*configured, *registry.names(package("tasks.grading.verifiers"))]
     load: Callable[..., object] = package("tasks.grading.loading").load
