@@ -72,11 +72,12 @@ class Slice:
         base = statement.module or ""
         if statement.level:
             base = importlib.util.resolve_name("." * statement.level + base, self.package)
-        if is_submodule(base, alias.name):
-            return Names(f"{base}.{alias.name}")
-        if not base.startswith("tasks.") or base in LIGHT:
-            return getattr(importlib.import_module(base), alias.name)
-        return of(base).get(alias.name)
+        if (kind := submodule(base, alias.name)) is not None:
+            name = f"{base}.{alias.name}"
+            return importlib.import_module(name) if kind == "package" else Names(name)
+        if base.startswith("tasks."):
+            return declared(base, alias.name)
+        return getattr(importlib.import_module(base), alias.name)
 
 
 class Names:
@@ -87,9 +88,7 @@ class Names:
         self.module = module
 
     def __getattr__(self, name: str) -> Any:
-        if self.module in LIGHT or not self.module.startswith("tasks."):
-            return getattr(importlib.import_module(self.module), name)
-        return of(self.module).get(name)
+        return declared(self.module, name)
 
 
 @cache
@@ -100,17 +99,21 @@ def of(module: str) -> Slice:
 
 def declared(module: str, name: str) -> Any:
     """The value of `name` in `module`."""
-    return of(module).get(name)
-
-
-def is_submodule(package: str, name: str) -> bool:
-    """Whether `name` is a module of a package of this project; nothing but packages is imported."""
-    spec = importlib.util.find_spec(package) if package.partition(".")[0] == "tasks" else None
-    folders = spec.submodule_search_locations if spec else None
-    return any(
-        (Path(folder) / f"{name}.py").is_file() or (Path(folder) / name).is_dir()
-        for folder in folders or ()
+    return (
+        getattr(importlib.import_module(module), name) if module in LIGHT else of(module).get(name)
     )
+
+
+def submodule(package: str, name: str) -> str | None:
+    """`module` or `package` where a package of this project has one of this name; nothing but
+    packages, which hold next to nothing, is imported."""
+    spec = importlib.util.find_spec(package) if package.partition(".")[0] == "tasks" else None
+    for folder in (spec.submodule_search_locations if spec else None) or ():
+        if (Path(folder) / name / "__init__.py").is_file():
+            return "package"
+        if (Path(folder) / f"{name}.py").is_file():
+            return "module"
+    return None
 
 
 def bound_by(alias: ast.alias, statement: ast.Import | ast.ImportFrom) -> str:

@@ -65,7 +65,7 @@ def key_problems(
     misspelt = set()
     for key in value:
         if key not in allowed:
-            guess = meant(key, [name for name in allowed if name not in value])
+            guess = meant(key, allowed)
             misspelt.add(guess)
             said = f"; did you mean {guess}?" if guess else ""
             yield f"{where}.{key} is unknown; allowed: {', '.join(allowed) or 'no settings'}{said}"
