@@ -32,7 +32,6 @@ STAMP := $(VENV)/.installed-$(VLLM)
 PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 DOCS := .venv-docs
 PYTHONS ?= $(FOUND)
-DATABASE := sqlite:///data/tracking/mlflow.db
 
 export DVC_NO_ANALYTICS := 1
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
@@ -109,8 +108,8 @@ $(DOCS)/.installed: requirements-docs.txt
 	@$(DOCS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
 	@touch $@
 
-ui: env  ## MLflow's pages on http://127.0.0.1:5000
-	@$(BIN)/python -m mlflow ui --backend-store-uri $(DATABASE) --host 127.0.0.1
+ui: env  ## the pages of MLflow (http://127.0.0.1:5000) and Prefect (http://127.0.0.1:4200)
+	@$(BIN)/python -m flows ui $(ARGS)
 
 serve: env  ## the pipeline on a schedule: ARGS='--cron "0 3 * * *"'; wants a Prefect server
 	@$(BIN)/python -m flows.serve $(ARGS)

@@ -17,7 +17,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 from pydantic import Field
 
-from flows import commands, logs, overrides, records, summary
+from flows import commands, doctor, logs, overrides, records, summary
 from flows.stages import Stages, code_version
 from tasks.common import process
 from tasks.common.layout import Layout
@@ -103,7 +103,7 @@ def examined(request: Request) -> Iterator[Stages]:
         overrides.applied(commands.ROOT / "params.yaml", LAYOUT, request.overrides),
         commands.Dvc() as dvc,
     ):
-        yield Stages.examine(dvc, request.recipes, request.seeds, request.force)
+        yield doctor.examine(dvc, request.recipes, request.seeds, request.force)
 
 
 def flow_over(

@@ -15,7 +15,7 @@ import argparse
 import sys
 from contextlib import nullcontext
 
-from flows import commands, experiment, logs, overrides, server, summary
+from flows import commands, doctor, experiment, logs, overrides, server, summary
 from flows.selection import SelectionError
 from flows.stages import Stages
 from tasks.common import process
@@ -62,7 +62,7 @@ def bring_up_to_date(options: argparse.Namespace) -> int:
         overrides.applied(commands.ROOT / "params.yaml", LAYOUT, options.overrides),
         commands.Dvc() as dvc,
     ):
-        stages = Stages.examine(dvc, options.recipe or [], seeds, options.force or [])
+        stages = doctor.examine(dvc, options.recipe or [], seeds, options.force or [])
         if stages.left_out:
             print(summary.left_out(stages), flush=True)
         place = summary.prefect_place()

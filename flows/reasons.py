@@ -66,7 +66,12 @@ def explain_deps(
 def explain_code(path: str, md5: str, root: Path) -> list[str]:
     """The files and the library versions that differ between the digest file `path` and the one of
     the last run, whose digest by DVC is `md5`."""
-    before, now = cached_json(md5, root), read_json(root / path)
+    return explain_digests(path, md5, read_json(root / path), root)
+
+
+def explain_digests(path: str, md5: str, now: Mapping[str, Any], root: Path) -> list[str]:
+    """As `explain_code`, with what stands in the digest file, or would."""
+    before = cached_json(md5, root)
     if before is None:
         return [f"code changed ({path}; the former one is not in DVC's cache)"]
     files = [

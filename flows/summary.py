@@ -73,16 +73,19 @@ def places(layout: Layout) -> str:
         [
             table.read_text().rstrip() + "\n" if table.exists() else "",
             f"report    {layout.report / 'index.html'}",
-            f"MLflow    {uri if uri.startswith('http') else mlflow_command(uri)}",
+            f"MLflow    {uri if uri.startswith('http') else mlflow_place(uri)}",
         ]
     )
 
 
-def mlflow_command(uri: str) -> str:
-    return (
-        f"{tool('mlflow')} ui --backend-store-uri {uri} --host 127.0.0.1    then "
-        "http://127.0.0.1:5000"
-    )
+def mlflow_place(uri: str) -> str:
+    return f"{pages_command()}    then http://127.0.0.1:5000 (it reads {uri})"
+
+
+def pages_command() -> str:
+    """The command that shows both records, as it is typed from here."""
+    is_installed = os.path.exists(os.path.join(os.path.dirname(sys.executable), "winnow"))
+    return f"{tool('winnow')} ui" if is_installed else f"{tool('python')} -m flows ui"
 
 
 def prefect_place() -> str:
@@ -92,7 +95,7 @@ def prefect_place() -> str:
         return url.rstrip("/").removesuffix("/api")
     moved = f"PREFECT_HOME={server.home()} " if "PREFECT_HOME" in os.environ else ""
     return (
-        f"{moved}{tool('prefect')} server start    then http://127.0.0.1:4200 (it reads "
+        f"{moved}{pages_command()}    then http://127.0.0.1:4200 (it reads "
         f"{server.home()}/prefect.db)"
     )
 

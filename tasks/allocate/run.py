@@ -7,6 +7,7 @@ import numpy as np
 import polars as pl
 
 from tasks.allocate.forecast import forecast, reading_slots
+from tasks.allocate.gates import Gates, check_gates
 from tasks.allocate.judgement import judge, judgement_words
 from tasks.allocate.plan import AllocateSettings, check_decisions, load_strategy, make_plan
 from tasks.allocate.visits import compare
@@ -30,6 +31,7 @@ def main(run: stage.Stage) -> None:
     strategy, allocate = load_strategy(spec)
     # in one chunk, from which rows are taken ten times as fast
     profile = PROFILE.read(layout.profile / "profile.parquet").rechunk()
+    check_gates(run.section("gates", Gates), profile, int(run.params["sampling"]["max_tokens"]))
     card = read_json(layout.policy_card)
     architecture = Architecture(**{name: card[name] for name in Architecture.__dataclass_fields__})
     run.tracker.params({"allocate": {**run.params["allocate"], **spec}})

@@ -92,6 +92,7 @@ PARAMS: dict[str, Any] = {
         "max_sampler_gap": {"float32": 1e-4, "bfloat16": 0.02, "float16": 0.005},
         "max_nonfinite_steps": 3,
     },
+    "gates": {"min_solved_rate": 0.0, "max_truncated_rate": 1.0},
     "recipes": {"r": {"allocate": {"strategy": "uniform", "group_size": 4}, "train": {}}},
 }
 

@@ -1,0 +1,71 @@
+"""winnow doctor: everything that can be wrong is looked for before the first minute is spent.
+
+The parameters with all slots of the chosen recipes, model and data, store and record, disk and GPU
+memory. Nothing is downloaded, and torch is not imported. The flow looks in the same way before the
+first stage that is stale."""
+
+import argparse
+import importlib
+import sys
+from typing import Any
+
+from flows import commands
+from flows.stages import Stages
+from tasks.common.layout import Layout
+from tasks.common.params import ParamsError
+
+LAYOUT = Layout(commands.ROOT / "data")
+
+
+class DoctorError(ParamsError):
+    """The pipeline would fail; the message lists every reason."""
+
+
+def findings() -> Any:
+    """What is wrong, as `tasks.doctor.check.Findings`: flows import no stage, so it is loaded by
+    name."""
+    check = importlib.import_module("tasks.doctor.check")
+    return check.examine(commands.ROOT / "params.yaml", LAYOUT)
+
+
+def require_health() -> None:
+    """Raise DoctorError with everything that is wrong."""
+    found = findings()
+    for remark in found.remarks:
+        print(f"note: {remark}", file=sys.stderr, flush=True)
+    if found.errors:
+        raise DoctorError(f"nothing was run.\n{listed(found.errors)}")
+
+
+def examine(dvc: commands.Dvc, recipes: list[str], seeds: list[str], force: list[str]) -> Stages:
+    """The stages of a request. Raises DoctorError where there is something to run and something
+    wrong."""
+    try:
+        stages = Stages.examine(dvc, recipes, seeds, force)
+    except (commands.CommandError, ParamsError):
+        require_health()  # DVC and the stage `code` stop at the first thing that is wrong
+        raise
+    if not stages.idle:
+        require_health()
+    return stages
+
+
+def listed(errors: list[str]) -> str:
+    count = "1 thing is wrong" if len(errors) == 1 else f"{len(errors)} things are wrong"
+    return "\n".join([f"{count}:", *(f"- {error}" for error in errors)])
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """It has none: it looks at params.yaml and data/ of this project."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what is wrong: 1 where something is."""
+    found = findings()
+    for remark in found.remarks:
+        print(f"note: {remark}")
+    if found.errors:
+        print(listed(found.errors))
+        return 1
+    print("nothing is wrong: parameters, recipes, model, data, store, record, disk and GPU memory")
+    return 0

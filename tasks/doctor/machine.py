@@ -1,0 +1,89 @@
+"""Whether training and its engine fit the GPU, asked of nvidia-smi: torch is not imported."""
+
+import importlib.util
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.common.files import ArtifactError
+from tasks.doctor.places import FLOAT32, Model
+from tasks.engines.memory import check_memory, training_memory
+
+Values = Mapping[str, Any]
+MIB = 2**20
+QUERY = ("nvidia-smi", "--query-gpu=name,memory.free,memory.total", "--format=csv,noheader,nounits")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU, its memory in bytes."""
+
+    name: str
+    free: float
+    total: float
+
+
+def gpus() -> list[Gpu]:
+    """The GPUs of this machine; none where nvidia-smi is not there or says nothing usable."""
+    try:
+        done = subprocess.run(QUERY, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return parsed(done.stdout)
+
+
+def parsed(text: str) -> list[Gpu]:
+    """What nvidia-smi says of each GPU; one whose memory it does not know is left out."""
+    found = []
+    for line in text.splitlines():
+        name, *numbers = [part.strip() for part in line.split(",")]
+        if len(numbers) == 2 and all(number.isdecimal() for number in numbers):
+            free, total = (int(number) * MIB for number in numbers)
+            found.append(Gpu(name, free, total))
+    return found
+
+
+def check(values: Values, model: Model | None, there: list[Gpu]) -> list[str]:
+    """What does not fit the GPUs."""
+    engine = values["engine"]
+    if engine["device"] == "cuda" and not there:
+        return ["engine.device is cuda, and nvidia-smi finds no GPU here; set auto or cpu"]
+    if engine["device"] == "cpu" or not there:
+        return []
+    found = []
+    if engine["num_processes"] > len(there):
+        found.append(
+            f"engine.num_processes is {engine['num_processes']}, one a GPU, and there are "
+            f"{len(there)} here"
+        )
+    if model is not None:
+        found += memory(values, model, there[0])
+    return found
+
+
+def memory(values: Values, model: Model, gpu: Gpu) -> list[str]:
+    """Training and engine against one GPU, as the stage itself checks it when it has loaded the
+    weights."""
+    engine, train = values["engine"], values["train"]
+    name = engine["name"]
+    if name == "auto" and not engine["urls"] and engine["num_replicas"] == 1:
+        name = "vllm" if importlib.util.find_spec("vllm") else "hf"
+    reserves = name == "vllm" or (name in ("server", "auto") and not engine["urls"])
+    training = training_memory(
+        model.num_parameters,
+        model.num_parameters if train["dtype"] == "bfloat16" else 0,
+        model.vocab_size or 0,
+        has_reference=train["kl_coefficient"] > 0,
+        tokens_per_chunk=values["learner"]["tokens_per_logprob_chunk"],
+    )
+    try:
+        check_memory(
+            training,
+            engine["memory_fraction"] * gpu.total if reserves else 0.0,
+            gpu.free - FLOAT32 * model.num_parameters,
+            sleeps=name == "vllm" and engine["sleep"],
+        )
+    except ArtifactError as error:
+        return [f"{gpu.name}: {error}"]
+    return []

@@ -1,0 +1,126 @@
+"""Test prompts with samples of the policy before and after training, their verdicts and the answers
+that were extracted."""
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from tasks.common.artifacts import OUTCOMES, PROMPTS, ROLLOUTS
+from tasks.common.files import ArtifactError
+from tasks.common.layout import Layout
+from tasks.reading.escaping import escaped
+
+SIDES = ("before", "after")
+MOVES = {
+    "learned": pl.col("after") > pl.col("before"),
+    "lost": pl.col("after") < pl.col("before"),
+    "solved": (pl.col("before") == 1) & (pl.col("after") == 1),
+    "unsolved": (pl.col("before") == 0) & (pl.col("after") == 0),
+}
+"""Classes of prompts by the shares of correct samples before and after. An outcome is a class, too:
+the prompts with such a sample after training."""
+CLASSES = (*MOVES, *OUTCOMES)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which prompts, and how many samples of each side."""
+
+    prompt: str | None
+    kind: str | None
+    num_prompts: int
+    num_samples: int
+
+
+def read(layout: Layout, recipe: str, seed: int, wanted: Wanted) -> Iterator[str]:
+    """The chosen prompts as text, one after the other. Raises ArtifactError where there is none,
+    and where the recipe has not been evaluated."""
+    files = paths(layout, recipe, seed)
+    rates = pass_rates(files)
+    chosen = choose(rates, files["after"], wanted)
+    prompts = PROMPTS.read(layout.prompts("test"))
+    yield f"{len(chosen)} of {len(rates)} test prompts; {recipe}, seed {seed}"
+    for row in chosen.head(wanted.num_prompts).iter_rows(named=True):
+        found = prompts.filter(pl.col("prompt_id") == row["prompt_id"]).row(0, named=True)
+        yield heading(found, row)
+        for side in SIDES:
+            yield from samples(files[side], side, row["prompt_id"], wanted.num_samples)
+
+
+def paths(layout: Layout, recipe: str, seed: int) -> dict[str, Path]:
+    """The tables of both sides. Raises ArtifactError naming what there is, where one is missing."""
+    before = layout.baseline / "rollouts.parquet"
+    after = layout.evaluation(recipe, seed) / "rollouts.parquet"
+    if not after.is_file():
+        there = sorted(
+            f"{path.parts[-4]} --seed {path.parts[-3]}"
+            for path in layout.root.glob("runs/*/*/eval/rollouts.parquet")
+        )
+        close = difflib.get_close_matches(recipe, [name.split()[0] for name in there], 1)
+        guess = f" Did you mean {close[0]}?" if close and close[0] != recipe else ""
+        raise ArtifactError(
+            f"{after} does not exist: {recipe} with seed {seed} has not been evaluated. There is: "
+            f"{', '.join(there) or 'nothing yet (winnow run)'}.{guess}"
+        )
+    if not before.is_file():
+        raise ArtifactError(f"{before} does not exist: run the stage baseline first")
+    return {"before": before, "after": after}
+
+
+def pass_rates(files: dict[str, Path]) -> pl.DataFrame:
+    """prompt_id, and the share of correct ones among its graded samples on each side."""
+    graded = ~pl.col("greedy") & (pl.col("outcome") != "error")
+    sides = [
+        pl.scan_parquet(files[side])
+        .filter(graded)
+        .group_by("prompt_id", maintain_order=True)
+        .agg((pl.col("outcome") == "correct").mean().alias(side))
+        .collect()
+        for side in SIDES
+    ]
+    return sides[0].join(sides[1], on="prompt_id", maintain_order="left")
+
+
+def choose(rates: pl.DataFrame, after: Path, wanted: Wanted) -> pl.DataFrame:
+    """The prompts that are wanted, in the order of the table."""
+    if wanted.prompt is not None:
+        rates = rates.filter(pl.col("prompt_id").str.starts_with(wanted.prompt))
+    if wanted.kind in MOVES:
+        rates = rates.filter(MOVES[wanted.kind])
+    elif wanted.kind is not None:
+        has_one = ~pl.col("greedy") & (pl.col("outcome") == wanted.kind)
+        ids = pl.scan_parquet(after).filter(has_one).select("prompt_id").unique().collect()
+        rates = rates.join(ids, on="prompt_id", how="semi", maintain_order="left")
+    if rates.is_empty():
+        what = f" whose id begins with {wanted.prompt}" if wanted.prompt is not None else ""
+        kind = f" of the class {wanted.kind}" if wanted.kind else ""
+        raise ArtifactError(f"there is no test prompt{what}{kind}")
+    return rates
+
+
+def heading(prompt: dict[str, str], rates: dict[str, float]) -> str:
+    """A prompt with its gold answer, and how often it was solved."""
+    return (
+        f"\n{'=' * 78}\nprompt {prompt['prompt_id']}   solved {rates['before']:.0%} before, "
+        f"{rates['after']:.0%} after\n\n{escaped(prompt['prompt'])}\n\n"
+        f"gold: {escaped(prompt['answer'])}   ({escaped(prompt['verifier'])})"
+    )
+
+
+def samples(path: Path, side: str, prompt: str, number: int) -> Iterator[str]:
+    """The first samples of a prompt on one side, the greedy one last."""
+    found = ROLLOUTS.check(
+        pl.scan_parquet(path).filter(pl.col("prompt_id") == prompt).collect(), str(path)
+    )
+    sampled = found.filter(~pl.col("greedy")).sort("sample_index").head(number)
+    for row in pl.concat([sampled, found.filter(pl.col("greedy"))]).iter_rows(named=True):
+        name = "greedy" if row["greedy"] else f"sample {row['sample_index']}"
+        answer = "none" if not row["answer"] else escaped(row["answer"])
+        yield (
+            f"\n--- {side}, {name}: {row['outcome']}, reward {row['reward'] or 0:g}, answer "
+            f"{answer}, {row['completion_tokens']} tokens, ended by {row['finish_reason']}\n"
+            f"{escaped(row['text'])}"
+        )

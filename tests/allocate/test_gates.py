@@ -1,0 +1,57 @@
+"""The gates between profile and training, with numbers worked out by hand."""
+
+import polars as pl
+import pytest
+
+from tasks.allocate.gates import Gates, check_gates
+from tasks.common.params import ParamsError
+
+GATES = Gates(min_solved_rate=0.001, max_truncated_rate=0.95)
+
+
+def profile(correct: list[int], truncated_rate: list[float], error: int = 0) -> pl.DataFrame:
+    """Prompts with 8 samples each."""
+    columns = {"num_samples": 8, "error": error, "correct": correct}
+    return pl.DataFrame({**columns, "truncated_rate": truncated_rate})
+
+
+def test_what_is_never_solved_and_cut_off_stops_with_advice() -> None:
+    nothing = profile([0] * 8, [1.0] * 7 + [0.875])
+    with pytest.raises(ParamsError) as error:
+        check_gates(GATES, nothing, 64)
+    said = str(error.value)
+    assert "of 64 samples 0 are correct (0.0%), and 98.4% are cut off" in said
+    assert "raise sampling.max_tokens" in said
+    assert "gates.min_solved_rate 0.001 is not reached" in said
+
+
+def test_what_is_never_solved_but_complete_asks_for_easier_prompts() -> None:
+    with pytest.raises(ParamsError, match="use easier prompts or a stronger policy"):
+        check_gates(GATES, profile([0] * 8, [0.0] * 8), 64)
+
+
+def test_completions_cut_off_stop_a_policy_that_is_sometimes_right() -> None:
+    with pytest.raises(ParamsError, match=r"gates.max_truncated_rate 0.95 is passed.*raise it"):
+        check_gates(GATES, profile([1, 0], [1.0, 1.0]), 64)
+
+
+def test_the_limits_themselves_pass() -> None:
+    at_limit = Gates(min_solved_rate=0.125, max_truncated_rate=0.5)
+    check_gates(at_limit, profile([1, 1], [0.5, 0.5]), 64)
+    with pytest.raises(ParamsError):
+        check_gates(at_limit, profile([1, 0], [0.5, 0.5]), 64)
+
+
+def test_our_own_failures_are_no_wrong_answers() -> None:
+    """One of two graded samples is right; six could not be graded."""
+    check_gates(Gates(0.5, 1.0), profile([1], [0.0], error=6), 64)
+
+
+def test_lowered_gates_let_everything_pass() -> None:
+    check_gates(Gates(0.0, 1.0), profile([0], [1.0]), 64)
+
+
+@pytest.mark.parametrize("rates", [(-0.1, 1.0), (0.0, 1.5)])
+def test_a_share_is_from_0_to_1(rates: tuple[float, float]) -> None:
+    with pytest.raises(ParamsError, match="gates"):
+        Gates(*rates)

@@ -1,0 +1,263 @@
+"""What the doctor finds: everything at once, with what was probably meant."""
+
+import copy
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import save_file
+
+from tasks.common import params
+from tasks.common.files import write_json
+from tasks.common.layout import Layout
+from tasks.doctor import machine, places, recipes, sections
+from tasks.doctor.check import Findings, examine
+from tasks.doctor.problems import suggested
+from tests.flows.project import ROOT
+
+VALUES = params.load(ROOT / "params.yaml")
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch) -> None:
+    monkeypatch.setattr(machine, "gpus", list)
+
+
+@pytest.fixture(autouse=True)
+def no_connections(monkeypatch) -> None:
+    """The doctor fetches nothing."""
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("it connects")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    """The real parameters with values replaced; `__` in a name goes down a level."""
+    values = copy.deepcopy(VALUES)
+    for name, value in changes.items():
+        *keys, last = name.split("__")
+        part = values
+        for key in keys:
+            part = part[int(key) if isinstance(part, list) else key]
+        if value is KeyError:
+            del part[last]
+        else:
+            part[last] = value
+    return values
+
+
+def found(tmp_path: Path, values: dict[str, Any]) -> Findings:
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
+    return examine(tmp_path / "params.yaml", Layout(tmp_path / "data"))
+
+
+def errors(tmp_path: Path, **changes: Any) -> list[str]:
+    return found(tmp_path, changed(**changes)).errors
+
+
+def test_nothing_is_wrong_with_the_defaults(tmp_path: Path) -> None:
+    assert found(tmp_path, VALUES) == Findings([], [])
+    assert not (tmp_path / "data").exists()
+
+
+def test_nothing_is_wrong_with_any_recipe(tmp_path: Path) -> None:
+    assert errors(tmp_path, experiment__recipes=list(VALUES["recipes"])) == []
+
+
+def test_all_errors_are_said_at_once(tmp_path: Path) -> None:
+    sgpo = {"allocate": {**VALUES["recipes"]["sgpo"]["allocate"]}, "train": {"los": {}}}
+    sgpo["allocate"]["trivial_abov"] = sgpo["allocate"].pop("trivial_above")
+    said = errors(
+        tmp_path,
+        sampling__temprature=1.0,
+        guards=KeyError,
+        engine__name="vlm",
+        experiment__recipes=["grop", "sgpo"],
+        recipes__sgpo=sgpo,
+        policy__source="tinny",
+        ingest__sources=[{"preset": "gsm8", "settings": {}}],
+    )
+    for wanted in (
+        "sampling.temprature is unknown; .*did you mean",
+        "section 'guards' is missing",
+        "recipe 'grop' is unknown; did you mean grpo?",
+        "recipes.sgpo.allocate.trivial_abov is unknown; .*did you mean trivial_above?",
+        "recipes.sgpo.train.los is unknown; .*did you mean loss?",
+        "policy.source: tinny is not a folder; did you mean tiny?",
+        "ingest.sources[0].preset is 'gsm8'; .*did you mean gsm8k?",
+    ):
+        first, _, last = wanted.partition(".*")
+        assert any(first in line and last in line for line in said), (wanted, said)
+
+
+def test_a_misspelt_key_is_said_once(tmp_path: Path) -> None:
+    said = errors(tmp_path, profile={"num_sample": 8})
+    assert said == [
+        "profile.num_sample is unknown; allowed: num_samples; did you mean num_samples?"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"engine__name": "vlm"}, "engine.name is 'vlm'; there is: auto"),
+        ({"engine__dtype": "float23"}, "did you mean float32?"),
+        ({"engine__device": "cuda"}, "nvidia-smi finds no GPU"),
+        ({"gatse": {}}, "section 'gatse' is unknown"),
+        ({"gates__min_solved_rate": 2.0}, "gates.min_solved_rate is 2.0"),
+        ({"evaluate__pass_at": [1, 16]}, "pass@k needs at least k samples"),
+        ({"experiment__seeds": []}, "experiment.seeds is empty"),
+        ({"experiment__recipes": ["grpo", "grpo"]}, "one of them twice"),
+        ({"train__decay_share": 0.0}, "train.decay_share is 0.0"),
+        ({"sampling__top_p": 0.9}, "training needs sampling.temperature > 0"),
+        ({"train__loss": {"method": "clip"}}, "train.loss.clip_low is missing"),
+        ({"train__advantage": {"method": "posteror"}}, "did you mean posterior?"),
+        ({"train__batch__counts": "kept"}, "does not keep a fixed number"),
+        (
+            {"train__replay": {"method": "recent", "share": 0.5, "capacity": 4}},
+            "train.advantage posterior needs train.replay none",
+        ),
+        ({"policy__tiny__families__0__name": "chainsum"}, "did you mean chain_sum?"),
+        ({"verify__verifiers__new": {"method": "regx"}}, "did you mean regex?"),
+        ({"ingest__sources__0__settings__tasks__0__verifier": "numerc"}, "mean numeric?"),
+        ({"ingest__splits__validation": None}, "ingest.splits.validation is null"),
+        ({"ingest__sources__0__settings__num_prompts": 5}, "5"),
+        ({"sampling__max_tokens": "64"}, "sampling.max_tokens is '64', which is not int"),
+        ({"tracking__uri": "ftp://x"}, "tracking.uri is 'ftp://x'"),
+        ({"policy__source": "hf://org/name"}, "name a revision"),
+        ({"policy__source": "ftp://x"}, "choose from: tiny"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_named(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    lines = errors(tmp_path, **changes)
+    assert any(said in line for line in lines), lines
+
+
+def test_files_of_sources_are_looked_for_beside_their_neighbours(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").touch()
+    entry = {"preset": "gsm8k", "settings": {"path": str(tmp_path / "tran.jsonl")}}
+    [line] = errors(tmp_path, ingest__sources=[entry])
+    assert line.startswith("ingest.sources[0].settings.path: ")
+    assert line.endswith(f"does not exist; did you mean {tmp_path / 'train.jsonl'}?")
+    entry["settings"]["path"] = str(tmp_path / "train.jsonl")
+    assert errors(tmp_path, ingest__sources=[entry]) == []
+
+
+def test_what_is_not_in_the_hubs_cache_is_wrong_only_offline(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    source = "hf://org/name@main"
+    assert errors(tmp_path, policy__source=source) == []
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "is not in the hub's cache" in errors(tmp_path, policy__source=source)[0]
+    cached = tmp_path / "hub" / "models--org--name"
+    (cached / "snapshots" / "abc").mkdir(parents=True)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("abc")
+    assert "has no config.json" in errors(tmp_path, policy__source=source)[0]
+
+
+def make_model(folder: Path, max_length: int = 128) -> None:
+    """A policy of 12 parameters."""
+    folder.mkdir()
+    config = {"vocab_size": 7, "max_position_embeddings": max_length}
+    write_json(folder / "config.json", config)
+    save_file({"a": np.zeros((2, 3)), "b": np.zeros(6)}, folder / "model.safetensors")
+
+
+def test_a_models_sizes_are_read_from_its_files(tmp_path: Path) -> None:
+    make_model(tmp_path / "model")
+    values = changed(policy__source=str(tmp_path / "model"))
+    model = places.describe_model(values, Layout(tmp_path / "data"))
+    assert model == places.Model(12, 7, 128)
+    assert found(tmp_path, values).errors == []
+    values["sampling"]["max_tokens"] = 128
+    assert "the policy's context is 128" in found(tmp_path, values).errors[0]
+
+
+def test_pickled_weights_are_refused_before_the_stage(tmp_path: Path) -> None:
+    make_model(tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").rename(tmp_path / "model" / "model.bin")
+    [line] = errors(tmp_path, policy__source=str(tmp_path / "model"))
+    assert line.startswith("policy.source: ")
+    assert "pickled" in line
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.touch()
+    said = errors(tmp_path, store__location=str(blocked / "store"))
+    assert len(said) == 1
+    assert said[0].startswith(f"store.location: {blocked} cannot be written")
+
+
+def test_a_full_disk_is_said_with_what_is_needed(tmp_path: Path, monkeypatch) -> None:
+    """10 GB of weights: one run keeps them twice, and three checkpoints of three times them."""
+    model = places.Model(2_500_000_000, None, None)
+    usage = type("Usage", (), {"free": 109e9})
+    monkeypatch.setattr(places.shutil, "disk_usage", lambda path: usage)
+    values = changed(experiment__recipes=["sgpo"], checkpoint__keep=2)
+    [line] = places.check_disk(values, Layout(tmp_path), model)
+    assert f"needs about {110e9 / 2**30:.1f} GiB" in line
+    usage.free = 111e9
+    assert places.check_disk(values, Layout(tmp_path), model) == []
+
+
+def test_gpu_memory_is_checked_by_what_nvidia_smi_says() -> None:
+    text = "NVIDIA H100 80GB HBM3, 79000, 81559\nNVIDIA X, [N/A], [N/A]\n"
+    [gpu] = machine.parsed(text)
+    assert (gpu.name, gpu.free) == ("NVIDIA H100 80GB HBM3", 79000 * 2**20)
+    values = changed(engine__name="hf", engine__device="cuda")
+    small, large = (places.Model(number, 32_000, None) for number in (500_000_000, 8_000_000_000))
+    assert machine.check(values, small, [gpu]) == []
+    assert "training does not fit this GPU" in machine.check(values, large, [gpu])[0]
+    values["engine"]["num_processes"] = 2
+    assert "and there are 1 here" in machine.check(values, small, [gpu])[0]
+
+
+def test_nvidia_smi_that_fails_is_no_gpu(monkeypatch) -> None:
+    monkeypatch.undo()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise subprocess.CalledProcessError(9, "nvidia-smi")
+
+    monkeypatch.setattr(subprocess, "run", fail)
+    assert machine.gpus() == []
+
+
+def test_a_silent_tracking_server_is_a_remark(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(machine, "gpus", list)
+    silent = found(tmp_path, changed(tracking__uri="http://127.0.0.1:1"))
+    assert silent.errors == []
+    assert "does not answer" in silent.remarks[0]
+
+
+def test_a_file_that_is_no_yaml_is_one_error(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text("a: [")
+    assert "is not YAML" in examine(tmp_path / "params.yaml", Layout(tmp_path)).errors[0]
+
+
+@pytest.mark.parametrize("broken", [None, [], "text", {"grpo": 3}, {"grpo": {"train": {}}}])
+@pytest.mark.parametrize("name", ["ingest", "policy", "recipes", "train", "verify", "experiment"])
+def test_sections_of_another_form_are_said_and_break_nothing(
+    tmp_path: Path, name: str, broken: Any
+) -> None:
+    assert errors(tmp_path, **{name: broken})
+
+
+def test_a_suggestion_is_made_only_where_one_is_near() -> None:
+    assert suggested("x.y is 'qqq'; there is: one, two").endswith("two")
+    assert suggested("x.y is 'on'; there is: one, two").endswith("did you mean one?")
+
+
+def test_every_section_of_the_parameters_is_known() -> None:
+    assert set(VALUES) == {*sections.SECTIONS, "recipes"}
+    assert {*recipes.SLOTS} <= set(VALUES["train"])

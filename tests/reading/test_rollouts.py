@@ -1,0 +1,115 @@
+"""Rollouts in the terminal: which prompts, which samples, and nothing that a model can steer."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.common.artifacts import OUTCOMES, PROMPTS, ROLLOUTS
+from tasks.common.files import ArtifactError
+from tasks.common.layout import Layout
+from tasks.reading.escaping import escaped
+from tasks.reading.rollouts import CLASSES, Wanted, read
+
+BEFORE = {"p0": "cw", "p1": "cw", "p2": "cc", "p3": "ww"}
+AFTER = {"p0": "cc", "p1": "wt", "p2": "cc", "p3": "ww"}
+LETTERS = {"c": "correct", "w": "wrong", "t": "truncated"}
+
+
+def rollouts(outcomes: dict[str, str], text: str) -> list[dict[str, Any]]:
+    """Samples with these outcomes, and a greedy one each."""
+    row = {**dict.fromkeys(ROLLOUTS.columns), "finish_reason": "stop", "completion_tokens": 3}
+    return [
+        {
+            **row,
+            "prompt_id": prompt,
+            "sample_index": index,
+            "greedy": index == len(letters),
+            "outcome": LETTERS[(letters + letters[0])[index]],
+            "reward": 0.5,
+            "answer": "7\x07",
+            "text": f"{text} {prompt} {index}",
+        }
+        for prompt, letters in outcomes.items()
+        for index in range(len(letters) + 1)
+    ]
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    layout = Layout(tmp_path)
+    prompt = {**dict.fromkeys(PROMPTS.columns), "verifier": "exact", "answer": "8\x1b[2J"}
+    rows = [{**prompt, "prompt_id": name, "prompt": f"asked {name}\x1b"} for name in BEFORE]
+    PROMPTS.write(layout.prompts("test"), PROMPTS.frame(rows))
+    for folder, outcomes, text in (
+        (layout.baseline, BEFORE, "old\x1b]0;title\x07"),
+        (layout.evaluation("sgpo", 0), AFTER, "new\u202e"),
+    ):
+        ROLLOUTS.write(folder / "rollouts.parquet", ROLLOUTS.frame(rollouts(outcomes, text)))
+    return layout
+
+
+def shown(layout: Layout, prompt: str | None = None, kind: str | None = None, n: int = 9) -> str:
+    return "\n".join(read(layout, "sgpo", 0, Wanted(prompt, kind, n, 1)))
+
+
+def test_both_sides_of_a_prompt_are_shown(layout: Layout) -> None:
+    text = shown(layout, "p0")
+    assert "1 of 4 test prompts; sgpo, seed 0" in text
+    assert "solved 50% before, 100% after" in text
+    assert text.index("asked p0") < text.index("old") < text.index("new")
+    assert "before, sample 0: correct, reward 0.5, answer 7" in text
+    assert "after, greedy: correct" in text
+    assert "p0 1" not in text  # one sample a side was asked for
+    assert "p1" not in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "prompts"),
+    [
+        ("learned", ["p0"]),
+        ("lost", ["p1"]),
+        ("solved", ["p2"]),
+        ("unsolved", ["p3"]),
+        ("truncated", ["p1"]),
+        ("correct", ["p0", "p2"]),
+    ],
+)
+def test_a_class_chooses_prompts(layout: Layout, kind: str, prompts: list[str]) -> None:
+    text = shown(layout, kind=kind)
+    assert [name for name in BEFORE if f"prompt {name} " in text] == prompts
+
+
+def test_no_control_character_of_a_text_reaches_the_terminal(layout: Layout) -> None:
+    text = shown(layout)
+    assert all(character.isprintable() or character == "\n" for character in text)
+    for escape in ("\\x1b[2J", "\\x1b]0;title\\x07", "\\u202e", "7\\x07", "asked p0\\x1b"):
+        assert escape in text
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("a\nb\tc", "a\nb\tc"),
+        ("x = 3 × π, 漢字", "x = 3 × π, 漢字"),
+        ("\r\x9b31m\x7f", "\\r\\x9b31m\\x7f"),
+        ("\u2028\u200f\u2066", "\\u2028\\u200f\\u2066"),
+        ("a\u00a0b", "a\u00a0b"),
+    ],
+)
+def test_only_what_is_not_to_be_seen_is_escaped(text: str, seen: str) -> None:
+    assert escaped(text) == seen
+
+
+def test_what_is_not_there_is_said_with_what_is(layout: Layout) -> None:
+    with pytest.raises(ArtifactError, match=r"There is: sgpo --seed 0\. Did you mean sgpo\?"):
+        list(read(layout, "sgp", 0, Wanted(None, None, 1, 1)))
+    with pytest.raises(ArtifactError, match="no test prompt whose id begins with q of the class"):
+        shown(layout, "q", "lost")
+
+
+def test_the_command_offers_every_class() -> None:
+    from flows.read import CLASSES as offered
+
+    assert offered == CLASSES
+    assert set(OUTCOMES) < set(CLASSES)
