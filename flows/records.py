@@ -85,14 +85,21 @@ def name_run(stages: Stages) -> None:
     counted = f"up to {len(most)} of {len(stages.ordered)} stages" if stale else "nothing to do"
     words = [counted, recipes]
     if stages.code_reason:
-        words.append(stages.code_reason)
+        words.append(f"code: {first_of(stages.code_reason)}")
     elif stale:
-        words.append(f"{stale[0]}: {stages.reason(stale[0], stages.changed.get(stale[0], []))}")
+        reason = stages.reason(stale[0], stages.changed.get(stale[0], []))
+        words.append(f"{stale[0]}: {first_of(reason)}")
     name = " · ".join(word for word in words if word)
     identity = runtime.flow_run.get_id()
     if identity:
         with get_client(sync_client=True) as client:
             client.update_flow_run(UUID(identity), name=name[:MAX_NAME])
+
+
+def first_of(reasons: str) -> str:
+    """The first of some reasons, and that there are more."""
+    first, _, more = reasons.partition("; ")
+    return f"{first}, ..." if more else first
 
 
 def notify(flow: Flow[Any, Any], flow_run: FlowRun, state: State) -> None:
