@@ -13,6 +13,7 @@ import pytest
 
 from flows import server
 from flows.__main__ import PASSED_ON, WORDS, parser_of
+from tasks.common import params
 from tests.flows.project import ROOT, Project, lines
 from tests.flows.test_processes import is_gone
 
@@ -23,6 +24,7 @@ def winnow(project: Project, *arguments: str, expect: int = 0) -> str:
         [sys.executable, "-m", "flows", *arguments],
         cwd=project.root,
         env=project.environment,
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -162,3 +164,45 @@ def test_a_port_in_use_is_named(project: Project) -> None:
         port = str(taken.getsockname()[1])
         output = winnow(project, "ui", "--mlflow-port", port, expect=1)
     assert f"port {port} is in use: MLflow may be up already" in output
+
+
+MODEL = ("--model", "tiny", "--max-tokens", "48", "--gpu", "no")
+
+
+def test_init_writes_what_it_was_told_and_keeps_the_rest(project: Project) -> None:
+    data = project.root / "train.jsonl"
+    data.touch()
+    before = (project.root / "params.yaml").read_text()
+    output = winnow(project, "init", *MODEL, "--data", str(data), "--preset", "gsm8k")
+    after = (project.root / "params.yaml").read_text()
+    values = params.load(project.root / "params.yaml")
+    assert values["sampling"]["max_tokens"] == 48
+    assert values["engine"]["device"] == "cpu"
+    assert values["ingest"]["sources"] == [{"preset": "gsm8k", "settings": {"path": str(data)}}]
+    assert before[before.index("\nrecipes:") :] == after[after.index("\nrecipes:") :]
+    assert "nothing is wrong" in output
+
+
+def test_init_never_writes_over_changes_without_a_yes(project: Project) -> None:
+    project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
+    before = (project.root / "params.yaml").read_text()
+    output = winnow(project, "init", *MODEL, "--data", "embedded", expect=1)
+    assert "has changes that are not committed" in output
+    assert (project.root / "params.yaml").read_text() == before
+    winnow(project, "init", *MODEL, "--data", "embedded", "--overwrite")
+    assert "  passes: 5" in (project.root / "params.yaml").read_text()
+
+
+def test_init_asks_for_what_it_was_not_told(project: Project) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "flows", "init", "--data", "embedded"],
+        cwd=project.root,
+        env=project.environment,
+        input="\n32\nmaybe\nno\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "'maybe' is none of yes, no" in done.stdout
+    assert params.load(project.root / "params.yaml")["sampling"]["max_tokens"] == 32
