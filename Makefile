@@ -10,7 +10,7 @@
 #   TORCH_INDEX  an index to take torch from, in place of pip's own
 #   WORKERS      processes that run tests side by side; 0: none, everything in this one
 #   RECIPES      the recipes to compare, or all: written into params.yaml
-#   ARGS         passed on to `python -m flows.pipeline`, or to `flows.serve`
+#   ARGS         passed on to `python -m flows.pipeline`, to `flows.serve`, or to `flows ui`
 #   PYTHONS      the Pythons of `make compat`; by default those found here, the environment's left out
 
 SHELL := /bin/bash
@@ -48,7 +48,8 @@ run: env  ## bring the experiment up to date: RECIPES="grpo pods" (or all), ARGS
 env: $(STAMP)  ## the environment alone
 
 # The stamp carries the kind of environment in its name and is older than a requirements file that changed. The pins are
-# complete, but for torch: its build for GPUs brings its own CUDA libraries, and cannot be imported without them.
+# complete, but for torch: its build for GPUs brings its own CUDA libraries, and cannot be imported without them. At the end
+# comes the project itself, for the command `winnow`.
 $(STAMP): requirements.txt requirements-cpu.txt
 	@case "$(VLLM)" in none|cpu|gpu) ;; *) echo "VLLM is '$(VLLM)'; it can be none, cpu or gpu" >&2; exit 1;; esac
 	@test -n "$(PYTHON)" || { echo "no Python 3.11, 3.12 or 3.13 was found: name one with PYTHON=/path/to/python3.12" >&2; exit 1; }
@@ -65,6 +66,7 @@ ifeq ($(VLLM),gpu)
 	@echo "installing vLLM for GPUs and what it needs ..."
 	@$(PIP) -c requirements.txt vllm==0.32.0
 endif
+	@$(PIP) --no-deps --no-build-isolation --editable .
 	@rm -f $(VENV)/.installed-*
 	@touch $@
 

@@ -18,6 +18,7 @@ PASSED_ON = {
     "serve": ("flows.serve", "the pipeline on a schedule (python -m flows.serve)"),
 }
 WORDS = {
+    "init": "ask for model, data and GPU, and write them into params.yaml",
     "doctor": "everything that is wrong, before anything is run",
     "plan": "what would run, why, and what it would cost; runs nothing",
     "read": "rollouts of a recipe, before and after training",

@@ -34,7 +34,7 @@ def require_health() -> None:
     for remark in found.remarks:
         print(f"note: {remark}", file=sys.stderr, flush=True)
     if found.errors:
-        raise DoctorError(f"nothing was run.\n{listed(found.errors)}")
+        raise DoctorError(f"refused: {listed(found.errors)}")
 
 
 def examine(dvc: commands.Dvc, recipes: list[str], seeds: list[str], force: list[str]) -> Stages:

@@ -51,7 +51,7 @@ def test_blocks_are_in_known_languages() -> None:
 
 
 def test_every_command_is_of_a_known_program() -> None:
-    known = {"make", "python", "dvc", "mlflow", "prefect", *FOREIGN}
+    known = {"make", "python", "winnow", "dvc", "mlflow", "prefect", *FOREIGN}
     assert [str(command) for command in commands() if command.words[0] not in known] == []
     assert len(commands()) > 40
 
@@ -83,6 +83,7 @@ def test_pytest_is_given_files_that_exist() -> None:
 def test_commands_are_accepted_by_their_own_parsers() -> None:
     """Modules without a command line are given none; all others parse what they are given."""
     wanted = [command.words for command in programs("dvc")]
+    wanted += [["python", "-m", "flows", *command.words[1:]] for command in programs("winnow")]
     for command in modules():
         name = command.words[2]
         if name == "pytest":

@@ -1,0 +1,65 @@
+"""New values in a YAML file, comments left as they are."""
+
+import pytest
+import yaml
+
+from tasks.common.editing import set_values
+from tasks.common.params import ParamsError
+from tests.flows.project import ROOT
+
+TEXT = """\
+# first
+a:              # of a
+  b: 1          # of b
+  c: [x, y]     # of c
+  d:            # of d
+    - e: 1
+      f: {g: 2}   # of f
+    - e: 3
+  # after d
+
+h: text   # last
+"""
+
+
+def test_values_change_and_comments_stay() -> None:
+    text = set_values(TEXT, {"a.b": 22, "a.c": ["z"], "h": "hf://org/name@main"})
+    assert yaml.safe_load(text)["a"]["b"] == 22
+    assert '  c: ["z"]     # of c\n' in text
+    assert 'h: "hf://org/name@main"   # last\n' in text
+    assert [line.partition("#")[2] for line in text.splitlines()] == [
+        line.partition("#")[2] for line in TEXT.splitlines()
+    ]
+
+
+def test_a_list_of_mappings_becomes_a_block_before_what_follows() -> None:
+    text = set_values(TEXT, {"a.d": [{"e": 4, "f": {"g": "a b"}}, {"e": 5}]})
+    assert text.endswith(
+        "  d:            # of d\n"
+        '    - e: 4\n      f: {"g": "a b"}\n    - e: 5\n'
+        "  # after d\n\nh: text   # last\n"
+    )
+    assert yaml.safe_load(text)["a"]["d"] == [{"e": 4, "f": {"g": "a b"}}, {"e": 5}]
+
+
+@pytest.mark.parametrize("value", ["no", "1", "null", "on", "x: y", "# x", "a-b", "", "é"])
+def test_words_are_read_back_as_they_were(value: str) -> None:
+    assert yaml.safe_load(set_values(TEXT, {"h": value}))["h"] == value
+
+
+def test_a_key_that_is_not_there_is_named() -> None:
+    with pytest.raises(ParamsError, match=r"no key a\.z"):
+        set_values(TEXT, {"a.z": 1})
+    with pytest.raises(ParamsError, match=r"no key h\.b"):
+        set_values(TEXT, {"h.b": 1})
+
+
+def test_the_parameters_can_be_edited_and_nothing_else_moves() -> None:
+    text = (ROOT / "params.yaml").read_text()
+    sources = [{"preset": "gsm8k", "settings": {"path": "a/b.jsonl"}}]
+    edited = set_values(text, {"policy.source": "tiny", "ingest.sources": sources})
+    before, after = yaml.safe_load(text), yaml.safe_load(edited)
+    assert after["ingest"].pop("sources") == sources
+    before["ingest"].pop("sources")
+    assert after == before
+    assert text[text.index("\npolicy:") :] == edited[edited.index("\npolicy:") :]

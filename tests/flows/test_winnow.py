@@ -1,0 +1,208 @@
+"""The `winnow` command on the scratch project: refusals, plans, and the pages."""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from flows import server
+from flows.__main__ import PASSED_ON, WORDS, parser_of
+from tasks.common import params
+from tests.flows.project import ROOT, Project, lines
+from tests.flows.test_processes import is_gone
+
+
+def winnow(project: Project, *arguments: str, expect: int = 0) -> str:
+    """Everything that a word prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "flows", *arguments],
+        cwd=project.root,
+        env=project.environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == expect, done.stdout
+    return done.stdout
+
+
+def contents(root: Path) -> dict[str, str]:
+    """Every file of a project but for what DVC and Python keep for themselves."""
+    return {
+        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in root.rglob("*")
+        if path.is_file()
+        and not {"__pycache__", ".git", "tmp", "locks"} & set(path.relative_to(root).parts)
+    }
+
+
+def test_a_flow_refuses_with_everything_that_is_wrong(project: Project) -> None:
+    project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
+    project.edit("params.yaml", r"sgpo, trivial_above: 0.75, unsolved", "sgpo, trival: 1, unsolved")
+    project.edit("params.yaml", r"^  dtype: float32", "  dtype: float23")
+    output = project.flow(expect=1)
+    assert "refused: 3 things are wrong:" in output
+    assert output.count("did you mean float32?") == 2  # of engine and train
+    assert "train.dtype is 'float23'" in output
+    assert "recipes.sgpo.allocate.trival is unknown" in output
+    assert lines(output, "starts") == []
+    assert winnow(project, "doctor", expect=1).startswith("3 things are wrong:")
+
+
+def test_a_recipe_that_is_unknown_is_said_beside_the_rest(project: Project) -> None:
+    """The stage `code` stops at it, before DVC has said what is stale."""
+    project.edit("params.yaml", r"recipes: \[grpo,", "recipes: [grop,")
+    project.edit("params.yaml", r"^  dtype: float32", "  dtype: float23")
+    output = winnow(project, "run", expect=1)
+    assert "recipe 'grop' is unknown; did you mean grpo?" in output
+    assert "did you mean float32?" in output
+
+
+def test_what_is_wrong_stops_no_run_without_work(project: Project) -> None:
+    (project.root / "data" / "tracking").touch()
+    assert "nothing to do" in winnow(project, "run")
+
+
+def test_a_plan_says_what_would_run_and_changes_nothing(project: Project) -> None:
+    assert "nothing to do: all 18 stages are up to date" in winnow(project, "plan")
+    project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
+    project.edit("tasks/train/methods/loss/clip.py", r"\Z", "MORE = 1\n")
+    project.edit("tasks/store/folder.py", r"\Z", "# a comment\n")
+    before = contents(project.root)
+    output = winnow(project, "plan", "--recipe", "sgpo")
+    assert contents(project.root) == before
+    reasons = {line.split()[0]: line.rsplit("  ", 1)[-1] for line in output.splitlines() if line}
+    assert reasons["code"] == "tasks changed"
+    assert reasons["allocate@sgpo-0"] == "allocate.passes 4 -> 5"
+    assert reasons["train@sgpo-0"] == "code tasks/train/methods/loss/clip.py changed"
+    assert reasons["evaluate@sgpo-0"] == "after train@sgpo-0"
+    assert not {"profile", "baseline", "allocate@grpo-0", "report"} & set(reasons)
+    assert "3 would run, 1 may" in output
+
+
+def test_a_plan_names_what_is_forced(project: Project) -> None:
+    assert "asked for by --force" in winnow(project, "plan", "--force", "ingest")
+    output = winnow(project, "plan", "--force", "ingst", expect=1)
+    assert "stage ingst is not in the experiment" in output
+
+
+def test_reading_what_has_not_been_evaluated_says_what_has(project: Project) -> None:
+    output = winnow(project, "read", "pods", expect=1)
+    assert "pods with seed 0 has not been evaluated" in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("word", [*WORDS, *PASSED_ON])
+def test_every_word_has_its_help(word: str, project: Project) -> None:
+    assert word in parser_of(None).format_help()
+    assert "usage:" in winnow(project, word, "--help")
+
+
+def test_the_console_script_is_the_same_command() -> None:
+    assert 'winnow = "flows.__main__:main"' in (ROOT / "pyproject.toml").read_text()
+
+
+def answers(url: str) -> bool:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        opener.open(url, timeout=5).close()
+    except (urllib.error.URLError, OSError):
+        return False
+    return True
+
+
+@pytest.fixture
+def pages(project: Project):
+    """`winnow ui` when both servers answer: its process, their addresses, and the processes of
+    both."""
+    ports = server.free_port(), server.free_port()
+    del project.environment["PREFECT_API_URL"]
+    arguments = ("--prefect-port", str(ports[0]), "--mlflow-port", str(ports[1]))
+    child = project.start("flows", "ui", *arguments)
+    assert child.stdout is not None
+    printed = [child.stdout.readline() for _ in range(3)]
+    urls = [f"http://127.0.0.1:{port}" for port in ports]
+    assert printed == [f"Prefect   {urls[0]}\n", f"MLflow    {urls[1]}\n", "Ctrl-C stops both\n"]
+    yield child, urls, descendants(child.pid)
+    if child.poll() is None:
+        child.kill()
+    child.communicate()
+
+
+def descendants(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [found for child in children for found in (int(child), *descendants(int(child)))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_the_pages_answer_and_end_with_the_command(pages, number: signal.Signals) -> None:
+    child, urls, processes = pages
+    assert all(map(answers, urls))
+    assert len(processes) >= 4  # two servers, each under what ends it
+    os.kill(child.pid, number)
+    child.wait(60)
+    if number != signal.SIGKILL:
+        assert child.returncode == 0
+    assert all(is_gone(pid, 30) for pid in processes)
+    assert not any(map(answers, urls))
+
+
+def test_a_port_in_use_is_named(project: Project) -> None:
+    del project.environment["PREFECT_API_URL"]
+    with server.socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        output = winnow(project, "ui", "--mlflow-port", port, expect=1)
+    assert f"port {port} is in use: MLflow may be up already" in output
+
+
+MODEL = ("--model", "tiny", "--max-tokens", "48", "--gpu", "no")
+
+
+def test_init_writes_what_it_was_told_and_keeps_the_rest(project: Project) -> None:
+    data = project.root / "train.jsonl"
+    data.touch()
+    before = (project.root / "params.yaml").read_text()
+    output = winnow(project, "init", *MODEL, "--data", str(data), "--preset", "gsm8k")
+    after = (project.root / "params.yaml").read_text()
+    values = params.load(project.root / "params.yaml")
+    assert values["sampling"]["max_tokens"] == 48
+    assert values["engine"]["device"] == "cpu"
+    assert values["ingest"]["sources"] == [{"preset": "gsm8k", "settings": {"path": str(data)}}]
+    assert before[before.index("\nrecipes:") :] == after[after.index("\nrecipes:") :]
+    assert "nothing is wrong" in output
+
+
+def test_init_never_writes_over_changes_without_a_yes(project: Project) -> None:
+    project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
+    before = (project.root / "params.yaml").read_text()
+    output = winnow(project, "init", *MODEL, "--data", "embedded", expect=1)
+    assert "has changes that are not committed" in output
+    assert (project.root / "params.yaml").read_text() == before
+    winnow(project, "init", *MODEL, "--data", "embedded", "--overwrite")
+    assert "  passes: 5" in (project.root / "params.yaml").read_text()
+
+
+def test_init_asks_for_what_it_was_not_told(project: Project) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "flows", "init", "--data", "embedded"],
+        cwd=project.root,
+        env=project.environment,
+        input="\n32\nmaybe\nno\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "'maybe' is none of yes, no" in done.stdout
+    assert params.load(project.root / "params.yaml")["sampling"]["max_tokens"] == 32
