@@ -4,6 +4,7 @@ server at all."""
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import sqlite3
@@ -24,9 +25,10 @@ from tasks.common.artifacts import Layout
 from tasks.common.files import digest_file
 from tasks.common.journal import flatten, shorten
 from tasks.common.pipelines import current_pipeline, process_tags
-from tasks.common.tracking import Tracker, Tracking, track
+from tasks.common.tracking import Tracker, Tracking, system, track
 from tests.stages import give_record
 
+ROOT = Path(__file__).resolve().parents[2]
 LOCAL = Tracking(uri=None, experiment="winnow", max_weights_gb=0.0)
 
 
@@ -301,6 +303,57 @@ def test_the_champion_is_an_alias_and_weights_are_uploaded_only_on_demand(layout
     assert client.get_registered_model("winnow").aliases == {}
 
 
+def test_a_policy_that_cannot_be_uploaded_costs_its_record_nothing_else(
+    layout: Layout, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = layout.train("grpo", 0) / "policy"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_text("weights without a config")
+    with track(Tracking(None, "winnow", 1.0), layout, "train", "grpo", 0) as tracker:
+        tracker.model("grpo/0", folder, "abc")
+        tracker.metrics({"loss": 0.5})
+    assert "the weights of grpo/0 are not kept" in caplog.text
+    assert runs_of(layout)["train grpo/0"].data.metrics["loss"] == 0.5
+    assert not (layout.tracking / "pending").exists()
+
+
+@pytest.mark.slow
+def test_mlflow_loads_the_champion_and_the_candidate_and_they_generate(layout: Layout) -> None:
+    """By the aliases, from the uploaded files alone."""
+    folder = layout.train("sgpo", 0)
+    folder.mkdir(parents=True)
+    shutil.copytree(ROOT / "data" / "policy", folder / "policy")
+    (folder / "curve.parquet").write_text("0.6")
+    with track(Tracking(None, "winnow", 1.0), layout, "train", "sgpo", 0) as tracker:
+        tracker.model("sgpo/0", folder / "policy", "abc")
+    with track(LOCAL, layout, "report", None, None) as tracker:
+        tracker.champion(folder / "curve.parquet", "it was better", folder / "curve.parquet")
+    shutil.rmtree(folder)
+    script = (
+        "import sys, mlflow, mlflow.transformers\n"
+        "mlflow.set_tracking_uri(sys.argv[1]); mlflow.set_registry_uri(sys.argv[1])\n"
+        "for alias in ('candidate', 'champion'):\n"
+        "    loaded = mlflow.transformers.load_model(f'models:/winnow@{alias}')\n"
+        "    print(loaded('4 + 3 =', max_new_tokens=8, return_full_text=False))\n"
+    )
+    command = [sys.executable, "-c", script, tracking.address(LOCAL, layout)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("generated_text") == 2
+
+
+def test_how_busy_the_machine_is_is_recorded_with_the_stage(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system, "SECONDS", 0.01)
+    with track(LOCAL, layout, "profile", None, None) as tracker:
+        while len(tracker.points) < 2:
+            time.sleep(0.01)
+    metrics = runs_of(layout)["profile"].data.metrics
+    assert 0 < metrics["system/system_memory_usage_percentage"] <= 100
+    assert metrics["system/system_memory_usage_megabytes"] > 0
+
+
 def test_what_mlflow_refuses_is_said_and_the_rest_goes_on(
     layout: Layout, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -425,7 +478,7 @@ def test_a_locked_database_is_waited_for_and_then_left(layout: Layout) -> None:
     tracking.replay(pending, tracking.address(LOCAL, layout))
     run = runs_of(layout)["profile"]
     assert run.info.status == "FINISHED"
-    assert run.data.metrics == {"pass_rate": 0.6}
+    assert run.data.metrics["pass_rate"] == 0.6
 
 
 @dataclass
@@ -520,7 +573,7 @@ def test_a_server_killed_in_mid_stage_and_the_replay_into_the_same_run(
     runs = runs_of(layout, server.uri)
     run = runs["train sgpo/0"]
     client = tracking.connect(server.uri)
-    assert len(runs) == 2
+    assert len(runs) == 3  # the pipeline's, the cell's, the stage's
     assert {run.info.status for run in runs.values()} == {"FINISHED"}
     assert run.data.params == {"rate": "1"}
     assert [m.value for m in client.get_metric_history(run.info.run_id, "loss")] == [0.5, 0.4]
