@@ -98,7 +98,7 @@ def test_everything_in_one_bucket_and_no_credential_in_any_file(
         sampling={"max_tokens": 8},
         profile={"num_samples": 4},
         store={"location": f"{bucket}/store"},
-        tracking={"log_weights": True},
+        tracking={"max_weights_gb": 1.0},
     )
     mine, yours = Layout(tmp_path / "mine"), Layout(tmp_path / "yours")
     mine.tracking.mkdir(parents=True)
@@ -170,7 +170,7 @@ def test_a_record_whose_bucket_is_cut_off_stops_nothing_and_is_replayed(
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
     s3.kill_gateway()
     try:
-        with track(Tracking(None, "test", False), layout, "report", None, None) as tracker:
+        with track(Tracking(None, "test", 0.0), layout, "report", None, None) as tracker:
             tracker.artifact(kept)
     finally:
         s3.start_gateway()

@@ -9,12 +9,12 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tasks.common.files import digest_file
+from tasks.common.files import digest, digest_file
 
 logger = logging.getLogger(__name__)
 
@@ -28,18 +28,16 @@ class Tracker:
     """What a stage says about itself while it runs. `Tracker()` records nothing."""
 
     def __init__(
-        self, journal: "Journal | None" = None, root: Path = Path(), log_weights: bool = False
+        self, journal: "Journal | None" = None, root: Path = Path(), max_weights_gb: float = 0.0
     ) -> None:
-        self.journal, self.root, self.log_weights = journal, root, log_weights
+        self.journal, self.root, self.max_weights_gb = journal, root, max_weights_gb
         self.points: list[Event] = []
         self.told = time.monotonic()
 
     def params(self, values: Mapping[str, Any]) -> None:
         """Parameters, nested ones flattened with dots; a value beyond MLflow's length is cut, with
         a note."""
-        self._say(
-            "params", values={key: shorten(value, MAX_PARAM) for key, value in flatten(values)}
-        )
+        self._say("params", values=cut(values))
 
     def metrics(
         self,
@@ -55,13 +53,18 @@ class Tracker:
         The step of those is the whole number of GFLOPs, always: MLflow's step is an integer, its
         page draws integers exactly up to 9e15, and so this axis holds up to 9e24 FLOPs, beyond any
         run, in one unit. None is left out."""
-        present = {name: float(value) for name, value in values.items() if value is not None}
-        gflops = None if flops is None else round(flops / 1e9)
-        self.points.append(
-            {"values": present, "time": milliseconds(), "step": step or 0, "gflops": gflops}
-        )
+        self.add(values, step, flops)
         if time.monotonic() - self.told > METRICS_SECONDS:
             self.flush()
+
+    def add(
+        self,
+        values: Mapping[str, float | None],
+        step: int | None = None,
+        flops: float | None = None,
+    ) -> None:
+        """Metrics to be sent later, from whatever thread."""
+        self.points.append(point(values, milliseconds(), step, flops))
 
     def flush(self) -> None:
         """Send the metrics that wait."""
@@ -76,14 +79,7 @@ class Tracker:
     def dataset(self, name: str, path: Path, digest: str, context: str) -> None:
         """A table the stage read, by name and digest, linked to the run whose `output` has this
         path and digest."""
-        self._say(
-            "dataset",
-            name=name,
-            path=str(path.absolute()),
-            key=self._key(path),
-            digest=digest,
-            context=context,
-        )
+        self._say("dataset", **self._dataset(name, path, digest, context))
 
     def output(self, path: Path, digest: str) -> None:
         """A file the stage made; later runs find this run by its digest."""
@@ -94,20 +90,56 @@ class Tracker:
         self._say("artifact", path=str(path.absolute()))
 
     def model(self, name: str, path: Path, digest: str) -> None:
-        """A policy the stage made: by path and digest; its weights only when `log_weights` is
-        set."""
+        """A policy the stage made: by path and digest; with its weights up to `max_weights_gb`."""
         where = {"path": str(path.absolute()), "key": self._key(path)}
-        self._say("model", name=name, digest=digest, weights=self.log_weights, **where)
+        weights = 0 < folder_size(path) <= self.max_weights_gb * 1e9
+        self._say("model", name=name, digest=digest, weights=weights, **where)
 
-    def champion(self, evidence: Path | None, why: str) -> None:
-        """Move the alias `champion` to the policy whose training wrote the file `evidence`; None
-        takes it away."""
-        found = (
-            None
-            if evidence is None
-            else {"key": self._key(evidence), "digest": digest_file(evidence)}
+    def champion(self, evidence: Path | None, why: str, candidate: Path | None = None) -> None:
+        """Move the alias `champion` to the policy whose training wrote the file `evidence`, and the
+        alias `candidate` likewise; None takes it away."""
+        self._say(
+            "champion", evidence=self._named(evidence), why=why, candidate=self._named(candidate)
         )
-        self._say("champion", evidence=found, why=why)
+
+    def experiment(self, params: Mapping[str, Any], metrics: Mapping[str, float | None]) -> None:
+        """The experiment's parameters and summary, for the run of the whole pipeline."""
+        self._say("experiment", values=cut(params), points=[point(metrics, milliseconds())])
+
+    def cell(
+        self,
+        recipe: str,
+        seed: int,
+        params: Mapping[str, Any],
+        points: list[Event],
+        *,
+        datasets: Mapping[str, Path],
+        outputs: Iterable[Path],
+        table: Mapping[str, list[Any]],
+    ) -> None:
+        """All of one recipe and seed: its settings, results and curves, what it read and made, and
+        a table of sample rollouts. Said again, it is recorded once: `result` is a digest of it."""
+        values, made = cut(params), [self._named(path) for path in outputs]
+        told = {"recipe": recipe, "seed": seed, "values": values, "outputs": made}
+        metrics = [{**one, "time": None} for one in points]
+        self._say(
+            "cell",
+            **told,
+            points=points,
+            datasets=[
+                self._dataset(name, path, digest_file(path), "experiment")
+                for name, path in datasets.items()
+            ],
+            table=dict(table),
+            result=digest([told, metrics]),
+        )
+
+    def _named(self, path: Path | None) -> dict[str, str] | None:
+        return None if path is None else {"key": self._key(path), "digest": digest_file(path)}
+
+    def _dataset(self, name: str, path: Path, digest: str, context: str) -> Event:
+        where = {"path": str(path.absolute()), "key": self._key(path)}
+        return {"name": name, "digest": digest, "context": context, **where}
 
     def _key(self, path: Path) -> str:
         return key_of(self.root, path)
@@ -187,6 +219,28 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
                 f"{prefix}{key}",
                 value if isinstance(value, str) else json.dumps(value, default=str),
             )
+
+
+def cut(values: Mapping[str, Any]) -> dict[str, str]:
+    """Parameters as MLflow takes them: flat, and within its length."""
+    return {key: shorten(value, MAX_PARAM) for key, value in flatten(values)}
+
+
+def point(
+    values: Mapping[str, float | None],
+    when: int,
+    step: int | None = None,
+    flops: float | None = None,
+) -> Event:
+    """Metrics at a step and, with `flops`, at their whole number of GFLOPs."""
+    present = {name: float(value) for name, value in values.items() if value is not None}
+    gflops = None if flops is None else round(flops / 1e9)
+    return {"values": present, "time": when, "step": step or 0, "gflops": gflops}
+
+
+def folder_size(folder: Path) -> int:
+    """The bytes of the files in a folder; 0 where it is not there."""
+    return sum(path.stat().st_size for path in folder.glob("*") if path.is_file())
 
 
 def shorten(text: str, limit: int) -> str:

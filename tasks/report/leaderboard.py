@@ -151,14 +151,15 @@ def summarise(
     evidence: Evidence, rows: Sequence[Row], paired: Paired, fits: Fits
 ) -> dict[str, Any]:
     """Return the summary: `recipes` with mean, min and max over the seeds, `differences`, and the
-    compute until the accuracy that the reference ends with (`target`); `champion` and `why`; and
-    the metrics of the initial policy."""
+    compute until the accuracy that the reference ends with (`target`); `candidate`, `champion` and
+    `why`; and the metrics of the initial policy."""
     reference = reference_of(evidence)
     recipes = {
         plan.recipe: summary_of(evidence, plan.recipe, rows) for plan in evidence.first_plans
     }
     target = recipes[reference]["validation"]["mean"]
-    champion, why = choose_champion(evidence, rows, recipes)
+    candidate = choose_candidate(rows, recipes)
+    champion, why = judge(candidate)
     for recipe, summary in recipes.items():
         summary["differences"] = differences_of(evidence, recipe, reference, champion, paired)
         summary["compute_to_reference"] = {
@@ -171,6 +172,7 @@ def summarise(
         "reference": reference,
         "target": target,
         "recipes": recipes,
+        "candidate": {key: candidate[key] for key in ("recipe", "seed")},
         "champion": champion,
         "why": why,
     }
@@ -224,27 +226,30 @@ def spread(rows: Sequence[Row], value: Callable[[Row], float]) -> dict[str, floa
     return {"mean": float(np.mean(values)), "min": min(values), "max": max(values)}
 
 
-def choose_champion(
-    evidence: Evidence, rows: Sequence[Row], recipes: dict[str, Row]
-) -> tuple[dict[str, Any] | None, str]:
-    """Return the policy to keep, or None, and the reason in words.
-
-    Validation chooses the recipe (best mean) and its seed (best). Only that one policy is then
-    compared with the initial policy on test: choosing by test accuracy would bias that accuracy
-    upwards. It is kept if the interval of the paired difference is above 0."""
+def choose_candidate(rows: Sequence[Row], recipes: Mapping[str, Row]) -> Row:
+    """Return the policy that validation chooses: of the recipe with the best mean the best seed."""
     recipe = min(
         recipes,
         key=lambda r: (-recipes[r]["validation"]["mean"], recipes[r][CHEAPER]["mean"]),
     )
-    row = max(
+    return max(
         (row for row in rows if row["recipe"] == recipe),
         key=lambda r: (r["validation"], -r["seed"]),
     )
+
+
+def judge(row: Row) -> tuple[dict[str, Any] | None, str]:
+    """Return the candidate as the policy to keep, or None, and the reason in words.
+
+    Only this one policy, chosen by validation, is compared with the initial policy on test:
+    choosing by test accuracy would bias that accuracy upwards. It is kept if the interval of the
+    paired difference is above 0."""
     over = row["over_initial"]
     chosen = (
-        f"{recipe}/{row['seed']} has the best validation accuracy ({row['validation']:.1%}); on "
-        f"test it reaches {row['pass_at_1']:.1%} pass@1, {100 * over['mean']:+.1f} points against "
-        f"the initial policy (paired over {over['num_prompts']} prompts, 95 % interval "
+        f"{row['recipe']}/{row['seed']} has the best validation accuracy "
+        f"({row['validation']:.1%}); on test it reaches {row['pass_at_1']:.1%} pass@1, "
+        f"{100 * over['mean']:+.1f} points against the initial policy (paired over "
+        f"{over['num_prompts']} prompts, 95 % interval "
         f"{100 * over['low']:+.1f} to {100 * over['high']:+.1f})"
     )
     if over["low"] > 0:

@@ -1,20 +1,19 @@
 """The stage `report`: what all recipes and seeds reached and cost, side by side."""
 
 import logging
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from tasks.common.files import replace_file, write_json
 from tasks.common.params import Experiment
 from tasks.common.stage import Stage
 from tasks.report.drift import Drift, drift_of, groups_of
 from tasks.report.evidence import Evidence, read_evidence
-from tasks.report.leaderboard import Row, curve_table, fit_curves, leaderboard, summarise
+from tasks.report.leaderboard import curve_table, fit_curves, leaderboard, summarise
 from tasks.report.metrics import write_metrics
 from tasks.report.page import page
 from tasks.report.paired import pair
 from tasks.report.plots import plots
+from tasks.report.record import record
 from tasks.report.rollouts import shown_runs, write_rollouts
 from tasks.report.settings import ReportSettings
 from tasks.report.tables import text_table
@@ -46,7 +45,7 @@ def main(stage: Stage) -> None:
     write_metrics(out / "metrics", rows)
     for account, picture in plots(evidence, curves, fits).items():
         write_text(out / "plots" / f"{account}.svg", picture)
-    record(stage, rows, summary)
+    record(stage, evidence, rows, summary)
     print(f"\n{table}{summary['why']}\n")
 
 
@@ -68,17 +67,3 @@ def measure(evidence: Evidence, settings: ReportSettings) -> dict[str, Drift]:
 def write_text(path: Path, text: str) -> None:
     """Write a text file, whole or not at all."""
     replace_file(path, lambda file: file.write(text.encode()))
-
-
-def record(stage: Stage, rows: Sequence[Row], summary: Mapping[str, Any]) -> None:
-    """Record the leaderboard as metrics, the report as artifacts, and the champion as an alias."""
-    keys = ("pass_at_1", "greedy", "validation")
-    for row in rows:
-        values = {f"{key}.{row['recipe']}.{row['seed']}": row[key] for key in keys}
-        stage.tracker.metrics(values)
-    stage.tracker.artifact(stage.layout.report)
-    champion = summary["champion"]
-    evidence = None
-    if champion:
-        evidence = stage.layout.train(champion["recipe"], champion["seed"]) / "curve.parquet"
-    stage.tracker.champion(evidence, summary["why"])

@@ -4,6 +4,7 @@ server at all."""
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import sqlite3
@@ -24,10 +25,11 @@ from tasks.common.artifacts import Layout
 from tasks.common.files import digest_file
 from tasks.common.journal import flatten, shorten
 from tasks.common.pipelines import current_pipeline, process_tags
-from tasks.common.tracking import Tracker, Tracking, track
+from tasks.common.tracking import Tracker, Tracking, system, track
 from tests.stages import give_record
 
-LOCAL = Tracking(uri=None, experiment="winnow", log_weights=False)
+ROOT = Path(__file__).resolve().parents[2]
+LOCAL = Tracking(uri=None, experiment="winnow", max_weights_gb=0.0)
 
 
 @pytest.fixture
@@ -52,7 +54,7 @@ def runs_of(layout: Layout, uri: str | None = None) -> dict[str, Any]:
 
 
 def children_of(runs: dict[str, Any]) -> dict[str, Any]:
-    return {name: run for name, run in runs.items() if "mlflow.parentRunId" in run.data.tags}
+    return {name: run for name, run in runs.items() if run.data.tags["kind"] == "stage"}
 
 
 def test_bare_stages_share_a_parent_and_are_named_by_their_coordinates(layout: Layout) -> None:
@@ -62,11 +64,15 @@ def test_bare_stages_share_a_parent_and_are_named_by_their_coordinates(layout: L
         pass
     runs = runs_of(layout)
     children = children_of(runs)
-    parents = [run for name, run in runs.items() if name not in children]
-    assert set(children) == {"profile", "train sgpo/0"}
-    assert len(parents) == 1
-    assert {run.data.tags["mlflow.parentRunId"] for run in children.values()} == {
-        parents[0].info.run_id
+    (parent,) = [run for run in runs.values() if run.data.tags["kind"] == "pipeline"]
+    cell = runs["sgpo/0"]
+    assert len(runs) == 4
+    above = {name: run.data.tags.get("mlflow.parentRunId") for name, run in runs.items()}
+    assert above.pop(parent.info.run_name) is None
+    assert above == {
+        "profile": parent.info.run_id,
+        "sgpo/0": parent.info.run_id,
+        "train sgpo/0": cell.info.run_id,
     }
     assert {run.info.status for run in runs.values()} == {"FINISHED"}
     tags = children["train sgpo/0"].data.tags
@@ -149,9 +155,9 @@ def test_an_input_is_linked_to_the_run_that_made_it(layout: Layout) -> None:
         tracker.dataset("profile", profile, digest_file(profile), "allocation")
         tracker.dataset("elsewhere", Path("/elsewhere/prompts.parquet"), "0" * 16, "training")
     run = runs_of(layout)["allocate sgpo"]
-    assert run.data.tags["input.profile/profile.parquet"] == digest_file(profile)
-    assert run.data.tags["input.profile/profile.parquet.run"] == made_by
-    assert "input./elsewhere/prompts.parquet.run" not in run.data.tags
+    assert run.data.tags["digest.input.profile/profile.parquet"] == digest_file(profile)
+    assert run.data.tags["run.input.profile/profile.parquet"] == made_by
+    assert "run.input./elsewhere/prompts.parquet" not in run.data.tags
     datasets = {entry.dataset.name: entry for entry in run.inputs.dataset_inputs}
     assert datasets["profile"].dataset.digest == digest_file(profile)
     assert [tag.value for tag in datasets["profile"].tags] == ["allocation"]
@@ -205,8 +211,8 @@ def test_a_flow_opens_and_closes_its_pipeline(
     )
     parent = runs_of(layout)[f"flow {pipeline}"]
     assert parent.info.status == "FINISHED"
-    assert parent.data.tags["cached.baseline/metrics.json"] == digest_file(metrics)
-    assert parent.data.tags["cached.baseline/metrics.json.run"] == made_by
+    assert parent.data.tags["digest.cached.baseline/metrics.json"] == digest_file(metrics)
+    assert parent.data.tags["run.cached.baseline/metrics.json"] == made_by
     assert not (layout.tracking / "pipeline.json").exists()
 
 
@@ -251,7 +257,7 @@ def test_stages_of_one_dvc_process_share_a_pipeline(layout: Layout, tmp_path: Pa
 def test_a_run_whose_process_is_gone_is_marked_killed(layout: Layout) -> None:
     script = (
         "from pathlib import Path; from tasks.common import tracking, artifacts; import os, sys\n"
-        "with tracking.track(tracking.Tracking(None, 'winnow', False), "
+        "with tracking.track(tracking.Tracking(None, 'winnow', 0.0), "
         "artifacts.Layout(Path(sys.argv[1])), 'train', "
         "'grpo', 0):\n    os.kill(os.getpid(), 9)\n"
     )
@@ -265,9 +271,12 @@ def test_a_run_whose_process_is_gone_is_marked_killed(layout: Layout) -> None:
 def trained(layout: Layout, recipe: str, accuracy: float, weights: bool = False) -> Path:
     """Record a training that wrote a curve and a policy."""
     folder = layout.train(recipe, 0)
-    with track(Tracking(None, "winnow", weights), layout, "train", recipe, 0) as tracker:
+    with track(
+        Tracking(None, "winnow", 1.0 if weights else 0.0), layout, "train", recipe, 0
+    ) as tracker:
         (folder / "policy").mkdir(parents=True)
         (folder / "policy" / "model.safetensors").write_text(recipe)
+        (folder / "policy" / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
         (folder / "curve.parquet").write_text(f"{accuracy}")
         tracker.model(
             f"{recipe}/0", folder / "policy", digest_file(folder / "policy" / "model.safetensors")
@@ -292,6 +301,57 @@ def test_the_champion_is_an_alias_and_weights_are_uploaded_only_on_demand(layout
     with track(LOCAL, layout, "report", None, None) as tracker:
         tracker.champion(None, "none beat the initial policy")
     assert client.get_registered_model("winnow").aliases == {}
+
+
+def test_a_policy_that_cannot_be_uploaded_costs_its_record_nothing_else(
+    layout: Layout, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = layout.train("grpo", 0) / "policy"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_text("weights without a config")
+    with track(Tracking(None, "winnow", 1.0), layout, "train", "grpo", 0) as tracker:
+        tracker.model("grpo/0", folder, "abc")
+        tracker.metrics({"loss": 0.5})
+    assert "the weights of grpo/0 are not kept" in caplog.text
+    assert runs_of(layout)["train grpo/0"].data.metrics["loss"] == 0.5
+    assert not (layout.tracking / "pending").exists()
+
+
+@pytest.mark.slow
+def test_mlflow_loads_the_champion_and_the_candidate_and_they_generate(layout: Layout) -> None:
+    """By the aliases, from the uploaded files alone."""
+    folder = layout.train("sgpo", 0)
+    folder.mkdir(parents=True)
+    shutil.copytree(ROOT / "data" / "policy", folder / "policy")
+    (folder / "curve.parquet").write_text("0.6")
+    with track(Tracking(None, "winnow", 1.0), layout, "train", "sgpo", 0) as tracker:
+        tracker.model("sgpo/0", folder / "policy", "abc")
+    with track(LOCAL, layout, "report", None, None) as tracker:
+        tracker.champion(folder / "curve.parquet", "it was better", folder / "curve.parquet")
+    shutil.rmtree(folder)
+    script = (
+        "import sys, mlflow, mlflow.transformers\n"
+        "mlflow.set_tracking_uri(sys.argv[1]); mlflow.set_registry_uri(sys.argv[1])\n"
+        "for alias in ('candidate', 'champion'):\n"
+        "    loaded = mlflow.transformers.load_model(f'models:/winnow@{alias}')\n"
+        "    print(loaded('4 + 3 =', max_new_tokens=8, return_full_text=False))\n"
+    )
+    command = [sys.executable, "-c", script, tracking.address(LOCAL, layout)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("generated_text") == 2
+
+
+def test_how_busy_the_machine_is_is_recorded_with_the_stage(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system, "SECONDS", 0.01)
+    with track(LOCAL, layout, "profile", None, None) as tracker:
+        while len(tracker.points) < 2:
+            time.sleep(0.01)
+    metrics = runs_of(layout)["profile"].data.metrics
+    assert 0 < metrics["system/system_memory_usage_percentage"] <= 100
+    assert metrics["system/system_memory_usage_megabytes"] > 0
 
 
 def test_what_mlflow_refuses_is_said_and_the_rest_goes_on(
@@ -326,7 +386,7 @@ def pending_files(layout: Layout, suffix: str = "jsonl") -> list[Path]:
 def test_a_server_that_is_not_there_delays_a_stage_by_seconds(
     layout: Layout, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = Tracking(f"http://127.0.0.1:{free_port()}", "winnow", False)
+    settings = Tracking(f"http://127.0.0.1:{free_port()}", "winnow", 0.0)
     started = time.monotonic()
     with track(settings, layout, "train", "grpo", 0) as tracker:
         tracker.params({"a": 1})
@@ -346,7 +406,7 @@ def test_a_server_that_is_not_there_delays_a_stage_by_seconds(
 
 
 def test_a_pending_file_is_replayed_with_its_times(layout: Layout) -> None:
-    settings = Tracking(f"http://127.0.0.1:{free_port()}", "winnow", False)
+    settings = Tracking(f"http://127.0.0.1:{free_port()}", "winnow", 0.0)
     with track(settings, layout, "train", "grpo", 0) as tracker:
         tracker.metrics({"loss": 0.5}, step=3)
     (pending,) = pending_files(layout)
@@ -369,7 +429,7 @@ def test_a_pending_file_is_replayed_with_its_times(layout: Layout) -> None:
 def test_a_file_that_is_still_written_is_not_replayed_and_a_broken_off_one_is_killed(
     layout: Layout,
 ) -> None:
-    settings = Tracking(f"http://127.0.0.1:{free_port()}", "winnow", False)
+    settings = Tracking(f"http://127.0.0.1:{free_port()}", "winnow", 0.0)
     with track(settings, layout, "profile", None, None):
         (pending,) = pending_files(layout)
         with pytest.raises(BlockingIOError, match="still being written"):
@@ -418,7 +478,7 @@ def test_a_locked_database_is_waited_for_and_then_left(layout: Layout) -> None:
     tracking.replay(pending, tracking.address(LOCAL, layout))
     run = runs_of(layout)["profile"]
     assert run.info.status == "FINISHED"
-    assert run.data.metrics == {"pass_rate": 0.6}
+    assert run.data.metrics["pass_rate"] == 0.6
 
 
 @dataclass
@@ -491,7 +551,7 @@ def free_port() -> int:
 def test_a_server_killed_in_mid_stage_and_the_replay_into_the_same_run(
     layout: Layout, server: Server
 ) -> None:
-    settings = Tracking(server.uri, "winnow", False)
+    settings = Tracking(server.uri, "winnow", 0.0)
     kept = layout.root / "kept" / "note.txt"
     kept.parent.mkdir(parents=True)
     kept.write_text("seen")
@@ -513,14 +573,14 @@ def test_a_server_killed_in_mid_stage_and_the_replay_into_the_same_run(
     runs = runs_of(layout, server.uri)
     run = runs["train sgpo/0"]
     client = tracking.connect(server.uri)
-    assert len(runs) == 2
+    assert len(runs) == 3  # the pipeline's, the cell's, the stage's
     assert {run.info.status for run in runs.values()} == {"FINISHED"}
     assert run.data.params == {"rate": "1"}
     assert [m.value for m in client.get_metric_history(run.info.run_id, "loss")] == [0.5, 0.4]
     assert [file.path for file in client.list_artifacts(run.info.run_id, "kept")] == [
         "kept/note.txt"
     ]
-    assert run.data.tags["output.kept"] == "abc"
+    assert run.data.tags["digest.output.kept"] == "abc"
     with track(settings, layout, "report", None, None) as tracker:
         tracker.champion(kept, "it was better")
     assert client.get_model_version_by_alias("winnow", "champion").tags["digest"] == "abc"

@@ -15,7 +15,7 @@ PIPELINE_VARIABLE = "WINNOW_PIPELINE"
 class Tracking:
     uri: str | None
     experiment: str
-    log_weights: bool
+    max_weights_gb: float
 
 
 def start_pipeline(layout: Layout, kind: str = "flow") -> str:

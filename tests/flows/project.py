@@ -38,7 +38,9 @@ def build(root: Path) -> Path:
         shutil.copy(ROOT / name, root / name)
     for name in ("flows", "tasks"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(Path(__file__).with_name("fake_tracking.py"), root / "tasks/common/tracking.py")
+    shutil.copy(
+        Path(__file__).with_name("fake_tracking.py"), root / "tasks/common/tracking/__init__.py"
+    )
     fake = Path(__file__).with_name("fake_stage.py").read_text()
     for stage in STAGES:
         main = root / "tasks" / stage / "__main__.py"

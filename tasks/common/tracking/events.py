@@ -1,0 +1,46 @@
+"""Which function writes which kind of event, and the end of a run."""
+
+from collections.abc import Callable
+
+from tasks.common.journal import Event
+from tasks.common.tracking.models import write_champion, write_model
+from tasks.common.tracking.results import write_cell, write_experiment
+from tasks.common.tracking.runs import Run, close_with_children
+from tasks.common.tracking.writers import (
+    write_artifact,
+    write_dataset,
+    write_metrics,
+    write_output,
+    write_params,
+    write_tags,
+)
+
+
+def write_end(run: Run, event: Event) -> None:
+    """Close the run, and its cell's. A flow closes the pipeline itself; elsewhere it ends with each
+    stage."""
+    run.client.set_terminated(run.run_id, event["status"], event["time"])
+    if run.cell_id:
+        close_with_children(run, run.cell_id, event["time"])
+    if event["closes_parent"]:
+        close_with_children(run, run.parent_id, event["time"])
+
+
+WRITERS: dict[str, Callable[[Run, Event], None]] = {
+    "params": write_params,
+    "metrics": write_metrics,
+    "tags": write_tags,
+    "dataset": write_dataset,
+    "output": write_output,
+    "artifact": write_artifact,
+    "model": write_model,
+    "champion": write_champion,
+    "experiment": write_experiment,
+    "cell": write_cell,
+    "end": write_end,
+}
+
+
+def write_event(run: Run, event: Event) -> None:
+    """Write one event into its run. Raises what MLflow raises."""
+    WRITERS[event["kind"]](run, event)

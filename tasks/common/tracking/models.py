@@ -1,0 +1,126 @@
+"""Policies as logged models, and the aliases `candidate` and `champion` that point to them.
+
+A model of at most `tracking.max_weights_gb` is uploaded as MLflow's transformers models are: then
+`mlflow.transformers.load_model("models:/winnow@champion")` loads it. It is written here from the
+files as they are: `mlflow.transformers.log_model` would load the weights and ask the Hugging Face
+Hub for a model card. Of a larger one there is a pointer: the tag `path`, where its files stand."""
+
+import logging
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tasks.common.files import ArtifactError, read_json
+from tasks.common.journal import MAX_TAG, Event, shorten
+from tasks.common.tracking.runs import Run, producer
+from tasks.common.tracking.writers import write_output, write_tags
+
+logger = logging.getLogger(__name__)
+
+ALIASES = ("candidate", "champion")
+POINTER = "at `path`"  # the tag of a model whose weights were not uploaded
+
+
+def write_model(run: Run, event: Event) -> None:
+    """Log a policy, with its weights where they are small enough."""
+    from mlflow.entities import LoggedModelOutput
+
+    weights = "uploaded" if event["weights"] else POINTER
+    tags = {
+        "digest": event["digest"],
+        "path": event["path"],
+        "key": event["key"],
+        "weights": weights,
+    }
+    name = "".join(
+        letter if letter.isalnum() or letter in "-_" else "-" for letter in event["name"]
+    )
+    model = run.client.create_logged_model(run.experiment_id, name, run.run_id, tags)
+    try:
+        if event["weights"]:
+            upload(run, model.model_id, Path(event["path"]))
+    except (ArtifactError, FileNotFoundError) as error:  # its files, and not the server
+        logger.warning("the weights of %s are not kept: %s", event["name"], error)
+        run.client.set_logged_model_tags(model.model_id, {"weights": POINTER})
+    run.client.finalize_logged_model(model.model_id, "READY")
+    run.client.log_outputs(run.run_id, [LoggedModelOutput(model.model_id, 0)])
+    write_output(run, event)
+
+
+def upload(run: Run, model_id: str, policy: Path) -> None:
+    """Upload a policy's files, laid out as MLflow's transformers models are. The files are linked
+    into place: nothing is copied here."""
+    from mlflow.models import Model
+
+    with tempfile.TemporaryDirectory() as folder:
+        for part in ("model", "components/tokenizer"):
+            (Path(folder) / part).mkdir(parents=True)
+        for path in sorted(path for path in policy.iterdir() if path.is_file()):
+            os.symlink(path, Path(folder) / "model" / path.name)
+            if path.suffix != ".safetensors":  # of the tokenizer's folder MLflow reads no weights
+                os.symlink(path, Path(folder) / "components" / "tokenizer" / path.name)
+        model = Model(model_id=model_id, run_id=run.run_id)
+        model.add_flavor("transformers", **flavor(policy))
+        model.save(str(Path(folder) / "MLmodel"))
+        run.client.log_model_artifacts(model_id, folder)
+
+
+def flavor(policy: Path) -> dict[str, Any]:
+    """What MLflow must know to load a policy as a pipeline of transformers."""
+    config = read_json(policy / "config.json")
+    tokenizer = policy / "tokenizer_config.json"
+    named = read_json(tokenizer).get("tokenizer_class") if tokenizer.exists() else None
+    return {
+        "task": "text-generation",
+        "instance_type": "TextGenerationPipeline",
+        "pipeline_model_type": config["architectures"][0],
+        "source_model_name": policy.name,
+        "model_binary": "model",
+        "components": ["tokenizer"],
+        "tokenizer_type": named or "PreTrainedTokenizerFast",
+        "transformers_version": config.get("transformers_version"),
+        "code": None,
+    }
+
+
+def write_champion(run: Run, event: Event) -> None:
+    """Mirror the report's decision: register the policies whose training wrote the evidence, under
+    their aliases.
+
+    Where a training was never recorded here, no alias is better than the former one.
+    """
+    client, name = run.client, run.client.get_experiment(run.experiment_id).name
+    if not client.search_registered_models(f"name = '{name}'"):
+        client.create_registered_model(name)
+    write_tags(run, {"values": {"champion.why": shorten(event["why"], MAX_TAG)}})
+    found = {"champion": event["evidence"], "candidate": event.get("candidate")}
+    for alias in ALIASES:
+        move_alias(run, name, alias, found[alias])
+
+
+def move_alias(run: Run, name: str, alias: str, found: dict[str, str] | None) -> None:
+    """Point an alias to the policy whose training wrote the file `found`, or take it away."""
+    client = run.client
+    run_id = found and producer(client, run.experiment_id, found["key"], found["digest"])
+    models = run_id and client.search_logged_models(
+        [run.experiment_id], f"source_run_id = '{run_id}'"
+    )
+    made_by = {f"{alias}.run": run_id} if run_id else {}
+    write_tags(run, {"values": {alias: found["key"] if found else "none", **made_by}})
+    if models:
+        client.set_registered_model_alias(name, alias, version_of(run, name, models[0]))
+    else:
+        client.delete_registered_model_alias(name, alias)
+
+
+def version_of(run: Run, name: str, model: Any) -> str:
+    """The registered version of a logged model, made if there is none of this digest yet."""
+    # a record of an older version of this program says nothing of weights
+    tags = {"weights": POINTER, **{k: model.tags[k] for k in model.tags if k != "key"}}
+    for known in run.client.search_model_versions(f"name = '{name}'"):
+        if all(known.tags.get(key) == tags[key] for key in ("digest", "weights")):
+            return str(known.version)
+    source, run_id = model.artifact_location, model.source_run_id
+    made = run.client.create_model_version(name, source, run_id, tags, model_id=model.model_id)
+    return str(made.version)

@@ -1,0 +1,161 @@
+"""What the report tells MLflow: the experiment, all of each recipe and seed, and which policies are
+the candidate and the champion."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from tasks.common import params
+from tasks.common.artifacts import PROMPTS, ROLLOUTS
+from tasks.common.journal import Event, milliseconds, point
+from tasks.common.stage import Stage
+from tasks.report.evidence import Evidence, Trained
+from tasks.report.leaderboard import COMPARED, SUMMARISED, Row, shifted_curve
+
+logger = logging.getLogger(__name__)
+
+NUM_SAMPLES = 32  # rollouts on test that are kept to be read
+# the sections whose values a cell's result comes from, beside `allocate` and `train`
+SECTIONS = ("sampling", "profile", "evaluate")
+
+
+def record(
+    stage: Stage, evidence: Evidence, rows: Sequence[Row], summary: Mapping[str, Any]
+) -> None:
+    """Record the experiment, its cells, the report's files, and the aliases. Whatever goes wrong
+    here, the report stands."""
+    try:
+        tell(stage, evidence, rows, summary)
+    except Exception as error:
+        logger.warning("the report is not recorded in full (%s: %s)", type(error).__name__, error)
+
+
+def tell(stage: Stage, evidence: Evidence, rows: Sequence[Row], summary: Mapping[str, Any]) -> None:
+    """Say everything to the tracker."""
+    tracker, layout = stage.tracker, stage.layout
+    tracker.experiment(experiment_params(stage), experiment_metrics(summary))
+    by_name = {f"{row['recipe']}/{row['seed']}": row for row in rows}
+    for run in evidence.trained:
+        tracker.cell(
+            run.recipe,
+            run.seed,
+            cell_params(stage, run),
+            [point(cell_metrics(by_name[run.name]), milliseconds()), *curves(stage, evidence, run)],
+            datasets=existing({s: layout.prompts(s) for s in ("train", "validation", "test")}),
+            outputs=outputs(stage, run),
+            table=samples(stage, run),
+        )
+    tracker.artifact(layout.report)
+    tracker.champion(
+        trained_by(stage, summary["champion"]),
+        summary["why"],
+        trained_by(stage, summary["candidate"]),
+    )
+
+
+def trained_by(stage: Stage, chosen: Mapping[str, Any] | None) -> Path | None:
+    """Return the file by which the training of a cell is known."""
+    if chosen is None:
+        return None
+    return stage.layout.train(chosen["recipe"], chosen["seed"]) / "curve.parquet"
+
+
+def outputs(stage: Stage, run: Trained) -> list[Path]:
+    """Return the files that say which plan, training and evaluation this cell is."""
+    layout, cell = stage.layout, (run.recipe, run.seed)
+    return [
+        layout.plan(*cell) / "plan.parquet",
+        layout.train(*cell) / "curve.parquet",
+        layout.train(*cell) / "flops.json",
+        layout.evaluation(*cell) / "metrics.json",
+    ]
+
+
+def existing(files: Mapping[str, Path]) -> dict[str, Path]:
+    """Return those of `files` that are there: the report itself does not need them."""
+    return {name: path for name, path in files.items() if path.exists()}
+
+
+def experiment_params(stage: Stage) -> dict[str, Any]:
+    """Return the parameters of the experiment, with the recipes that are in it."""
+    chosen = stage.params["experiment"]["recipes"]
+    recipes = {name: stage.params.get("recipes", {}).get(name, {}) for name in chosen}
+    return {**{k: v for k, v in stage.params.items() if k != "tracking"}, "recipes": recipes}
+
+
+def experiment_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Return each recipe's means over the seeds, as `pass_at_1/sgpo`, and the initial policy's."""
+    means = {
+        f"{name}/{recipe}": values[name]["mean"]
+        for recipe, values in summary["recipes"].items()
+        for name in SUMMARISED
+    }
+    initial = {f"{name}/initial": summary["initial"][name] for name in ("pass_at_1", "greedy")}
+    return {**means, **initial}
+
+
+def cell_params(stage: Stage, run: Trained) -> dict[str, Any]:
+    """Return everything that a cell is made with: the recipe's settings over the common ones."""
+    shared = {name: stage.params[name] for name in SECTIONS if name in stage.params}
+    cell = {"recipe": run.recipe, "seed": run.seed, **shared}
+    if run.recipe not in stage.params.get("recipes", {}):
+        return cell
+    chosen = params.recipe(stage.params, run.recipe)
+    allocate = {**stage.params.get("allocate", {}), **chosen["allocate"]}
+    return {**cell, "allocate": allocate, "train": chosen["train"]}
+
+
+def cell_metrics(row: Row) -> dict[str, float]:
+    """Return what a cell reached and what it cost."""
+    flops = {f"flops_{account}": row[f"flops_{account}"]["total"] for account in COMPARED}
+    names = ("pass_at_1", "pass_at_1_low", "pass_at_1_high", "greedy", "validation")
+    per_tflop = {
+        f"pass_at_1_per_tflop_{account}": row["pass_at_1"]
+        / (row[f"flops_{account}"]["total"] / 1e12)
+        for account in COMPARED
+        if row[f"flops_{account}"]["total"]
+    }
+    return {
+        **{name: row[name] for name in (*names, "steps", "rollouts", "tokens")},
+        "pass_at_1_over_initial": row["over_initial"]["mean"],
+        "seconds": row["seconds"]["total"],
+        **flops,
+        **per_tflop,
+    }
+
+
+def curves(stage: Stage, evidence: Evidence, run: Trained) -> list[Event]:
+    """Return the validation curve over steps and charged FLOPs, and what training saw at each step.
+    Their time is that of their file: said again, they are the same points."""
+    file = stage.layout.train(run.recipe, run.seed) / "curve.parquet"
+    when = int(file.stat().st_mtime * 1000)
+    trunk = shifted_curve(evidence, run).filter(pl.col("branch").is_null())
+    accuracy = ("accuracy", "accuracy_low", "accuracy_high")
+    found = [
+        point({name: row[name] for name in accuracy}, when, row["step"], row["flops_charged"])
+        for row in trunk.to_dicts()
+    ]
+    kept = [name for name in ("reward_mean", "loss", "entropy", "kl") if name in run.steps.columns]
+    mixed = (pl.col("num_mixed_groups") / pl.col("num_prompts")).alias("mixed_rate")
+    seen = run.steps.select("step", mixed, *kept).to_dicts()
+    return found + [
+        point({k: row[k] for k in row if k != "step"}, when, row["step"]) for row in seen
+    ]
+
+
+def samples(stage: Stage, run: Trained) -> dict[str, list[Any]]:
+    """Return some rollouts on test, a prompt each, to be read: what was asked, said and decided."""
+    path = stage.layout.evaluation(run.recipe, run.seed) / "rollouts.parquet"
+    columns = ["prompt_id", "text", "answer", "outcome", "reward", "finish_reason"]
+    chosen = pl.col("greedy").not_() & (pl.col("sample_index") == 0)
+    rows = ROLLOUTS.read_columns(path, columns, where=chosen).head(NUM_SAMPLES)
+    test = stage.layout.prompts("test")
+    if test.exists():
+        asked = PROMPTS.read(test).select("prompt_id", "prompt", gold="answer")
+        rows = asked.join(rows, on="prompt_id", how="right").select(
+            "prompt", "text", "answer", "gold", "outcome", "reward", "finish_reason", "prompt_id"
+        )
+    return rows.to_dict(as_series=False)

@@ -1,0 +1,122 @@
+"""What the report records in MLflow: a run for each cell that a search compares, once for each
+result; the experiment in the pipeline's run; and all of it by replay where a server was away."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tasks.common import tracking
+from tasks.common.artifacts import Layout
+from tasks.common.files import read_json, write_json
+from tests.stages import give_record, run_stage
+
+ROOT = Path(__file__).resolve().parents[2]
+SETTINGS = tracking.Tracking(None, "winnow", 0.0)
+
+
+@pytest.fixture
+def params(tmp_path: Path) -> Path:
+    """The real parameters, for two recipes and two seeds."""
+    values = yaml.safe_load((ROOT / "params.yaml").read_text())
+    values["experiment"] = {"recipes": ["grpo", "sgpo"], "seeds": [0, 1]}
+    values["report"]["num_bootstrap"] = 50
+    path = tmp_path / "params.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def report(params: Path, layout: Layout) -> None:
+    done = run_stage("report", params, layout.root)
+    assert done.returncode == 0, done.output
+    assert "not recorded in full" not in done.output
+
+
+def client_of(layout: Layout) -> Any:
+    return tracking.connect(tracking.address(SETTINGS, layout))
+
+
+def found(layout: Layout, kind: str, order: str = "attributes.start_time ASC") -> list[Any]:
+    client = client_of(layout)
+    experiment = client.get_experiment_by_name("winnow").experiment_id
+    return list(client.search_runs([experiment], f"tags.kind = '{kind}'", order_by=[order]))
+
+
+def test_one_search_says_which_cell_reaches_most_for_its_compute(
+    layout: Layout, params: Path
+) -> None:
+    report(params, layout)
+    cells = found(layout, "cell", "metrics.pass_at_1_per_tflop_charged DESC")
+    assert [run.info.run_name for run in cells] == ["sgpo/1", "sgpo/0", "grpo/1", "grpo/0"]
+    best = cells[0]
+    # 400 GFLOPs charged, 55 % reached
+    assert best.data.metrics["pass_at_1_per_tflop_charged"] == pytest.approx(0.55 / 0.4)
+    assert best.data.metrics["pass_at_1_low"] < 0.55 < best.data.metrics["pass_at_1_high"]
+    assert best.data.metrics["flops_executed"] == pytest.approx(310e9)
+    assert best.data.params["allocate.strategy"] == "sgpo"
+    assert best.data.params["allocate.passes"] == "4"  # common to all recipes
+    assert best.data.params["train.loss.clip_high"] == "0.28"
+    curve = client_of(layout).get_metric_history(best.info.run_id, "by_gflops/accuracy")
+    assert (curve[0].step, curve[-1].step) == (100, 400)  # profiling comes first
+    table = client_of(layout).list_artifacts(best.info.run_id)
+    assert [file.path for file in table] == ["rollouts.json"]
+
+
+def test_the_pipeline_has_the_experiment(layout: Layout, params: Path) -> None:
+    report(params, layout)
+    (pipeline,) = found(layout, "pipeline")
+    assert pipeline.data.metrics["pass_at_1/grpo"] == pytest.approx(0.52)
+    assert pipeline.data.metrics["pass_at_1/initial"] == pytest.approx(0.40)
+    assert pipeline.data.params["experiment.seeds"] == "[0, 1]"
+    assert "recipes.sgpo.allocate.strategy" in pipeline.data.params
+    assert "recipes.pods.allocate.strategy" not in pipeline.data.params
+
+
+def test_a_result_is_recorded_once_and_another_anew(
+    layout: Layout, params: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pipeline() -> None:
+        monkeypatch.setenv(tracking.PIPELINE_VARIABLE, tracking.start_pipeline(layout))
+        report(params, layout)
+
+    pipeline()
+    pipeline()
+    assert len(found(layout, "pipeline")) == 2
+    assert len(found(layout, "cell")) == 4
+    path = layout.evaluation("sgpo", 0) / "metrics.json"
+    write_json(path, {**read_json(path), "greedy": 0.99})
+    pipeline()
+    names = sorted(run.info.run_name for run in found(layout, "cell"))
+    assert names == ["grpo/0", "grpo/1", "sgpo/0", "sgpo/0", "sgpo/1"]
+
+
+def test_a_report_that_was_killed_half_way_completes_its_cells(
+    layout: Layout, params: Path
+) -> None:
+    report(params, layout)
+    client = client_of(layout)
+    cells = {run.info.run_name: run.info.run_id for run in found(layout, "cell")}
+    client.delete_tag(cells["sgpo/0"], "cell.result")  # it comes last
+    report(params, layout)
+    again = {run.info.run_name: run for run in found(layout, "cell")}
+    assert {name: run.info.run_id for name, run in again.items()} == cells
+    assert "cell.result" in again["sgpo/0"].data.tags
+    assert again["sgpo/0"].info.status == "FINISHED"
+    assert len(client.get_metric_history(cells["sgpo/0"], "by_gflops/accuracy")) == 8
+
+
+def test_cells_come_by_replay_where_the_server_was_away(layout: Layout, params: Path) -> None:
+    values = yaml.safe_load(params.read_text())
+    values["tracking"]["uri"] = "http://127.0.0.1:9"  # nobody listens there
+    params.write_text(yaml.safe_dump(values))
+    report(params, layout)
+    (pending,) = (layout.tracking / "pending").glob("*.jsonl")
+    give_record(layout.root)
+    tracking.replay(pending, tracking.address(SETTINGS, layout))
+    assert sorted(run.info.run_name for run in found(layout, "cell")) == [
+        "grpo/0",
+        "grpo/1",
+        "sgpo/0",
+        "sgpo/1",
+    ]
