@@ -18,6 +18,8 @@ from tasks.report.settings import ReportSettings
 from tasks.report.tables import text_table
 from tasks.report.words import stale_words
 
+RECORDED = ("index.html", "leaderboard.json", "leaderboard.txt", "summary.json", "curve.csv")
+
 logger = logging.getLogger(__name__)
 
 
@@ -66,12 +68,14 @@ def write_text(path: Path, text: str) -> None:
 
 
 def record(stage: Stage, rows: Sequence[Row], summary: Mapping[str, Any]) -> None:
-    """Record the leaderboard as metrics, the report as artifacts, and the champion as an alias."""
+    """Record the leaderboard as metrics, the report as artifacts (without the rollouts, which are
+    as large as what the stages wrote), and the champion as an alias."""
     keys = ("pass_at_1", "greedy", "validation")
     for row in rows:
         values = {f"{key}.{row['recipe']}.{row['seed']}": row[key] for key in keys}
         stage.tracker.metrics(values)
-    stage.tracker.artifact(stage.layout.report)
+    for name in RECORDED:
+        stage.tracker.artifact(stage.layout.report / name)
     champion = summary["champion"]
     evidence = None
     if champion:

@@ -212,6 +212,14 @@ def test_curves_start_where_profiling_ended(evidence: Evidence) -> None:
     ]
 
 
+def test_curves_count_rollouts_and_seconds_from_the_profile_on(evidence: Evidence) -> None:
+    """sgpo's profile took 320 rollouts and 6 s; the third of grpo's 60 s is 20 s, spread over the
+    curve as its executed FLOPs are."""
+    ends = curve_table(evidence).filter(pl.col("step").is_in([0, 35]), pl.col("seed") == 0)
+    assert ends["rollouts"].to_list() == [0, 280, 320, 600]
+    assert ends["seconds"].to_list() == pytest.approx([0.0, 60.0, 6.0, 26.0])
+
+
 @pytest.mark.parametrize(
     ("sgpo", "expected"),
     [
