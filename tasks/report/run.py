@@ -13,6 +13,7 @@ from tasks.report.evidence import Evidence, read_evidence
 from tasks.report.leaderboard import Row, curve_table, fit_curves, leaderboard, summarise
 from tasks.report.page import page
 from tasks.report.paired import pair
+from tasks.report.record import record_of
 from tasks.report.rollouts import shown_runs, write_rollouts
 from tasks.report.settings import ReportSettings
 from tasks.report.tables import text_table
@@ -42,7 +43,9 @@ def main(stage: Stage) -> None:
     runs = shown_runs(rows, summary["champion"])
     path = out / "rollouts.parquet"
     rollouts = write_rollouts(path, stage.layout, evidence, paired, runs)
-    write_text(out / "index.html", page(evidence, rows, summary, curves, fits, paired, rollouts))
+    made = record_of(stage.layout)
+    html = page(evidence, rows, summary, curves, fits, paired, rollouts, made)
+    write_text(out / "index.html", html)
     record(stage, rows, summary)
     print(f"\n{table}{summary['why']}\n")
 

@@ -21,6 +21,7 @@ from tasks.report.evidence import Evidence, read_evidence
 from tasks.report.leaderboard import Row, curve_table, fit_curves, leaderboard, summarise
 from tasks.report.page import page
 from tasks.report.paired import pair
+from tasks.report.record import Record
 from tasks.report.run import measure
 from tasks.report.settings import ReportSettings
 from tasks.report.tables import text_table
@@ -55,7 +56,8 @@ def page_of(evidence: Evidence) -> str:
     fits = fit_curves(evidence, 200)
     rows, paired = rows_of(evidence), pair(evidence, 200)
     none = {"runs": [], "changes": [], "total": 0, "prompts": []}
-    return page(evidence, rows, summary, curve_table(evidence), fits, paired, none)
+    made = Record({}, [])
+    return page(evidence, rows, summary, curve_table(evidence), fits, paired, none, made)
 
 
 def data_of(html: str) -> dict[str, Any]:
@@ -297,6 +299,14 @@ def test_what_could_not_be_measured_is_a_dash(layout: Layout) -> None:
     assert "<td>–</td>" in page_of(evidence)
 
 
+def contents(layout: Layout, names: list[str]) -> dict[str, bytes]:
+    """The files, but for the minute in which the page was made."""
+    minute = rb"<dt>made</dt><dd>\d{4}-\d\d-\d\d \d\d:\d\d UTC</dd>"
+    found = {name: (layout.report / name).read_bytes() for name in names}
+    assert len(re.findall(minute, found["index.html"])) == 1
+    return {name: re.sub(minute, b"", content) for name, content in found.items()}
+
+
 def test_equal_inputs_give_equal_files(layout: Layout, tmp_path: Path) -> None:
     params = write_params(tmp_path, ["grpo", "sgpo"], [0, 1])
     first = run_stage("report", params, layout.root)
@@ -304,10 +314,10 @@ def test_equal_inputs_give_equal_files(layout: Layout, tmp_path: Path) -> None:
     names = ["curve.csv", "index.html", "leaderboard.json", "leaderboard.txt", "rollouts.parquet"]
     names += ["summary.json"]
     assert sorted(path.name for path in layout.report.iterdir()) == names
-    before = {name: (layout.report / name).read_bytes() for name in names}
+    before = contents(layout, names)
     command = ["--params", str(params), "--data", str(layout.root)]
     subprocess.run([sys.executable, "-m", "tasks.report", *command], check=True)
-    assert {name: (layout.report / name).read_bytes() for name in names} == before
+    assert contents(layout, names) == before
     assert (layout.report / "leaderboard.txt").read_text() in first.output
     assert len(json.loads(before["leaderboard.json"])) == 4
     columns = "recipe,seed,run,step,flops_charged,flops_charged_mixed,flops_executed,rollouts,acc"
