@@ -19,7 +19,8 @@ CLASS_SHARE = (1.0, 0.8, 0.6, 0.42, 0.26, 0.12)  # the strength of the colour of
 
 def tokens_by_class(evidence: Evidence, rows: Sequence[Row]) -> Chart:
     """Return the tokens that each training sampled, by the profiled pass rate of their prompts: of
-    all groups, and of those that had no signal. Charged compute is in proportion to tokens."""
+    all groups, and of those that had no signal. Charged compute is in
+    proportion to tokens, as far as what is sampled is also updated."""
     names = [f"{row['recipe']}/{row['seed']}" for row in rows]
     layout = {"barmode": "stack", **rows_layout(names)}
     variants = {}
