@@ -30,6 +30,7 @@ LIBRARIES = {
     "httpx": "moves bytes",
     "huggingface_hub": "fetches what a commit hash names",
     "mlflow": "the record",
+    "plotly": "draws the report's page",
     "psutil": "processes",
     "pyarrow": "a file format",
     "safetensors": "a file format",

@@ -5,14 +5,15 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const MAX_BANDS = 4; // recipes that are shown with their intervals
 const COLOURS = new Set(["color", "fillcolor", "bgcolor", "colorscale"]);
+const onTouch = matchMedia("(pointer: coarse)").matches;
 const SETTINGS = {
   responsive: true,
   displaylogo: false,
+  displayModeBar: onTouch ? false : "hover",
   modeBarButtons: [["toImage"], ["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]],
 };
 const hidden = new Set(); // recipes
 const chosen = {}; // the variant of each chart, by its place in the list
-const onTouch = matchMedia("(pointer: coarse)").matches;
 const canvas = document.createElement("canvas").getContext("2d");
 
 function element(tag, properties = {}, ...children) {
@@ -56,7 +57,7 @@ function layout(own) {
   const font = { family: getComputedStyle(document.body).fontFamily, color: colour("@ink"), size: 13 };
   return {
     height: 380,
-    margin: { l: 56, r: 12, t: 12, b: 44 },
+    margin: { l: 56, r: 12, t: onTouch ? 10 : 30, b: 44 },
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("@soft"), activecolor: colour("@ink") },

@@ -80,27 +80,31 @@ class Fitted:
 
 
 def isotonic(values: npt.ArrayLike, weights: npt.ArrayLike) -> Floats:
-    """The non-decreasing values next to `values` in weighted squares, by pooling adjacent violators
-    (Ayer et al., Annals of Mathematical Statistics 26, 1955): neighbours in the wrong order become
-    one block at their mean."""
-    blocks: list[tuple[float, float, int]] = []  # mean, weight, number of values
-    pairs = zip(np.asarray(values, float), np.asarray(weights, float), strict=True)
-    for mean, weight in pairs:
-        count = 1
-        while blocks and blocks[-1][0] > mean:
-            before, heavy, more = blocks.pop()
-            mean = (before * heavy + mean * weight) / (heavy + weight)
-            weight, count = weight + heavy, count + more
-        blocks.append((mean, weight, count))
-    return np.repeat([block[0] for block in blocks], [block[2] for block in blocks])
+    """The non-decreasing values next to `values` in weighted squares, of one row [N] or of many
+    [R, N] with the same weights [N]: at each place the largest, over the places up to it where a
+    mean may begin, of the smallest mean that reaches it (the min-max formula; Robertson, Wright and
+    Dykstra, Order Restricted Statistical Inference, 1988)."""
+    rows = np.asarray(values, np.float64)
+    heavy = np.asarray(weights, np.float64)
+    zero = np.zeros((*rows.shape[:-1], 1))
+    sums = np.concatenate([zero, np.cumsum(rows * heavy, axis=-1)], axis=-1)
+    ends = np.concatenate([[0.0], np.cumsum(heavy)])
+    fitted = np.full(rows.shape, -np.inf)
+    for start in range(rows.shape[-1]):
+        means = sums[..., start + 1 :] - sums[..., start, None]
+        means /= ends[start + 1 :] - ends[start]
+        smallest = np.minimum.accumulate(means[..., ::-1], axis=-1)[..., ::-1]
+        np.maximum(fitted[..., start:], smallest, out=fitted[..., start:])
+    return fitted
 
 
-def monotone(flops: Floats, accuracy: Floats) -> Monotone:
-    """Fit a curve to points in any order. Points at the same compute count as one, of their mean
-    and their number as weight."""
-    places, index, counts = np.unique(flops, return_inverse=True, return_counts=True)
-    means = np.bincount(index, accuracy) / counts
-    return Monotone(places, isotonic(means, counts))
+def monotone(flops: Floats, accuracy: Floats) -> list[Monotone]:
+    """Fit a curve to each row [R, N] of accuracies at the same places [N], in any order. Points at
+    the same compute count as one, of their mean and their number as weight."""
+    order = np.argsort(flops, kind="stable")
+    places, starts, counts = np.unique(flops[order], return_index=True, return_counts=True)
+    means = np.add.reduceat(accuracy[:, order], starts, axis=1) / counts
+    return [Monotone(places, row) for row in isotonic(means, counts)]
 
 
 def comparable(curve: pl.DataFrame) -> pl.DataFrame:
@@ -124,15 +128,18 @@ def fit_curve(
     z = stats.norm.ppf(0.5 + CONFIDENCE / 2)
     flops = [part[AXES[axis]].to_numpy().astype(np.float64) for part in points]
     seen = [part["accuracy"].to_numpy() for part in points]
-    fits = [monotone(x, y).at(x) for x, y in zip(flops, seen, strict=True)]
+    fits = [monotone(x, y[None])[0].at(x) for x, y in zip(flops, seen, strict=True)]
     spreads = [
         (part["accuracy_high"] - part["accuracy_low"]).to_numpy() / (2 * z) for part in points
     ]
     draws = []
-    for _ in range(num_bootstrap):
-        seeds = rng.integers(0, len(points), len(points))
-        drawn = [np.clip(rng.normal(fits[seed], spreads[seed]), 0.0, 1.0) for seed in seeds]
-        draws.append(
-            monotone(np.concatenate([flops[seed] for seed in seeds]), np.concatenate(drawn))
+    # draws of the same seeds have their points at the same places, and are fitted together
+    seeds = np.sort(rng.integers(0, len(points), (num_bootstrap, len(points))), axis=1)
+    for chosen, count in zip(*np.unique(seeds, axis=0, return_counts=True), strict=True):
+        middle, spread, places = (
+            np.concatenate([of[seed] for seed in chosen]) for of in (fits, spreads, flops)
         )
-    return Fitted(monotone(np.concatenate(flops), np.concatenate(seen)), draws)
+        drawn = np.clip(rng.normal(middle, spread, (count, len(middle))), 0.0, 1.0)
+        draws += monotone(places, drawn)
+    (curve,) = monotone(np.concatenate(flops), np.concatenate(seen)[None])
+    return Fitted(curve, draws)

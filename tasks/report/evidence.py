@@ -51,7 +51,8 @@ class Plan:
 @dataclass(frozen=True)
 class Trained:
     """The training of a recipe with one seed, and the metrics of its policy on the test prompts,
-    overall and of each prompt (`scores`, as `score_prompts` counts)."""
+    overall and of each prompt (`scores`, as `score_prompts` counts). `tokens` are those sampled on
+    each training prompt, by whether its group was `mixed`."""
 
     recipe: str
     seed: int
@@ -62,6 +63,7 @@ class Trained:
     cost: Json
     metrics: Json
     scores: pl.DataFrame
+    tokens: pl.DataFrame
 
     @property
     def name(self) -> str:
@@ -149,12 +151,31 @@ def read_trained(layout: Layout, recipe: str, seed: int) -> Trained:
             read_json(train / "cost.json"),
             read_json(evaluation / "metrics.json"),
             read_scores(evaluation),
+            read_tokens(train / "rollouts.parquet"),
         )
 
 
 def read_scores(folder: Path) -> pl.DataFrame:
     """Count the rollouts on test in `folder`, prompt by prompt."""
     return score_prompts(ROLLOUTS.read_columns(folder / "rollouts.parquet", ANSWERS))
+
+
+def read_tokens(path: Path) -> pl.DataFrame:
+    """Count the tokens of prompts and completions that training sampled, by prompt and by whether
+    the group had a right and a wrong answer. The tokens themselves are read in parts."""
+    correct = pl.col("outcome") == "correct"
+    wrong = ~pl.col("outcome").is_in(["correct", "error"])
+    groups = (
+        pl.scan_parquet(path)
+        .filter(~pl.col("replayed"))
+        .group_by("step", "group", "prompt_id")
+        .agg(
+            (correct.any() & wrong.any()).alias("mixed"),
+            (pl.col("prompt_tokens") + pl.col("token_ids").list.len()).sum().alias("tokens"),
+        )
+    )
+    counts = groups.group_by("prompt_id", "mixed").agg(pl.col("tokens").sum().cast(pl.Int64))
+    return counts.collect(engine="streaming").sort("prompt_id", "mixed")
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from tasks.report.charts import (
 )
 from tasks.report.curves import AXES, COMPARED
 from tasks.report.drift import Drift, groups_of, passes_of
-from tasks.report.evidence import Evidence, Plan
+from tasks.report.evidence import Evidence
 from tasks.report.leaderboard import Fits, Row
 
 # the parts of the bill by name, and the strength of their colour
@@ -138,60 +138,6 @@ def steps_binned(steps: pl.DataFrame) -> pl.DataFrame:
         pl.when(pl.col("num_prompts").sum() > 0).then(shares).alias("mixed"),
         *finite,
     )
-
-
-def profile_histogram(evidence: Evidence, plan: Plan) -> Variant:
-    """Return the number of prompts at each pass rate, and what this recipe does with them: the
-    darker the colour, the larger the group."""
-    joined = evidence.profile.select("prompt_id", "pass_rate").join(
-        plan.decisions.select("prompt_id", "decision", "group_size"), on="prompt_id", how="left"
-    )
-    counts = joined.group_by("pass_rate", "decision", "group_size").len().sort("pass_rate")
-    rates = pass_rate_bars(counts)
-    largest = max(plan.decisions["group_size"].to_list(), default=1)
-    kinds = counts.select("group_size", "decision").unique().sort("group_size", "decision")
-    traces = []
-    for size, decision in kinds.iter_rows():
-        same = pl.col("decision").eq_missing(pl.lit(decision)) & (
-            pl.col("group_size").eq_missing(pl.lit(size))
-        )
-        heights = [part.filter(same)["len"].sum() for _, part in rates]
-        name = f"{decision}, group of {size}" if size else str(decision)
-        hue = shade(colours(evidence)[plan.recipe], size, largest)
-        hover = "%{y} prompts at %{x}: %{fullData.name}"
-        traces.append(bars(name, [rate for rate, _ in rates], heights, hue, hover))
-    words = "pass rate in the profile"
-    return variant(
-        traces, words, "prompts", barmode="stack", xaxis_type="category", showlegend=True
-    )
-
-
-def pass_rate_bars(counts: pl.DataFrame) -> list[tuple[str, pl.DataFrame]]:
-    """Return a bar for each pass rate, or for each tenth if there are more than twelve; `none` is
-    for ungraded prompts."""
-    rates = counts["pass_rate"].drop_nulls().unique().sort()
-    graded = counts.drop_nulls("pass_rate")
-    if len(rates) <= 12:
-        bars = [(f"{rate:.3g}", graded.filter(pl.col("pass_rate") == rate)) for rate in rates]
-    else:
-        tenth = (pl.col("pass_rate") * 10).floor().clip(0, 9)
-        bars = [(f"{index / 10:g}+", graded.filter(tenth == index)) for index in range(10)]
-    ungraded = counts.filter(pl.col("pass_rate").is_null())
-    return [*bars, ("none", ungraded)] if len(ungraded) else bars
-
-
-def shade(index: int, group_size: int | None, largest: int) -> str:
-    """Return grey for prompts that are left out, and for the others the recipe's colour, stronger
-    for larger groups."""
-    if not group_size:
-        return "@left-out"
-    return colour(index, 0.35 + 0.65 * group_size / largest)
-
-
-def histograms(evidence: Evidence) -> Chart:
-    """Return a histogram of the profile for each recipe."""
-    variants = {plan.recipe: profile_histogram(evidence, plan) for plan in evidence.first_plans}
-    return chart("prompts by pass rate in the profile, and what a recipe does with them", variants)
 
 
 def calibrations(evidence: Evidence) -> Chart:

@@ -1,5 +1,5 @@
 """The page: tables and text in the template `page.html`, and data that its scripts draw. It is one
-file, makes no request to a network, and has no time stamp.
+file, and makes no request to a network.
 
 What policies wrote is data: it stands in the page as JSON in which no tag can begin, and the script
 puts it on the screen as text. Should it ever get further, the page's policy runs no script but its
@@ -17,11 +17,12 @@ from typing import Any
 import polars as pl
 from plotly.offline import get_plotlyjs
 
-from tasks.report import budget, figures, tables
+from tasks.report import budget, figures, prompts, tables
 from tasks.report.charts import Chart
 from tasks.report.drift import Drift
 from tasks.report.evidence import Evidence
 from tasks.report.leaderboard import Fits, Row
+from tasks.report.origin import Origin
 from tasks.report.paired import Paired
 from tasks.report.transitions import transitions
 from tasks.report.words import stale_words, verdict
@@ -38,6 +39,7 @@ def page(
     fits: Fits,
     paired: Paired,
     rollouts: Mapping[str, Any],
+    origin: Origin,
 ) -> str:
     """Return the whole page as HTML."""
     template = Template((HERE / "page.html").read_text())
@@ -52,7 +54,8 @@ def page(
         data=data({"charts": charts, "advice": words, "rollouts": rollouts}),
         verdict=escape(verdict(summary)),
         champion=champion_words(summary),
-        facts=facts(evidence),
+        facts=facts(evidence, origin),
+        why=tables.why_table(origin.sampled),
         legend=figures.legend(evidence),
         leaderboard=tables.leaderboard_table(evidence, rows),
         differences=tables.differences_table(evidence, summary),
@@ -88,7 +91,8 @@ def all_charts(
         "differences": figures.differences(evidence, summary["recipes"]),
         "transitions": transitions(paired, runs, hues),
         "parts": figures.compute_parts(evidence, rows),
-        "histograms": figures.histograms(evidence),
+        "classes": prompts.tokens_by_class(evidence, rows),
+        "histograms": prompts.histograms(evidence),
         "calibrations": figures.calibrations(evidence),
         "levels": figures.by_level(evidence),
     }
@@ -122,7 +126,7 @@ def champion_words(summary: Mapping[str, Any]) -> str:
     return f"<b>Champion: {escape(name)}.</b> {escape(summary['why'])}."
 
 
-def facts(evidence: Evidence) -> str:
+def facts(evidence: Evidence, origin: Origin) -> str:
     """Return what was trained, profiled and tested, a line each."""
     policy = evidence.policy
     base = evidence.baseline
@@ -136,6 +140,7 @@ def facts(evidence: Evidence) -> str:
         f"{tokens:,.0f} tokens",
         "tested on": f"{base['num_prompts']:,} prompts, {base['num_samples']} samples each",
         "seeds": ", ".join(map(str, seeds)),
+        **origin.made,
     }
     return "".join(
         f"<div><dt>{name}</dt><dd>{escape(words)}</dd></div>" for name, words in entries.items()

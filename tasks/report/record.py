@@ -12,11 +12,14 @@ from tasks.common import params
 from tasks.common.artifacts import PROMPTS, ROLLOUTS
 from tasks.common.journal import Event, milliseconds, point
 from tasks.common.stage import Stage
+from tasks.report.curves import COMPARED
 from tasks.report.evidence import Evidence, Trained
-from tasks.report.leaderboard import COMPARED, SUMMARISED, Row, shifted_curve
+from tasks.report.leaderboard import SUMMARISED, Row, shifted_curve
 
 logger = logging.getLogger(__name__)
 
+# not the parquet of all rollouts, which is as large as what the stages wrote
+RECORDED = ("index.html", "leaderboard.json", "leaderboard.txt", "summary.json", "curve.csv")
 NUM_SAMPLES = 32  # rollouts on test that are kept to be read
 # the sections whose values a cell's result comes from, beside `allocate` and `train`
 SECTIONS = ("sampling", "profile", "evaluate")
@@ -48,7 +51,8 @@ def tell(stage: Stage, evidence: Evidence, rows: Sequence[Row], summary: Mapping
             outputs=outputs(stage, run),
             table=samples(stage, run),
         )
-    tracker.artifact(layout.report)
+    for name in RECORDED:
+        tracker.artifact(layout.report / name)
     tracker.champion(
         trained_by(stage, summary["champion"]),
         summary["why"],

@@ -24,7 +24,7 @@ NUM_PROMPTS = 200  # on the page
 MAX_RUNS = 4  # trained policies on the page, one a recipe
 NUM_SAMPLES = 4  # of a policy on a prompt, on the page
 MAX_LENGTH = 1500  # characters of a text on the page
-ROWS_PER_PART = 1024
+BYTES_PER_PART = 32_000_000  # of a stage's file, about
 # how a prompt's pass rate changed, in the order in which they are shown
 CHANGES = ("newly solved", "better", "worse", "lost", "same", "always solved", "never solved")
 TO_READ = Table(
@@ -52,6 +52,7 @@ TO_READ = Table(
         "text": "7",
     },
 )
+IN_PAGE = ("prompt_id", "sample_index", "greedy", "outcome")
 SAMPLED = ("prompt_id", "sample_index", "greedy", "outcome", "reward", "answer", "text")
 
 
@@ -104,7 +105,9 @@ def write_rollouts(
 
     def keep(name: str, part: pl.DataFrame) -> None:
         if name in samples:
-            samples[name].append(part.filter(pl.col("prompt_id").is_in(chosen)))
+            rows = part.filter(pl.col("prompt_id").is_in(chosen))
+            short = [pl.col(column).map_elements(cut, pl.String) for column in ("answer", "text")]
+            samples[name].append(rows.select(*IN_PAGE, *short))
 
     TO_READ.write_parts(path, parts(layout, evidence, prompts, keep))
     table = {
@@ -155,7 +158,10 @@ def read_parts(path: Path) -> Iterator[pl.DataFrame]:
     """Yield a ROLLOUTS table some rows at a time, without the columns that nobody reads here."""
     check_exists(path, ROLLOUTS.name)
     with ParquetFile(path) as file:
-        for batch in file.iter_batches(ROWS_PER_PART, columns=list(SAMPLED)):
+        groups = [file.metadata.row_group(index) for index in range(file.num_row_groups)]
+        per_row = sum(group.total_byte_size for group in groups) / max(file.metadata.num_rows, 1)
+        num_rows = int(BYTES_PER_PART / max(per_row, 1)) + 1
+        for batch in file.iter_batches(num_rows, columns=list(SAMPLED)):
             yield pl.DataFrame(batch)
 
 
@@ -190,8 +196,8 @@ def picked(samples: pl.DataFrame) -> list[Json]:
             "index": row["sample_index"],
             "greedy": row["greedy"],
             "outcome": row["outcome"],
-            "answer": None if row["answer"] is None else cut(row["answer"]),
-            "text": cut(row["text"]),
+            "answer": row["answer"],
+            "text": row["text"],
         }
         for row in sorted(ordered, key=lambda row: (not row["greedy"], row["sample_index"]))
     ]

@@ -10,6 +10,7 @@ from tasks.report.drift import Drift, drift_of, groups_of
 from tasks.report.evidence import Evidence, read_evidence
 from tasks.report.leaderboard import curve_table, fit_curves, leaderboard, summarise
 from tasks.report.metrics import write_metrics
+from tasks.report.origin import origin_of
 from tasks.report.page import page
 from tasks.report.paired import pair
 from tasks.report.plots import plots
@@ -41,7 +42,9 @@ def main(stage: Stage) -> None:
     runs = shown_runs(rows, summary["champion"])
     path = out / "rollouts.parquet"
     rollouts = write_rollouts(path, stage.layout, evidence, paired, runs)
-    write_text(out / "index.html", page(evidence, rows, summary, curves, fits, paired, rollouts))
+    origin = origin_of(stage.layout)
+    html = page(evidence, rows, summary, curves, fits, paired, rollouts, origin)
+    write_text(out / "index.html", html)
     write_metrics(out / "metrics", rows)
     for account, picture in plots(evidence, curves, fits).items():
         write_text(out / "plots" / f"{account}.svg", picture)

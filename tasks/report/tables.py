@@ -411,3 +411,10 @@ def seconds_table(evidence: Evidence, rows: Sequence[Row]) -> str:
         body,
         raw=1,
     )
+
+
+def why_table(sampled: Sequence[tuple[str, str, str]]) -> str:
+    """Return what each stage last reused and sampled, and why it sampled anew."""
+    if not sampled:
+        return "<p>No stage left a note.</p>"
+    return html_table(["stage", "samples", "what it did, and why"], sampled)

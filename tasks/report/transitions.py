@@ -18,7 +18,7 @@ CLASSES = ("0", "to 1/3", "to 2/3", "below 1", "1")
 def class_of(rates: pl.Series) -> npt.NDArray[np.int64]:
     """Return the places of pass rates in CLASSES."""
     # the upper ends of the classes, each of them inside
-    return np.searchsorted([0.0, 1 / 3, 2 / 3, np.nextafter(1.0, 0.0)], rates.to_numpy() - 1e-12)
+    return np.searchsorted([0.0, 1 / 3, 2 / 3, 1.0 - 1e-9], rates.to_numpy() - 1e-12)
 
 
 def matrix(paired: Paired, runs: Sequence[str]) -> list[list[float]]:

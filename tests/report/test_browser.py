@@ -71,11 +71,8 @@ def test_the_page_opens_without_a_complaint_or_a_request(
     assert browser.problems == []
     asked = [url for url in browser.requests if not url.startswith(("data:", "blob:"))]
     assert asked == [pages[name].as_uri()]
-    drawn = browser.run(
-        "[...document.querySelectorAll('.plot')].every(p => p.querySelector('svg'))"
-    )
-    assert drawn
-    assert browser.run("document.querySelectorAll('.plot').length") == 9
+    assert browser.run("document.querySelectorAll('[data-chart]').length") == 10
+    assert browser.run("document.querySelectorAll('.plot:has(svg)').length") == 10
 
 
 def test_a_complaint_would_be_seen(browser: Browser, tmp_path: Path) -> None:

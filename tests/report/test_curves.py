@@ -49,6 +49,13 @@ def test_adjacent_violators_are_pooled(
     assert isotonic(values, weights) == pytest.approx(expected)
 
 
+def test_rows_are_fitted_one_by_one() -> None:
+    rows = [[1, 3, 2, 4], [4, 3, 2, 1]]
+    assert isotonic(rows, [1, 1, 3, 1]) == pytest.approx(
+        np.array([isotonic(row, [1, 1, 3, 1]) for row in rows])
+    )
+
+
 @given(st.lists(st.tuples(st.floats(-1, 1), st.floats(0.1, 10)), min_size=1, max_size=30))
 def test_a_fit_is_monotone_and_keeps_the_weighted_mean(cases: list[tuple[float, float]]) -> None:
     values, weights = np.array(cases).T
@@ -63,7 +70,7 @@ def test_a_fit_is_monotone_and_keeps_the_weighted_mean(cases: list[tuple[float, 
 
 def test_points_at_the_same_compute_are_one_point_of_more_weight() -> None:
     """Step 0 of two seeds, 0.4 and 0.6, weighs twice what the point after it does."""
-    curve = monotone(np.array([1.0, 0.0, 0.0]), np.array([0.2, 0.4, 0.6]))
+    (curve,) = monotone(np.array([1.0, 0.0, 0.0]), np.array([[0.2, 0.4, 0.6]]))
     assert curve.flops.tolist() == [0, 1]
     assert curve.accuracy == pytest.approx([0.4, 0.4])
 

@@ -19,6 +19,7 @@ from tasks.common.params import Experiment
 from tasks.report.charts import flops_words, unit
 from tasks.report.evidence import Evidence, read_evidence
 from tasks.report.leaderboard import Row, curve_table, fit_curves, leaderboard, summarise
+from tasks.report.origin import Origin
 from tasks.report.page import page
 from tasks.report.paired import pair
 from tasks.report.run import measure
@@ -55,7 +56,8 @@ def page_of(evidence: Evidence) -> str:
     fits = fit_curves(evidence, 200)
     rows, paired = rows_of(evidence), pair(evidence, 200)
     none = {"runs": [], "changes": [], "total": 0, "prompts": []}
-    return page(evidence, rows, summary, curve_table(evidence), fits, paired, none)
+    made = Origin({}, [])
+    return page(evidence, rows, summary, curve_table(evidence), fits, paired, none, made)
 
 
 def data_of(html: str) -> dict[str, Any]:
@@ -212,6 +214,14 @@ def test_curves_start_where_profiling_ended(evidence: Evidence) -> None:
     ]
 
 
+def test_curves_count_rollouts_and_seconds_from_the_profile_on(evidence: Evidence) -> None:
+    """sgpo's profile took 320 rollouts and 6 s; the third of grpo's 60 s is 20 s, spread over the
+    curve as its executed FLOPs are."""
+    ends = curve_table(evidence).filter(pl.col("step").is_in([0, 35]), pl.col("seed") == 0)
+    assert ends["rollouts"].to_list() == [0, 280, 320, 600]
+    assert ends["seconds"].to_list() == pytest.approx([0.0, 60.0, 6.0, 26.0])
+
+
 @pytest.mark.parametrize(
     ("sgpo", "expected"),
     [
@@ -289,6 +299,14 @@ def test_what_could_not_be_measured_is_a_dash(layout: Layout) -> None:
     assert "<td>–</td>" in page_of(evidence)
 
 
+def contents(layout: Layout, names: list[str]) -> dict[str, bytes]:
+    """The files, but for the minute in which the page was made."""
+    minute = rb"<dt>made</dt><dd>\d{4}-\d\d-\d\d \d\d:\d\d UTC</dd>"
+    found = {name: (layout.report / name).read_bytes() for name in names}
+    assert len(re.findall(minute, found["index.html"])) == 1
+    return {name: re.sub(minute, b"", content) for name, content in found.items()}
+
+
 def test_equal_inputs_give_equal_files(layout: Layout, tmp_path: Path) -> None:
     params = write_params(tmp_path, ["grpo", "sgpo"], [0, 1])
     first = run_stage("report", params, layout.root)
@@ -300,10 +318,10 @@ def test_equal_inputs_give_equal_files(layout: Layout, tmp_path: Path) -> None:
     names += [f"plots/{account}.svg" for account in ("charged", "charged_mixed", "executed")]
     written = [path for path in layout.report.rglob("*") if path.is_file()]
     assert {path.relative_to(layout.report).as_posix() for path in written} == set(names)
-    before = {name: (layout.report / name).read_bytes() for name in names}
+    before = contents(layout, names)
     command = ["--params", str(params), "--data", str(layout.root)]
     subprocess.run([sys.executable, "-m", "tasks.report", *command], check=True)
-    assert {name: (layout.report / name).read_bytes() for name in names} == before
+    assert contents(layout, names) == before
     assert (layout.report / "leaderboard.txt").read_text() in first.output
     assert len(json.loads(before["leaderboard.json"])) == 4
     columns = "recipe,seed,run,step,flops_charged,flops_charged_mixed,flops_executed,rollouts,acc"

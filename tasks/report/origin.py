@@ -1,0 +1,53 @@
+"""When, from which commit and on which machine the page was made, and why stages sampled anew.
+
+Nothing but the page holds any of this: it differs between equal runs, and nothing depends on the
+page."""
+
+import os
+import platform
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from tasks.common.artifacts import Layout
+from tasks.common.files import ArtifactError, read_json
+from tasks.common.pipelines import git_tags, this_host
+
+
+@dataclass(frozen=True)
+class Origin:
+    """`made`: when, commit and machine, in words. `sampled`: stage, kind of samples, and what it
+    last reused, sampled and why."""
+
+    made: Mapping[str, str]
+    sampled: list[tuple[str, str, str]]
+
+
+def origin_of(layout: Layout) -> Origin:
+    """Return the origin of what is made now, and the notes that sampling stages left."""
+    when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    machine = f"{this_host()}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}"
+    made = {"made": when, "commit": commit_words(git_tags()), "machine": machine}
+    return Origin(made, notes(layout))
+
+
+def commit_words(tags: Mapping[str, str]) -> str:
+    """Return the commit, and whether files were changed since."""
+    commit = tags.get("git")
+    if commit is None:
+        return "no git repository"
+    name, _, changed = commit.partition("-")
+    return f"{name[:10]}, with changes" if changed else name[:10]
+
+
+def notes(layout: Layout) -> list[tuple[str, str, str]]:
+    """Return what each sampling stage last said of its samples. A damaged note is left out: no
+    result depends on it."""
+    found = []
+    for path in sorted(layout.sampling_note("*").parent.glob("*.json")):
+        with suppress(ArtifactError, AttributeError, KeyError, TypeError):
+            found += [
+                (path.stem, kind, str(note["said"])) for kind, note in read_json(path).items()
+            ]
+    return found

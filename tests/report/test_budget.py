@@ -1,0 +1,72 @@
+"""The advice at a budget: worked out by hand from curves whose draws are known."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from tasks.report.budget import advice_at, advice_words, advise, chances
+from tasks.report.curves import AXES, Fitted, Monotone
+
+
+def fitted(flops: Sequence[float], *rows: Sequence[float]) -> dict[str, Fitted]:
+    """A curve over every axis: the first row is the fit, all of them are its draws."""
+    curves = [Monotone(np.array(flops), np.array(row)) for row in rows]
+    return dict.fromkeys(AXES, Fitted(curves[0], curves))
+
+
+def test_the_best_recipe_changes_with_the_budget() -> None:
+    """`early` rises from the start and ends at 20; `late` pays 10 first and rises to 40."""
+    fits = {
+        "early": fitted([0, 20], [0.4, 0.5], [0.4, 0.5]),
+        "late": fitted([10, 40], [0.4, 0.7], [0.4, 0.7]),
+    }
+    found = advise(fits)["charged"]
+    assert [row["budget"] for row in found] == [float(n) for n in range(1, 41)]
+    assert list(found[9]["recipes"]) == ["early"], "late has only profiled"
+    taken = [row["take"] for row in found]
+    # 0.4 + (x - 10) / 100 passes 0.5, where early ended, at 20: of equals the first
+    assert taken == ["early"] * 20 + ["late"] * 20
+    assert found[29]["recipes"]["early"]["accuracy"] == pytest.approx(0.5), "no more than its end"
+    assert found[29]["recipes"]["late"]["accuracy"] == pytest.approx(0.6)
+    assert found[29]["level_with"] == []
+
+
+def test_the_shares_of_draws_and_what_is_not_told_apart() -> None:
+    """a is above b in three draws of four, and as good in the fourth, of which each gets half."""
+    draws = {"a": np.array([0.6, 0.6, 0.6, 0.5]), "b": np.array([0.5, 0.5, 0.5, 0.5])}
+    found = advice_at(1e9, {"a": 0.58, "b": 0.5}, draws)
+    assert found["take"] == "a"
+    assert found["recipes"]["a"]["best"] == pytest.approx(3.5 / 4)
+    assert found["recipes"]["b"]["best"] == pytest.approx(0.5 / 4)
+    apart = advice_at(1e9, {"a": 0.58, "b": 0.5}, {**draws, "b": np.full(4, 0.4)})
+    assert (apart["level_with"], apart["recipes"]["a"]["best"]) == ([], 1.0)
+    level = advice_at(1e9, {"a": 0.58, "b": 0.5}, {**draws, "b": np.array([0.5, 0.7, 0.5, 0.5])})
+    assert level["level_with"] == ["b"]
+
+
+def test_the_advice_in_words() -> None:
+    draws = {"a": np.full(4, 0.6), "b": np.array([0.5, 0.7, 0.5, 0.5])}
+    found = advice_at(2e9, {"a": 0.6, "b": 0.55}, draws)
+    assert advice_words("executed", found) == (
+        "With 2 GFLOPs executed, take a: 60.0% validation accuracy (95 % interval 60.0% to 60.0%), "
+        "the best in 75% of the draws. Not told apart from it: b."
+    )
+    nothing = advice_at(1200.0, {}, draws)
+    assert advice_words("rollouts", nothing).startswith("With 1,200 rollouts, keep the initial")
+
+
+def test_a_budget_below_every_profiling_buys_nothing() -> None:
+    fits = {"late": fitted([10, 40], [0.4, 0.7])}
+    found = advise(fits)
+    assert [row["take"] for row in found["seconds"][8:11]] == [None, None, "late"]
+    chart = chances(found, {"late": 0})
+    assert [one["name"] for one in chart["variants"]] == list(AXES)
+    assert chart["variants"][0]["data"][0]["x"][0] == 11.0
+
+
+def test_equal_fits_give_equal_advice() -> None:
+    rng = np.random.default_rng(1)
+    rows = np.sort(rng.random((30, 2)), axis=1)
+    fits = {"a": fitted([0, 10], *rows), "b": fitted([0, 10], *rows[::-1])}
+    assert advise(fits) == advise(fits)
