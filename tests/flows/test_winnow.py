@@ -162,7 +162,8 @@ def test_a_port_in_use_is_named(project: Project) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        output = winnow(project, "ui", "--mlflow-port", port, expect=1)
+        ports = ("--prefect-port", str(server.free_port()), "--mlflow-port", port)
+        output = winnow(project, "ui", *ports, expect=1)
     assert f"port {port} is in use: MLflow may be up already" in output
 
 
