@@ -45,16 +45,22 @@ def advise(fits: Fits) -> dict[str, list[Advice]]:
                 float(budget),
                 {name: float(fitted_at[name][place]) for name in curves if starts[name] < budget},
                 {name: values[name][:, place] for name in curves},
+                {name: float(fitted.curve.accuracy[0]) for name, fitted in curves.items()},
             )
             for place, budget in enumerate(budgets)
         ]
     return found
 
 
-def advice_at(budget: float, accuracy: Mapping[str, float], draws: Mapping[str, Floats]) -> Advice:
+def advice_at(
+    budget: float,
+    accuracy: Mapping[str, float],
+    draws: Mapping[str, Floats],
+    began: Mapping[str, float],
+) -> Advice:
     """Return the advice at one budget: `take`, None where no recipe can be afforded; `level_with`,
-    those not told apart from it; and for each recipe its accuracy, interval, and how often it is
-    the `best` of a draw, of equals each in part."""
+    those not told apart from it; and for each recipe the accuracy it `began` with, its accuracy
+    now, the interval, and how often it is the `best` of a draw, of equals each in part."""
     if not accuracy:
         return {"budget": budget, "take": None, "level_with": [], "recipes": {}}
     names = list(accuracy)
@@ -68,7 +74,7 @@ def advice_at(budget: float, accuracy: Mapping[str, float], draws: Mapping[str, 
     recipes = {}
     for name, share in zip(names, best, strict=True):
         low, high = np.quantile(draws[name], ENDS)
-        interval = {"low": float(low), "high": float(high)}
+        interval = {"began": began[name], "low": float(low), "high": float(high)}
         recipes[name] = {"accuracy": accuracy[name], **interval, "best": float(share)}
     level = [name for name, low in ahead.items() if low <= 0]
     return {"budget": budget, "take": take, "level_with": level, "recipes": recipes}
@@ -92,7 +98,9 @@ def advice_words(axis: str, advice: Advice) -> str:
     if len(advice["recipes"]) > 1:
         words += f", the best in {mine['best']:.0%} of the draws"
     if advice["level_with"]:
-        return f"{words}. Not told apart from it: {', '.join(advice['level_with'])}."
+        words += f". Not told apart from it: {', '.join(advice['level_with'])}"
+    if mine["low"] <= mine["began"]:
+        words += f". Not shown to be above the {mine['began']:.1%} that it began with"
     return f"{words}."
 
 

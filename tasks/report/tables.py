@@ -206,17 +206,18 @@ def advice_table(evidence: Evidence, advices: Mapping[str, Sequence[Advice]]) ->
         for row in [rows[place - 1] for place in LADDER]:
             take = row["take"]
             if take is None:
-                cells = ["initial policy", axis, amount(axis, row["budget"]), "–", "–", "–"]
+                cells = ["initial policy", axis, amount(axis, row["budget"]), *"––––"]
             else:
                 mine = row["recipes"][take]
                 accuracy = f"{mine['accuracy']:.1%} ({mine['low']:.1%} to {mine['high']:.1%})"
                 level = ", ".join(row["level_with"]) or "–"
                 best = f"{mine['best']:.0%}"
                 name = mark(evidence, take)
-                cells = [name, axis, amount(axis, row["budget"]), accuracy, best, level]
+                began = share(mine["began"])
+                cells = [name, axis, amount(axis, row["budget"]), began, accuracy, best, level]
             body.append(cells)
-    headers = ["take", "axis", "budget", "validation", "best in draws", "not told apart from it"]
-    return html_table(headers, body, raw=1)
+    headers = ["take", "axis", "budget", "began with", "validation", "best in draws"]
+    return html_table([*headers, "not told apart from it"], body, raw=1)
 
 
 def reach_words(needed: Mapping[str, float | None]) -> str:

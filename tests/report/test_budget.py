@@ -8,6 +8,8 @@ import pytest
 from tasks.report.budget import advice_at, advice_words, advise, chances
 from tasks.report.curves import AXES, Fitted, Monotone
 
+BEGAN = {"a": 0.3, "b": 0.3}
+
 
 def fitted(flops: Sequence[float], *rows: Sequence[float]) -> dict[str, Fitted]:
     """A curve over every axis: the first row is the fit, all of them are its draws."""
@@ -35,24 +37,29 @@ def test_the_best_recipe_changes_with_the_budget() -> None:
 def test_the_shares_of_draws_and_what_is_not_told_apart() -> None:
     """a is above b in three draws of four, and as good in the fourth, of which each gets half."""
     draws = {"a": np.array([0.6, 0.6, 0.6, 0.5]), "b": np.array([0.5, 0.5, 0.5, 0.5])}
-    found = advice_at(1e9, {"a": 0.58, "b": 0.5}, draws)
+    found = advice_at(1e9, {"a": 0.58, "b": 0.5}, draws, BEGAN)
     assert found["take"] == "a"
     assert found["recipes"]["a"]["best"] == pytest.approx(3.5 / 4)
     assert found["recipes"]["b"]["best"] == pytest.approx(0.5 / 4)
-    apart = advice_at(1e9, {"a": 0.58, "b": 0.5}, {**draws, "b": np.full(4, 0.4)})
+    apart = advice_at(1e9, {"a": 0.58, "b": 0.5}, {**draws, "b": np.full(4, 0.4)}, BEGAN)
     assert (apart["level_with"], apart["recipes"]["a"]["best"]) == ([], 1.0)
-    level = advice_at(1e9, {"a": 0.58, "b": 0.5}, {**draws, "b": np.array([0.5, 0.7, 0.5, 0.5])})
+    crossing = {**draws, "b": np.array([0.5, 0.7, 0.5, 0.5])}
+    level = advice_at(1e9, {"a": 0.58, "b": 0.5}, crossing, BEGAN)
     assert level["level_with"] == ["b"]
 
 
 def test_the_advice_in_words() -> None:
     draws = {"a": np.full(4, 0.6), "b": np.array([0.5, 0.7, 0.5, 0.5])}
-    found = advice_at(2e9, {"a": 0.6, "b": 0.55}, draws)
+    found = advice_at(2e9, {"a": 0.6, "b": 0.55}, draws, BEGAN)
     assert advice_words("executed", found) == (
         "With 2 GFLOPs executed, take a: 60.0% validation accuracy (95 % interval 60.0% to 60.0%), "
         "the best in 75% of the draws. Not told apart from it: b."
     )
-    nothing = advice_at(1200.0, {}, draws)
+    flat = advice_at(2e9, {"a": 0.6}, {"a": np.array([0.4, 0.7])}, {"a": 0.5})
+    assert advice_words("executed", flat).endswith(
+        "Not shown to be above the 50.0% that it began with."
+    )
+    nothing = advice_at(1200.0, {}, draws, BEGAN)
     assert advice_words("rollouts", nothing).startswith("With 1,200 rollouts, keep the initial")
 
 
