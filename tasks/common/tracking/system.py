@@ -29,8 +29,8 @@ def watched(tracker: Tracker) -> Iterator[None]:
 
 def sample(tracker: Tracker, ended: threading.Event) -> None:
     """Add a point every SECONDS. A metric that cannot be read ends it: a stage goes on."""
-    psutil.cpu_percent()  # the first call returns nothing
     with suppress(Exception):
+        psutil.cpu_percent()  # the first call returns nothing
         number = 0
         while not ended.wait(SECONDS):
             values = {f"system/{name}": value for name, value in usage().items()}
