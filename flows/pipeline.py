@@ -25,11 +25,11 @@ from tasks.common.params import ParamsError
 LAYOUT = Layout(commands.ROOT / "data")
 REFUSALS = (SelectionError, ParamsError, commands.CommandError)
 
+PROGRAM = sys.argv[0] if sys.argv[0].startswith("winnow ") else "python -m flows.pipeline"
+
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m flows.pipeline", description="Bring the experiment up to date."
-    )
+    parser = argparse.ArgumentParser(prog=PROGRAM, description="Bring the experiment up to date.")
     parser.add_argument("--recipe", action="append", help="only this recipe (may be repeated)")
     parser.add_argument(
         "--seed", action="append", type=int, help="only this seed (may be repeated)"

@@ -58,12 +58,13 @@ def definition() -> dict[str, Any]:
     return dict(found)
 
 
+PROGRAM = sys.argv[0] if sys.argv[0].startswith("winnow ") else "python -m flows.serve"
+
+
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     shared = definition()
     parameters, schedule = shared["parameters"], shared["schedules"][0]
-    parser = argparse.ArgumentParser(
-        prog="python -m flows.serve", description="Run the pipeline on a schedule."
-    )
+    parser = argparse.ArgumentParser(prog=PROGRAM, description="Run the pipeline on a schedule.")
     when = parser.add_mutually_exclusive_group()
     when.add_argument(
         "--cron", default=schedule["cron"], help="when, as cron has it (default: %(default)s)"
