@@ -29,6 +29,9 @@ ROOT = Path(__file__).resolve().parent.parent
 GRACE_SECONDS = 20.0
 POLL_SECONDS = 0.05
 LOOK_SECONDS = 1.0
+NO_GIT = (
+    "outside of a git repository, say once that this is meant: dvc config --local core.no_scm true"
+)
 EDGE = re.compile(r'^"(?P<node>[^"]+)"(?: -> "(?P<dependent>[^"]+)")?;?$', re.MULTILINE)
 
 
@@ -138,7 +141,10 @@ class Dvc:
         """What a command that only looks has printed."""
         answer = self.ask(*arguments)
         if answer["code"]:
-            raise CommandError(f"dvc {' '.join(arguments)} failed; its own words are above")
+            self.output.settle()
+            said = " ".join(self.output.lines.tail)
+            remedy = NO_GIT if "is not a git repository" in said else "its own words are above"
+            raise CommandError(f"dvc {' '.join(arguments)} failed; {remedy}")
         return str(answer["output"])
 
     def graph(self) -> dict[str, set[str]]:

@@ -107,7 +107,10 @@ def main() -> None:
         sys.exit(INTERRUPTED)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if module == "dvc":
-        serve_dvc(int(arguments[0]), int(arguments[1]))
+        try:
+            serve_dvc(int(arguments[0]), int(arguments[1]))
+        except KeyboardInterrupt:  # between two commands: nothing is going on
+            sys.exit(INTERRUPTED)
         return
     if module == "forks":
         forks.serve(arguments[0]).become()

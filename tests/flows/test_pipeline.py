@@ -1,6 +1,7 @@
 """The flow and DVC on a scratch project: what runs, what does not, and what each says."""
 
 import json
+import shutil
 import subprocess
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -196,3 +197,12 @@ def test_the_matrix_follows_the_parameters(project: Project) -> None:
 @pytest.mark.parametrize("section", ["metrics", "plots"])
 def test_dvc_knows_the_report(project: Project, section: str) -> None:
     assert "data/report" in (project.root / "dvc.yaml").read_text().split(f"\n{section}:\n")[1]
+
+
+def test_without_git_the_flow_says_what_to_do_and_then_runs(project: Project) -> None:
+    shutil.rmtree(project.root / ".git")
+    output = project.flow(expect=1)
+    assert "dvc config --local core.no_scm true" in output
+    assert "Traceback" not in output
+    project.dvc("config", "--local", "core.no_scm", "true")
+    assert "nothing to do" in project.flow()
