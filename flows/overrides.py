@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tasks.common.files import digest, read_json, replace_file, write_json
 from tasks.common.layout import Layout
-from tasks.common.params import ParamsError
+from tasks.common.overrides import overridden
 
 logger = logging.getLogger(__name__)
 
@@ -38,25 +38,6 @@ def applied(path: Path, layout: Layout, overrides: list[str]) -> Iterator[None]:
         path.name,
         ", ".join(overrides),
     )
-
-
-def overridden(path: Path, overrides: list[str]) -> str:
-    """The text of the file with the overrides, comments kept."""
-    from dvc.exceptions import DvcException
-    from dvc.utils.hydra import apply_overrides
-
-    copy = path.with_name(f".{path.stem}.overridden{path.suffix}")
-    copy.write_text(path.read_text())
-    try:
-        apply_overrides(copy, overrides)
-        return copy.read_text()
-    except DvcException as error:
-        raise ParamsError(
-            f"{' '.join(overrides)}: {error.__cause__ or error}. An override is KEY=VALUE with a "
-            f"key of {path.name}, as in train.learning_rate=1e-4 or experiment.seeds=[0,1]"
-        ) from error
-    finally:
-        copy.unlink(missing_ok=True)
 
 
 def put_back(path: Path, note: Path) -> None:

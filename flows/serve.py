@@ -21,7 +21,6 @@ import sys
 from datetime import timedelta
 from typing import Any, cast
 
-import yaml
 from prefect.automations import Automation
 from prefect.client.schemas.objects import StateType
 from prefect.events.actions import ChangeFlowRunState
@@ -32,6 +31,7 @@ from prefect.settings import PREFECT_API_URL
 
 from flows import HEARTBEAT_SECONDS, commands, records
 from flows.flow import pipeline
+from tasks.common import params
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Served(Runner):
 
 def definition() -> dict[str, Any]:
     """The deployment in prefect.yaml, which this one shares."""
-    (found,) = yaml.safe_load((commands.ROOT / "prefect.yaml").read_text())["deployments"]
+    (found,) = params.load(commands.ROOT / "prefect.yaml")["deployments"]
     return dict(found)
 
 

@@ -71,7 +71,8 @@ def foreign(relative: Path, modules: set[str]) -> set[str]:
     if relative.parts[0] == "flows":
         return found | {
             name
-            for name in tops - {"flows", "tasks", "prefect"}
+            for name in tops
+            - {"flows", "tasks", "prefect", "pydantic"}  # Prefect's forms are pydantic
             if name not in sys.stdlib_module_names
         }
     if relative.parts[1] != "common" and relative.name != "__main__.py":

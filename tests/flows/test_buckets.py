@@ -23,7 +23,7 @@ def test_a_clone_pulls_what_was_pushed_and_has_nothing_to_run(
     mine.dvc("push")
     theirs = Project(tmp_path / "theirs", mine.environment)
     shell(tmp_path, mine.environment, "git", "clone", "--quiet", str(mine.root), str(theirs.root))
-    assert not (theirs.root / "data" / "report").exists()
+    assert not (theirs.root / "data" / "report" / "leaderboard.json").exists()
     theirs.dvc("pull")
     assert theirs.status() == {}
     report = Path("data/report/leaderboard.json")

@@ -1,0 +1,175 @@
+"""A trained policy with all that says where it comes from, to a hub, a bucket or a folder: weights
+and tokenizer, a model card, the recipe's settings, the plan, the ledger, and its result on test.
+
+On a hub all of it is one commit. Elsewhere the card is written last: a place without one was not
+finished."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, ModelCardData
+from huggingface_hub.errors import HfHubHTTPError
+
+from tasks.common import params
+from tasks.common.files import ArtifactError, read_json
+from tasks.common.layout import Layout
+from tasks.common.locations import open_location, reaching
+
+HUB = "hf://"
+CARD = "README.md"
+ACCOUNTS = ("charged", "charged_mixed", "executed")
+LOADING = """```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("{place}")
+tokenizer = AutoTokenizer.from_pretrained("{place}")
+```"""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One trained policy."""
+
+    recipe: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.recipe}/{self.seed}"
+
+
+def push(
+    layout: Layout, values: Mapping[str, Any], cell: Cell, destination: str, *, overwrite: bool
+) -> list[str]:
+    """Write the policy of a cell to `hf://ORG/NAME`, `s3://bucket/prefix` or a folder; the names of
+    the files. Raises ArtifactError for a cell that is not finished, and for a place that has files
+    already unless they may be overwritten."""
+    files = collect(layout, values, cell)
+    texts = {
+        CARD: card(layout, cell, destination),
+        "recipe.json": json.dumps(settings(values, cell), indent=2) + "\n",
+    }
+    if destination.startswith(HUB):
+        to_hub(destination.removeprefix(HUB), files, texts, cell, overwrite)
+    else:
+        to_location(destination, files, texts, overwrite)
+    return sorted([*files, *texts])
+
+
+def collect(layout: Layout, values: Mapping[str, Any], cell: Cell) -> dict[str, Path]:
+    """Return the files of a cell by their names at the destination."""
+    train, plan = layout.train(cell.recipe, cell.seed), layout.plan(cell.recipe, cell.seed)
+    named = {
+        "ledger.json": train / "flops.json",
+        "curve.parquet": train / "curve.parquet",
+        "plan.parquet": plan / "plan.parquet",
+        "forecast.json": plan / "forecast.json",
+        "metrics.json": layout.evaluation(cell.recipe, cell.seed) / "metrics.json",
+    }
+    missing = [str(path) for path in (train / "policy", *named.values()) if not path.exists()]
+    if missing:
+        experiment = params.section(dict(values), "experiment", params.Experiment)
+        known = ", ".join(f"{r}/{s}" for r in experiment.recipes for s in experiment.seeds)
+        raise ArtifactError(
+            f"{cell.name} has no {missing[0]}: run the pipeline first. The experiment has: {known}"
+        )
+    weights = {path.name: path for path in sorted((train / "policy").iterdir()) if path.is_file()}
+    return {**weights, **named}
+
+
+def settings(values: Mapping[str, Any], cell: Cell) -> dict[str, Any]:
+    """Return all that the cell was allocated and trained with."""
+    chosen = params.recipe(dict(values), cell.recipe)
+    allocate = {**values.get("allocate", {}), **chosen["allocate"]}
+    return {
+        "recipe": cell.recipe,
+        "seed": cell.seed,
+        **{name: values[name] for name in ("sampling", "profile") if name in values},
+        "allocate": allocate,
+        "train": chosen["train"],
+    }
+
+
+def card(layout: Layout, cell: Cell, destination: str) -> str:
+    """Return the model card: what it is, what it reached and cost, and how to load it."""
+    metrics = read_json(layout.evaluation(cell.recipe, cell.seed) / "metrics.json")
+    ledger = read_json(layout.train(cell.recipe, cell.seed) / "flops.json")
+    policy, forecast = (
+        read_json(layout.policy_card),
+        read_json(layout.plan(cell.recipe, cell.seed) / "forecast.json"),
+    )
+    source = policy.get("location") or policy["source"]
+    is_of_hub = policy["source"].startswith(HUB)
+    data = ModelCardData(
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        base_model=policy["source"].removeprefix(HUB).split("@")[0] if is_of_hub else None,
+        tags=["rlvr", "winnow", cell.recipe],
+    )
+    costs = "\n".join(f"| {name} | {ledger[name]['total']:.4g} |" for name in ACCOUNTS)
+    profile = "The profile's cost is not in these." if forecast["reads_profile"] else ""
+    interval = f"{metrics['pass_at_1_low']:.1%} to {metrics['pass_at_1_high']:.1%}"
+    is_on_hub = destination.startswith(HUB)
+    place = destination.removeprefix(HUB) if is_on_hub else "PATH/OF/THIS/FOLDER"
+    text = f"""---
+{data.to_yaml()}
+---
+
+# {cell.recipe}, seed {cell.seed}
+
+Trained by reinforcement learning with verifiable rewards, with the recipe `{cell.recipe}` of
+Winnow, from `{source}` (digest `{policy["digest"]}`).
+
+On {metrics["num_prompts"]} test prompts, {metrics["num_samples"]} samples each: pass@1
+{metrics["pass_at_1"]:.1%} (95 % interval {interval}), greedy {metrics["greedy"]:.1%}.
+
+| account | FLOPs of training |
+|---|---|
+{costs}
+
+{profile}
+
+`recipe.json` has all settings, `plan.parquet` which prompts were visited with how many rollouts,
+`ledger.json` the compute by phase and account, `curve.parquet` the validations, `metrics.json` the
+test.
+
+{LOADING.format(place=place)}
+"""
+    return str(ModelCard(text, ignore_metadata_errors=True))
+
+
+def to_hub(
+    name: str, files: Mapping[str, Path], texts: Mapping[str, str], cell: Cell, overwrite: bool
+) -> None:
+    """Make the repository, private, where there is none, and write everything in one commit."""
+    hub = HfApi()
+    try:
+        if hub.repo_exists(name) and hub.file_exists(name, CARD) and not overwrite:
+            raise ArtifactError(f"{HUB}{name} has a model already: name another, or --overwrite")
+        hub.create_repo(name, private=True, exist_ok=True)
+        content: dict[str, Any] = {**files, **{key: texts[key].encode() for key in texts}}
+        hub.create_commit(
+            name,
+            [CommitOperationAdd(path, content[path]) for path in sorted(content)],
+            commit_message=f"Add the policy of {cell.name}",
+        )
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise ArtifactError(f"{HUB}{name}: {str(error).splitlines()[0]}") from error
+
+
+def to_location(
+    destination: str, files: Mapping[str, Path], texts: Mapping[str, str], overwrite: bool
+) -> None:
+    """Write to a bucket or a folder, the card last."""
+    store, place = open_location(destination)
+    with reaching(destination):
+        if not overwrite and store.exists(place) and store.ls(place):
+            raise ArtifactError(f"{destination} is not empty: name another place, or --overwrite")
+        store.makedirs(place, exist_ok=True)
+        for name, path in files.items():
+            store.put_file(str(path), f"{place}/{name}")
+        for name in sorted(texts, key=lambda name: name == CARD):
+            store.pipe_file(f"{place}/{name}", texts[name].encode())

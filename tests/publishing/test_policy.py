@@ -1,0 +1,127 @@
+"""A policy is pushed whole, with what it came from, and nothing is written over unasked."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tasks.common.artifacts import Layout
+from tasks.common.files import ArtifactError, write_json
+from tasks.common.locations import open_location
+from tasks.publishing import policy
+from tasks.publishing.policy import Cell, push
+
+CELL = Cell("sgpo", 1)
+FILES = [
+    *("README.md", "config.json", "curve.parquet", "forecast.json", "ledger.json"),
+    *("metrics.json", "model.safetensors", "plan.parquet", "recipe.json"),
+]
+VALUES = {
+    "experiment": {"recipes": ["grpo", "sgpo"], "seeds": [0, 1]},
+    "sampling": {"temperature": 1.0},
+    "allocate": {"passes": 4},
+    "train": {"learning_rate": 1.0e-4, "loss": {"method": "pg"}},
+    "recipes": {
+        "grpo": {"allocate": {"strategy": "uniform"}, "train": {}},
+        "sgpo": {"allocate": {"strategy": "sgpo"}, "train": {"learning_rate": 3.0e-4}},
+    },
+}
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    """One finished cell, sgpo/1."""
+    layout = Layout(tmp_path / "data")
+    train, plan = layout.train("sgpo", 1), layout.plan("sgpo", 1)
+    for path in (
+        train / "policy" / "config.json",
+        train / "policy" / "model.safetensors",
+        train / "curve.parquet",
+        plan / "plan.parquet",
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(path.name.encode())
+    accounts = ("charged", "charged_mixed", "executed")
+    write_json(train / "flops.json", {name: {"total": 1.5e12} for name in accounts})
+    write_json(plan / "forecast.json", {"reads_profile": True})
+    metrics = {"num_prompts": 256, "num_samples": 8, "pass_at_1": 0.653, "greedy": 0.742}
+    bounds = {"pass_at_1_low": 0.606, "pass_at_1_high": 0.698}
+    write_json(layout.evaluation("sgpo", 1) / "metrics.json", {**metrics, **bounds})
+    origin = {"source": "hf://org/base@abc", "location": "hf://org/base@abc", "digest": "c509"}
+    write_json(layout.policy_card, origin)
+    return layout
+
+
+def test_a_folder_has_the_policy_and_where_it_came_from(layout: Layout, tmp_path: Path) -> None:
+    place = tmp_path / "out"
+    assert push(layout, VALUES, CELL, str(place), overwrite=False) == FILES
+    assert sorted(path.name for path in place.iterdir()) == FILES
+    assert (place / "model.safetensors").read_bytes() == b"model.safetensors"
+    recipe = json.loads((place / "recipe.json").read_text())
+    assert recipe["train"] == {"learning_rate": 3.0e-4, "loss": {"method": "pg"}}
+    assert recipe["allocate"] == {"passes": 4, "strategy": "sgpo"}
+    head, card = (place / "README.md").read_text().split("\n---\n", 1)
+    described = yaml.safe_load(head.removeprefix("---"))
+    assert described["base_model"] == "org/base"
+    assert described["library_name"] == "transformers"
+    assert "65.3% (95 % interval 60.6% to 69.8%), greedy 74.2%" in card
+    assert "The profile's cost is not in these" in card
+
+
+def test_what_is_there_is_replaced_only_when_asked(layout: Layout, tmp_path: Path) -> None:
+    place = tmp_path / "out"
+    place.mkdir()
+    (place / "mine.txt").write_text("mine")
+    with pytest.raises(ArtifactError, match="is not empty: name another place, or --overwrite"):
+        push(layout, VALUES, CELL, str(place), overwrite=False)
+    assert [path.name for path in place.iterdir()] == ["mine.txt"]
+    push(layout, VALUES, CELL, str(place), overwrite=True)
+    assert (place / "mine.txt").read_text() == "mine"
+
+
+def test_a_cell_that_is_not_finished_is_named(layout: Layout, tmp_path: Path) -> None:
+    with pytest.raises(
+        ArtifactError, match=r"grpo/0 has no .*policy: run the pipeline first.*sgpo/1"
+    ):
+        push(layout, VALUES, Cell("grpo", 0), str(tmp_path / "out"), overwrite=False)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.s3
+def test_a_bucket(layout: Layout, bucket: str) -> None:
+    place = f"{bucket}/policies/sgpo"
+    push(layout, VALUES, CELL, place, overwrite=False)
+    store, path = open_location(place)
+    assert sorted(Path(name).name for name in store.ls(path)) == FILES
+    with pytest.raises(ArtifactError, match="is not empty"):
+        push(layout, VALUES, CELL, place, overwrite=False)
+
+
+def test_a_hub_gets_one_commit_and_a_private_repository(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No hub can be reached from here: what is asked of its client is checked."""
+    asked: list[tuple[str, Any]] = []
+
+    class Hub:
+        def repo_exists(self, name: str) -> bool:
+            return any(what == "create" for what, _ in asked)
+
+        def file_exists(self, name: str, path: str) -> bool:
+            return path == "README.md"
+
+        def create_repo(self, name: str, **options: Any) -> None:
+            asked.append(("create", (name, options)))
+
+        def create_commit(self, name: str, operations: Any, **options: Any) -> None:
+            asked.append(("commit", [operation.path_in_repo for operation in operations]))
+
+    monkeypatch.setattr(policy, "HfApi", Hub)
+    push(layout, VALUES, CELL, "hf://me/mine", overwrite=False)
+    assert asked[0] == ("create", ("me/mine", {"private": True, "exist_ok": True}))
+    assert asked[1] == ("commit", FILES)
+    with pytest.raises(ArtifactError, match="hf://me/mine has a model already"):
+        push(layout, VALUES, CELL, "hf://me/mine", overwrite=False)
+    assert len(asked) == 2
