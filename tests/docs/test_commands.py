@@ -21,6 +21,7 @@ FOREIGN = {
     "vllm": "started by the reader on another machine; tests/engines starts it with these options",
     "source": "activates the environment",
     "export": "sets variables",
+    "docker": "tests/docs/test_docker.py reads its options, and what it starts",
     "cp": "copies an example; what it copies exists",
 }
 
