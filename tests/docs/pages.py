@@ -13,6 +13,7 @@ PAGES = [
     *sorted((ROOT / "docs").glob("guide/*.md")),
     *sorted((ROOT / "docs").glob("tutorials/*.md")),
     *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "examples").glob("**/README.md")),
 ]
 FENCE = re.compile(r"^(?P<fence>`{3,})(?P<kind>[^\n]*)\n(?P<body>.*?)^(?P=fence)$", re.M | re.S)
 OPTION = re.compile(r"^:(?P<name>\w+): (?P<value>.*)$", re.MULTILINE)

@@ -21,6 +21,8 @@ FOREIGN = {
     "vllm": "started by the reader on another machine; tests/engines starts it with these options",
     "source": "activates the environment",
     "export": "sets variables",
+    "docker": "tests/docs/test_docker.py reads its options, and what it starts",
+    "cp": "copies an example; what it copies exists",
 }
 
 
@@ -54,6 +56,13 @@ def test_every_command_is_of_a_known_program() -> None:
     known = {"make", "python", "winnow", "dvc", "mlflow", "prefect", *FOREIGN}
     assert [str(command) for command in commands() if command.words[0] not in known] == []
     assert len(commands()) > 40
+
+
+def test_what_is_copied_exists() -> None:
+    for command in programs("cp"):
+        source, target = command.words[1:]
+        assert (ROOT / source).is_file(), str(command)
+        assert (ROOT / target).is_file(), str(command)
 
 
 def test_make_targets_and_variables_exist() -> None:

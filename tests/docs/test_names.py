@@ -57,7 +57,7 @@ def test_dotted_parameters_exist() -> None:
 
 def test_paths_of_the_project_exist() -> None:
     for page, text in inline():
-        if re.fullmatch(r"(tasks|flows|tests|docs|\.ci|\.github)/[\w./-]+", text):
+        if re.fullmatch(r"(tasks|flows|tests|docs|examples|\.ci|\.github)/[\w./-]+", text):
             assert (ROOT / text).exists() or text == "docs/_build", f"{page}: {text}"
         if re.fullmatch(r"(tasks|flows|tests)(\.\w+)+", text):
             base = ROOT.joinpath(*text.split("."))

@@ -1,0 +1,213 @@
+"""The examples: complete by `winnow doctor`, readable by `ingest`, and what their pages say."""
+
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tasks.common import params
+from tasks.common.layout import Layout
+from tasks.doctor import machine, places, sections
+from tasks.doctor.check import Findings, examine
+from tasks.doctor.machine import Gpu
+from tasks.doctor.places import GIB, Model
+from tests.docs.pages import ROOT, blocks
+from tests.docs.test_names import VALUES, unknown_keys
+
+EXAMPLES = sorted(path.parent for path in (ROOT / "examples").glob("*/params.yaml"))
+LEAVES = {"ingest.splits", "ingest.sources", "verify.verifiers"}  # named whole on a page
+MODEL = Model(1_777_088_000, 151_936, 4096)  # Qwen2.5-Math-1.5B as published, its head apart
+
+# What `winnow doctor` finds where neither data, GPU, bucket nor server is there.
+EXPECTED = {
+    "gsm8k-1.5b": ["engine.device is cuda, and nvidia-smi finds no GPU here"],
+    "bucket-and-schedule": [
+        "store.location: s3://bucket/rollouts: the server does not answer",
+        "tracking.uri: the server does not answer",
+    ],
+    "own-verifier": [
+        "verify.verifiers.within_one_percent.method is 'close'; there is:",
+        "ingest.sources[0].settings.path: mine.jsonl does not exist",
+    ],
+}
+
+each = pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)
+
+
+@pytest.fixture(autouse=True)
+def a_machine_with_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No GPU, no bucket that answers, an empty folder; but vLLM, which some environments lack."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(machine, "gpus", list)
+    monkeypatch.setattr(sections.importlib.util, "find_spec", with_vllm)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    for name, value in {
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_MAX_ATTEMPTS": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+
+
+FIND_SPEC = importlib.util.find_spec
+
+
+def with_vllm(name: str, package: str | None = None) -> Any:
+    return FIND_SPEC("json") if name == "vllm" else FIND_SPEC(name, package)
+
+
+def read(folder: Path) -> dict[str, Any]:
+    return params.load(folder / "params.yaml")
+
+
+def doctor(folder: Path, tmp_path: Path) -> Findings:
+    return examine(folder / "params.yaml", Layout(tmp_path / "data"))
+
+
+def tutorial(caption: str) -> str:
+    """The file of this name that a tutorial writes."""
+    [text] = [block.text for block in blocks() if block.caption == caption]
+    return text
+
+
+@pytest.fixture
+def own_project(tmp_path: Path) -> Path:
+    """A copy of the project with the example `own-verifier`, its verifier and its data, as the page
+    has them made."""
+    root = tmp_path / "project"
+    for name in ("flows", "tasks"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "examples" / "own-verifier" / "params.yaml", root)
+    verifier = "tasks/grading/verifiers/close.py"
+    (root / verifier).write_text(tutorial(verifier))
+    fields = json.loads(tutorial("mine.jsonl").splitlines()[0])
+    rows = [{**fields, "question": question(n), "gold": str(3 * n)} for n in range(1, 801)]
+    (root / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return root
+
+
+def question(number: int) -> str:
+    return f"A pen costs 3 dollars. What do {number} pens cost?"
+
+
+def differing(example: Any, project: Any, where: str = "") -> set[str]:
+    """The dotted names of the values that are not the project's."""
+    if where in LEAVES or not isinstance(example, dict) or not isinstance(project, dict):
+        return set() if example == project else {where}
+    return {
+        name
+        for key in example.keys() | project.keys()
+        for name in differing(example.get(key), project.get(key), f"{where}.{key}".lstrip("."))
+    }
+
+
+def test_every_example_is_expected() -> None:
+    assert {folder.name for folder in EXAMPLES} == set(EXPECTED)
+    assert {path.name for path in (ROOT / "examples").iterdir()} == {*EXPECTED, "README.md"}
+
+
+@each
+def test_the_doctor_finds_what_is_not_here_and_nothing_else(folder: Path, tmp_path: Path) -> None:
+    found = doctor(folder, tmp_path)
+    lines, expected = [*found.errors, *found.remarks], EXPECTED[folder.name]
+    assert len(lines) == len(expected), lines
+    for line, start in zip(lines, expected, strict=True):
+        assert line.startswith(start)
+
+
+@each
+def test_the_keys_of_an_example_are_the_projects(folder: Path) -> None:
+    assert list(unknown_keys(read(folder), VALUES, "")) == []
+
+
+@each
+def test_recipes_are_the_projects_and_all_are_run(folder: Path) -> None:
+    values = read(folder)
+    assert list(values["recipes"]) == values["experiment"]["recipes"]
+    assert all(VALUES["recipes"][name] == spec for name, spec in values["recipes"].items())
+
+
+@each
+def test_the_page_names_every_value_that_differs(folder: Path) -> None:
+    """And no other, so that an example follows when the project's file changes."""
+    page = (folder / "README.md").read_text()
+    named = re.findall(r"^\| `([\w.]+)` \|", page, re.MULTILINE)
+    values = {key: value for key, value in read(folder).items() if key != "recipes"}
+    project = {key: value for key, value in VALUES.items() if key != "recipes"}
+    assert sorted(named) == sorted(differing(values, project))
+
+
+@each
+def test_the_page_says_how_to_use_it(folder: Path) -> None:
+    page = (folder / "README.md").read_text()
+    copy = f"cp examples/{folder.name}/params.yaml params.yaml"
+    steps = [page.index(f"\n{command}") for command in (copy, "winnow doctor", "winnow plan")]
+    assert steps == sorted(steps)
+    assert f"]({folder.name}/README.md)" in (folder.parent / "README.md").read_text()
+
+
+@pytest.mark.parametrize(("gigabytes", "fits"), [(80.0, True), (48.0, True), (24.0, False)])
+def test_the_gpus_that_the_page_names(
+    gigabytes: float, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU of which the driver keeps half a gigabyte."""
+    folder = ROOT / "examples" / "gsm8k-1.5b"
+    gpu = Gpu("X", (gigabytes - 0.5) * GIB, gigabytes * GIB)
+    monkeypatch.setattr(machine, "gpus", lambda: [gpu])
+    assert doctor(folder, tmp_path).errors == []  # the model is not here: its size is not known
+    monkeypatch.setattr(places, "describe_model", lambda *_: MODEL)
+    monkeypatch.setattr(places, "check_disk", lambda *_: [])
+    said = doctor(folder, tmp_path).errors
+    assert [line for line in said if "training does not fit this GPU" not in line] == []
+    assert (not said) == fits
+
+
+def kept(output: str) -> list[int]:
+    """The numbers of the last line of `ingest --dry-run`: those of all sources."""
+    [line] = [line for line in output.splitlines() if line.lstrip("│ ").startswith("all")]
+    return [int(number.replace(",", "")) for number in re.findall(r"[\d,]+", line)]
+
+
+def run(root: Path, *words: str) -> str:
+    """A command of a page, by its module, in a folder; its output."""
+    line = [sys.executable, "-m", *words]
+    done = subprocess.run(line, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_gsm8k_is_read_and_split_as_the_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of GSM8K's columns stand for its files, which are on the hub."""
+    values = read(ROOT / "examples" / "gsm8k-1.5b")
+    sizes = {"train": 300, "test": 50}
+    for source, (split, size) in zip(values["ingest"]["sources"], sizes.items(), strict=True):
+        assert Path(source["settings"]["path"]).name.startswith(split)
+        source["settings"]["path"] = str(tmp_path / f"{split}.jsonl")
+        numbers = range(1000 * size, 1001 * size)
+        rows = [{"question": question(n), "answer": f"3 * {n}\n#### {3 * n}"} for n in numbers]
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
+    paths = ("--params", str(tmp_path / "params.yaml"), "--data", str(tmp_path / "data"))
+    assert kept(run(ROOT, "tasks.ingest", "--dry-run", *paths)) == [350, 100, 200, 50, 0]
+
+
+def test_the_own_verifier_with_its_data(own_project: Path) -> None:
+    assert run(own_project, "flows", "doctor").startswith("nothing is wrong")
+    assert kept(run(own_project, "tasks.ingest", "--dry-run")) == [800, 100, 200, 500, 0]
+
+
+@pytest.mark.s3
+def test_the_bucket_is_found_where_there_is_one(bucket: str, tmp_path: Path) -> None:
+    text = (ROOT / "examples" / "bucket-and-schedule" / "params.yaml").read_text()
+    (tmp_path / "params.yaml").write_text(text.replace("s3://bucket/", f"{bucket}/"))
+    assert doctor(tmp_path, tmp_path).errors == []
