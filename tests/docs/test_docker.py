@@ -100,7 +100,8 @@ def test_make_env_needs_no_more_than_was_copied(tmp_path: Path) -> None:
     """Make is asked what it would do, with each kind of environment."""
     folder = before_env(tmp_path / "winnow")
     for kind in ("none", "cpu", "gpu"):
-        line = ["make", "--dry-run", "env", f"VLLM={kind}", "TORCH_INDEX=", f"VENV={tmp_path}/venv"]
+        variables = (f"VLLM={kind}", "TORCH_INDEX=", f"VENV={tmp_path}/venv")
+        line = ["make", "--dry-run", "env", *variables, f"PYTHON={sys.executable}"]
         done = subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         read = re.findall(r"-r <?\(?(?:grep -v '\S+' )?([\w.-]+)|-c ([\w.-]+)", done.stdout)
