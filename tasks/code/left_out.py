@@ -29,6 +29,7 @@ LIBRARIES = {
     "fsspec": "moves bytes",
     "httpx": "moves bytes",
     "huggingface_hub": "fetches what a commit hash names",
+    "matplotlib": "draws the report's plots",
     "mlflow": "the record",
     "plotly": "draws the report's page",
     "psutil": "processes",
