@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 STREAMS = (1, 2)  # standard output and error
 NUM_TAIL = 40
 MAX_WAITING = 10_000  # lines that nobody has taken yet
+MAX_LINE = 2_000  # characters that are kept of one
+MAX_BAR = 500  # characters of a progress bar
 SETTLE_SECONDS = 2.0
 ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[@-_])")
 BAR = re.compile(r"^\s*(?P<label>.*?):\s+(?:(?P<percent>\d+)%\|)?.*\[\d+:\d\d.*\]\s*$")
@@ -32,10 +34,10 @@ class Lines:
 
     def add(self, line: str) -> None:
         """Take a line, or the state of a bar."""
-        line = ESCAPE.sub("", line).rstrip()
+        line = ESCAPE.sub("", line[:MAX_LINE]).rstrip()
         if not line:
             return
-        if bar := BAR.match(line):
+        if len(line) <= MAX_BAR and (bar := BAR.match(line)):
             if bar["percent"]:
                 self.bars[bar["label"]] = (float(bar["percent"]), line.strip())
             return
@@ -88,7 +90,8 @@ class Output:
                         continue
                     pass_on(self.streams[ours], data)
                     text = rests[ours] + decoders[ours].decode(data)
-                    *whole, rests[ours] = re.split(r"[\r\n]", text)
+                    *whole, rest = re.split(r"[\r\n]", text)
+                    rests[ours] = rest[:MAX_LINE]  # the terminal has all of it
                     for line in whole:
                         self.lines.add(line)
 

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 def applied(path: Path, layout: Layout, overrides: list[str]) -> Iterator[None]:
     """Have the file at `path` hold the overrides. For one run at a time: the caller has the
     pipeline's lock. Raises ParamsError, and changes nothing, for a key that the file has not."""
-    note = layout.locks / "overrides.json"
+    note = note_of(layout)
     put_back(path, note)
     if not overrides:
         yield
@@ -38,6 +38,11 @@ def applied(path: Path, layout: Layout, overrides: list[str]) -> Iterator[None]:
         path.name,
         ", ".join(overrides),
     )
+
+
+def note_of(layout: Layout) -> Path:
+    """Return where a run with overrides notes what the file was before."""
+    return layout.locks / "overrides.json"
 
 
 def put_back(path: Path, note: Path) -> None:

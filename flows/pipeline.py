@@ -13,7 +13,9 @@ nothing to run, it is not started at all.
 
 import argparse
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 
 from flows import commands, doctor, experiment, logs, overrides, server, summary
 from flows.selection import SelectionError
@@ -57,9 +59,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def bring_up_to_date(options: argparse.Namespace) -> int:
     """Look, and run what is stale: 0, or 1 when a stage failed."""
     seeds = [str(seed) for seed in options.seed or []]
+    path = commands.ROOT / "params.yaml"
     with (
         process.exclusive(LAYOUT.locks / "pipeline", "the pipeline"),
-        overrides.applied(commands.ROOT / "params.yaml", LAYOUT, options.overrides),
+        recipes_set(path, options.experiment),
+        overrides.applied(path, LAYOUT, options.overrides),
         commands.Dvc() as dvc,
     ):
         stages = doctor.examine(dvc, options.recipe or [], seeds, options.force or [])
@@ -75,6 +79,16 @@ def bring_up_to_date(options: argparse.Namespace) -> int:
         print(f"{summary.conclusion(stages)}\n", flush=True)
     print(f"{summary.places(LAYOUT)}\nPrefect   {place}", flush=True)
     return 0
+
+
+@contextmanager
+def recipes_set(path: Path, words: str | None) -> Iterator[None]:
+    """Write the experiment's recipes into the file, once what a killed run left there is undone and
+    while no other run has values of its own in it."""
+    if words:
+        overrides.put_back(path, overrides.note_of(LAYOUT))
+        experiment.set_recipes(path, words)
+    yield
 
 
 def run_flow(stages: Stages, options: argparse.Namespace) -> str:
@@ -101,8 +115,6 @@ def main() -> int:
     logs.speak()
     process.interrupt_on_terminate()
     try:
-        if options.experiment:
-            experiment.set_recipes(commands.ROOT / "params.yaml", options.experiment)
         return bring_up_to_date(options)
     except REFUSALS as error:
         print(error, file=sys.stderr)

@@ -51,8 +51,8 @@ class Watch:
         for line in output.lines.take(LINES_A_LOOK):
             self.log.info("%s", line)
         if time.monotonic() >= self.next_progress:
+            self.show_bars(output)  # may take long, where the server is slow
             self.next_progress = time.monotonic() + PROGRESS_SECONDS
-            self.show_bars(output)
 
     def finish(self, output: Output) -> None:
         """The last lines, and the bars as they ended."""

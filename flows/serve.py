@@ -31,7 +31,7 @@ from prefect.settings import PREFECT_API_URL
 
 from flows import HEARTBEAT_SECONDS, commands, records
 from flows.flow import pipeline
-from tasks.common import params
+from tasks.common import params, process
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,11 @@ class Served(Runner):
     its event loop, for that loop, and leaves the run as it is."""
 
     def handle_sigterm(self, *_: Any, **__: Any) -> None:
-        """Cancel what runs, then leave `start`."""
+        """Cancel what runs, then leave `start`; once, however often it is asked."""
+        if self.stopping:
+            return
+        if not self.started:
+            raise KeyboardInterrupt
         loop = asyncio.get_running_loop()
         loop.call_soon_threadsafe(lambda: loop.create_task(self.astop()))
 
@@ -163,7 +167,10 @@ def main() -> int:
         return 1
     os.chdir(commands.ROOT)
     records.attempt(watch_heartbeats)
-    asyncio.run(serve(options))
+    try:
+        asyncio.run(serve(options))
+    except KeyboardInterrupt:  # before anything was served
+        return process.INTERRUPTED
     return 0
 
 

@@ -17,6 +17,7 @@ from tasks.common import params
 from tasks.common.files import ArtifactError, read_json
 from tasks.common.layout import Layout
 from tasks.common.locations import open_location, reaching
+from tasks.common.progress import progress
 
 HUB = "hf://"
 CARD = "README.md"
@@ -169,7 +170,11 @@ def to_location(
         if not overwrite and store.exists(place) and store.ls(place):
             raise ArtifactError(f"{destination} is not empty: name another place, or --overwrite")
         store.makedirs(place, exist_ok=True)
-        for name, path in files.items():
-            store.put_file(str(path), f"{place}/{name}")
+        if store.exists(f"{place}/{CARD}"):  # until all is replaced, it is not finished
+            store.rm_file(f"{place}/{CARD}")
+        with progress(sum(path.stat().st_size for path in files.values()), "push", "B") as bar:
+            for name, path in files.items():
+                store.put_file(str(path), f"{place}/{name}")
+                bar.update(path.stat().st_size)
         for name in sorted(texts, key=lambda name: name == CARD):
             store.pipe_file(f"{place}/{name}", texts[name].encode())

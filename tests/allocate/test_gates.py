@@ -44,11 +44,17 @@ def test_the_limits_themselves_pass() -> None:
 
 def test_our_own_failures_are_no_wrong_answers() -> None:
     """One of two graded samples is right; six could not be graded."""
-    check_gates(Gates(0.5, 1.0), profile([1], [0.0], error=6), 64)
+    half = Gates(0.5, 1.0)
+    check_gates(half, profile([1], [0.0], error=6), 64)
+    with pytest.raises(ParamsError, match=r"min_solved_rate 0.5 is not reached"):
+        check_gates(half, profile([1], [0.0]), 64)
 
 
 def test_lowered_gates_let_everything_pass() -> None:
-    check_gates(Gates(0.0, 1.0), profile([0], [1.0]), 64)
+    worst = profile([0], [1.0])
+    check_gates(Gates(0.0, 1.0), worst, 64)
+    with pytest.raises(ParamsError):
+        check_gates(GATES, worst, 64)
 
 
 @pytest.mark.parametrize("rates", [(-0.1, 1.0), (0.0, 1.5)])

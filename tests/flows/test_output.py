@@ -8,7 +8,7 @@ import subprocess
 import sys
 import termios
 
-from flows.output import NUM_TAIL, Lines, open_stream, read_some
+from flows.output import MAX_LINE, NUM_TAIL, Lines, open_stream, read_some
 
 
 def test_bars_are_no_lines_and_escapes_are_left_out() -> None:
@@ -24,6 +24,16 @@ def test_bars_are_no_lines_and_escapes_are_left_out() -> None:
     assert list(lines.bars) == ["sample (hf)"]
     assert lines.bars["sample (hf)"][0] == 18.0
     assert list(lines.tail) == ["started", "12:00:01 profile: 40 % of the rollouts"]
+
+
+def test_a_huge_line_is_cut_and_costs_no_more_than_its_length() -> None:
+    lines = Lines()
+    lines.add("a: [0:00" * 1_000_000)
+    lines.add("\x1b]" * 1_000_000)
+    (kept,) = lines.take(9)
+    assert kept.startswith("a: [0:00a: [0:00")
+    assert len(kept) == MAX_LINE
+    assert not lines.bars
 
 
 def test_too_many_lines_are_counted_and_the_last_ones_kept() -> None:

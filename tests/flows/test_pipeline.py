@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from flows.overrides import applied
+from tasks.common.layout import Layout
 from tests.flows.project import Project, lines, shell
 
 CELLS = ["evaluate@grpo-0", "evaluate@grpo_mixed-0", "evaluate@sgpo-0", "evaluate@winnow-0"]
@@ -177,6 +179,18 @@ def test_values_for_one_run_are_recorded_and_gone_again(project: Project) -> Non
     assert lines(project.flow(), "restored")[:1] == ["allocate@grpo-0"]
     assert project.status() == {}
     assert "An override is KEY=VALUE" in project.flow("allocate.pases=5", expect=1)
+
+
+def test_recipes_are_set_in_the_file_as_it_was_before_a_killed_run(project: Project) -> None:
+    path = project.root / "params.yaml"
+    before = path.read_text()
+    killed = applied(path, Layout(project.root / "data"), ["allocate.passes=5"])
+    killed.__enter__()
+    assert "left out" not in project.flow("--experiment", "grpo sgpo")
+    assert path.read_text() == before.replace(
+        "recipes: [grpo, grpo_mixed, sgpo, winnow]", "recipes: [grpo, sgpo]"
+    )
+    killed.gen.close()  # type: ignore[attr-defined]
 
 
 def test_a_fresh_clone_runs_and_stays_clean(project: Project) -> None:

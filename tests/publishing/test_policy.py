@@ -81,6 +81,16 @@ def test_what_is_there_is_replaced_only_when_asked(layout: Layout, tmp_path: Pat
     assert (place / "mine.txt").read_text() == "mine"
 
 
+def test_a_place_that_was_not_written_whole_has_no_card(layout: Layout, tmp_path: Path) -> None:
+    place = tmp_path / "out"
+    push(layout, VALUES, CELL, str(place), overwrite=False)
+    (place / "model.safetensors").unlink()
+    (place / "model.safetensors").mkdir()  # cannot be written over
+    with pytest.raises(ArtifactError):
+        push(layout, VALUES, CELL, str(place), overwrite=True)
+    assert not (place / "README.md").exists()
+
+
 def test_a_cell_that_is_not_finished_is_named(layout: Layout, tmp_path: Path) -> None:
     with pytest.raises(
         ArtifactError, match=r"grpo/0 has no .*policy: run the pipeline first.*sgpo/1"
