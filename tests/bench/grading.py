@@ -5,15 +5,21 @@ by the pool.
 
 Answers are generated, half of them right, as long as those of GSM8K (about 300 characters). Both
 ways alternate in one run, after a first round that starts processes; medians. A round has answers
-of its own, so that no cache knows them. The last column is a training step."""
+of its own, so that no cache knows them. The last column is a training step.
+
+Where WINNOW_REAL_DATA names the folder of real data, `math` then grades a published evaluation, by
+pools that have graded none of it: as it is, and without the boxes."""
 
 import argparse
 import itertools
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import reasoning_gym as library
@@ -134,6 +140,28 @@ def measure(
     return rates[0], rates[1], statistics.median(step[5:])
 
 
+def published(folder: Path) -> dict[str, list[Answer]]:
+    """Completions of Qwen2.5-Math on MATH (about 1,200 characters), as they are and unboxed."""
+    lines = (folder / "rollouts" / "qwen25math_math100x8.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    boxed = [Answer("math", text, str(row["gt"]), False) for row in rows for text in row["code"]]
+    unboxed = [replace(a, completion=a.completion.replace("\\boxed", "")) for a in boxed]
+    return {"boxed": boxed, "unboxed": unboxed}
+
+
+def measure_published(folder: Path, processes: int, repeats: int) -> None:
+    """Print the median rate of grading all of it, in a new pool each time."""
+    for kind, batch in published(folder).items():
+        rates = []
+        for _ in range(repeats):
+            with Grader(Verify(processes, 20.0, 4.0, 1.0, {})) as grader:
+                grader.grade([Answer("math", r"\boxed{1}", "1", False)] * 8)
+                rates.append(len(batch) / seconds(partial(grader.grade, batch)))
+        print(
+            f"math, {len(batch)} published completions, {kind}: {statistics.median(rates):,.0f}/s"
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--answers", type=int, default=4000)
@@ -154,6 +182,8 @@ def main() -> None:
         print(
             f"{name:15} {alone:12,.0f} {pooled:12,.0f} {pooled / alone:16.2f} {1000 * step:16.2f}"
         )
+    if folder := os.environ.get("WINNOW_REAL_DATA"):
+        measure_published(Path(folder), options.processes, options.repeats)
 
 
 if __name__ == "__main__":
