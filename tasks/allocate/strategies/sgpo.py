@@ -47,48 +47,18 @@ def allocate(
         for number in range(passes)
         for size, cluster in zip(sizes, clusters, strict=True)
     ]
-    decisions = pl.concat(
-        [
-            decide(
-                profile,
-                known.filter(pl.col("pass_rate").is_null())["row"],
-                "ungraded",
-                0,
-                "no valid grade",
-            ),
-            decide(
-                profile,
-                trivial["row"],
-                "trivial",
-                0,
-                f"solved more often than {trivial_above:.0%}: dropped",
-            ),
-            decide(
-                profile,
-                left,
-                "unsolved_dropped",
-                0,
-                f"never solved, not in the random {unsolved_rate:.0%} kept",
-            ),
-            decide(
-                profile,
-                kept,
-                "unsolved_kept",
-                sizes[-1],
-                f"never solved, in the random {unsolved_rate:.0%} kept for every phase",
-            ),
-            *(
-                decide(
-                    profile,
-                    cluster,
-                    "learnable",
-                    size,
-                    f"{solved_words(size, sizes)}: groups of {size}",
-                )
-                for size, cluster in zip(sizes, clusters, strict=True)
-            ),
-        ]
-    )
+    share = f"random {unsolved_rate:.0%}"
+    decided = [
+        (known.filter(pl.col("pass_rate").is_null())["row"], "ungraded", 0, "no valid grade"),
+        (trivial["row"], "trivial", 0, f"solved more often than {trivial_above:.0%}: dropped"),
+        (left, "unsolved_dropped", 0, f"never solved, not in the {share} kept"),
+        (kept, "unsolved_kept", sizes[-1], f"never solved, in the {share} kept for every phase"),
+    ]
+    decided += [
+        (cluster, "learnable", size, f"{solved_words(size, sizes)}: groups of {size}")
+        for size, cluster in zip(sizes, clusters, strict=True)
+    ]
+    decisions = pl.concat([decide(profile, *each) for each in decided])
     return Allocation(visits, decisions)
 
 
