@@ -16,7 +16,8 @@ from transformers import (
 from tasks.common.artifacts import Layout
 from tasks.common.files import write_json
 from tasks.engines.engine import EngineSettings
-from tasks.models.policy import describe, policy_digest
+from tasks.models.folder import policy_digest
+from tasks.models.policy import describe
 
 ENGINE = EngineSettings(
     name="hf",

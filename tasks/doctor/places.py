@@ -100,7 +100,7 @@ def check_model(values: Values) -> list[str]:
 
 
 def check_folder(folder: Path) -> None:
-    declared("tasks.models.policy", "check_folder")(folder)
+    declared("tasks.models.folder", "check_folder")(folder)
 
 
 def not_cached(where: str, location: str) -> list[str]:

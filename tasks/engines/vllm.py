@@ -57,6 +57,7 @@ class VllmEngine:
         self.llm = vllm.LLM(
             model=str(policy.folder),
             dtype=settings.dtype,  # type: ignore[arg-type]
+            load_format="safetensors",
             max_model_len=policy.max_length,
             max_num_seqs=settings.max_rows,
             gpu_memory_utilization=settings.memory_fraction,

@@ -3,7 +3,8 @@
 from tasks.common.files import read_json
 from tasks.common.stage import Stage
 from tasks.evaluate.evaluation import run_evaluation
-from tasks.models.policy import open_policy, policy_digest, read_policy
+from tasks.models.folder import policy_digest
+from tasks.models.policy import open_policy, read_policy
 
 
 def main(run: Stage) -> None:

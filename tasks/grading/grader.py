@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.common.files import ArtifactError
 from tasks.common.params import at_least
+from tasks.common.pool import Died, Pool, TimedOut, python
 from tasks.grading import verifiers
-from tasks.grading.pool import Died, Pool, TimedOut, python
 from tasks.grading.verdict import JudgeUsage, Verdict
 
 if TYPE_CHECKING:

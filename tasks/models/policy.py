@@ -1,8 +1,7 @@
-"""A policy on disk: which files make it up, its digest, its FLOPs figures, and how it is loaded.
+"""A policy on disk: its digest, its FLOPs figures, and how it is loaded.
 
-Any Hugging Face causal language model in safetensors form. Pickled weights are refused: loading
-them would execute any code they hold. Code that comes with a model runs only when the user sets
-`policy.trust_remote_code`."""
+Any Hugging Face causal language model in safetensors form (tasks/models/folder.py). Code that comes
+with a model runs only when the user sets `policy.trust_remote_code`."""
 
 import logging
 from dataclasses import dataclass
@@ -20,15 +19,13 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as transformers_logging
 
 from tasks.common.artifacts import Layout
-from tasks.common.files import ArtifactError, digest_folder, read_json
+from tasks.common.files import ArtifactError, read_json
 from tasks.common.ledger import Architecture
+from tasks.models.folder import check_folder, policy_digest
 from tasks.models.packing import ATTENTION
 
 logger = logging.getLogger(__name__)
 transformers_logging.disable_progress_bar()  # the stage shows its own
-
-POLICY_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.py")
-PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 @dataclass(frozen=True)
@@ -41,28 +38,6 @@ class Policy:
     architecture: Architecture
     max_length: int
     trust_remote_code: bool
-
-
-def check_folder(folder: Path) -> None:
-    """Raise ArtifactError unless `folder` holds a Hugging Face causal LM with safetensors
-    weights."""
-    if not (folder / "config.json").is_file():
-        raise ArtifactError(f"{folder} is not a policy: it has no config.json")
-    if any(folder.glob("*.safetensors")):
-        return
-    pickled = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
-    if pickled:
-        raise ArtifactError(
-            f"{folder} holds pickled weights only ({', '.join(pickled[:3])}), and unpickling runs "
-            "code. If you trust them, convert them: "
-            "AutoModelForCausalLM.from_pretrained(...).save_pretrained(NEW_FOLDER)"
-        )
-    raise ArtifactError(f"{folder} has no *.safetensors file: it is not a complete policy")
-
-
-def policy_digest(folder: Path) -> str:
-    """16 hex digits of weights, configuration and tokenizer (the chat template counts)."""
-    return digest_folder(folder, POLICY_FILES)
 
 
 def read_policy(layout: Layout) -> Policy:
@@ -128,16 +103,25 @@ def load_model(
     trust_remote_code: bool = False,
     attention: str = ATTENTION,
 ) -> PreTrainedModel:
-    """Load the model in `folder` in evaluation mode: without dropout, whatever its config says."""
+    """Load the model in `folder` in evaluation mode: without dropout, whatever its config says.
+    Raises ArtifactError where the files do not hold every tensor."""
     check_folder(folder)
-    model = AutoModelForCausalLM.from_pretrained(
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=dtype,
         attn_implementation=attention,
         use_safetensors=True,
         trust_remote_code=trust_remote_code,
+        output_loading_info=True,
     )
-    return model.to(device).eval()  # type: ignore[no-any-return, arg-type]
+    model, found = loaded
+    if missing := sorted(found["missing_keys"]):
+        raise ArtifactError(
+            f"{folder}: its files hold no {missing[0]}"
+            + (f" and {len(missing) - 1} more of its tensors" if len(missing) > 1 else "")
+            + ": they would be random. Fetch or save the model again"
+        )
+    return model.to(device).eval()  # type: ignore[no-any-return]
 
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:

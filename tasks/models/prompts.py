@@ -1,46 +1,52 @@
 """Text to token ids and back: prompts for the policy, completions for verifiers.
 
-Plain text is encoded as it is; chat messages are rendered by the policy's own chat template.
+Plain text is encoded as it is; chat messages are rendered by the policy's own chat template."""
 
-The rollout store's key holds a digest of the rendered prompt, so rendering must not change from day
-to day: a template that prints today's date always gets the same one."""
-
-import datetime
 import json
+import weakref
 from collections.abc import Sequence
 
 import polars as pl
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from tasks.common.files import ArtifactError
+from tasks.models.chat import Conversation, Template, TemplateFailed
 from tasks.models.policy import Policy
 
-DATE = datetime.date(2024, 7, 26)  # the default of Llama 3's templates
+templates: weakref.WeakKeyDictionary[PreTrainedTokenizerBase, Template] = (
+    weakref.WeakKeyDictionary()
+)
 
 
-def render(text: str, messages: str | None, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the token ids of one prompt; `messages` as in the table PROMPTS. Raises ArtifactError
-    when there is no chat template for messages, or when the template refuses them."""
-    if messages is None:
-        plain: Sequence[int] = tokenizer(text).input_ids
-        return list(plain)
+def template_of(tokenizer: PreTrainedTokenizerBase) -> Template:
+    """The chat template of a tokenizer. Raises TemplateFailed when it has none."""
     if tokenizer.chat_template is None:
-        raise ArtifactError(
+        raise TemplateFailed(
             "it is chat messages, and the policy has no chat template: set prompt_template of its "
             'entry in `ingest.sources` (such as "{prompt}") to make it plain text, or use a policy '
             "with a template"
         )
-    try:
-        ids = tokenizer.apply_chat_template(
-            json.loads(messages),
-            add_generation_prompt=True,
-            return_dict=False,
-            strftime_now=DATE.strftime,
-        )
-    except TemplateError as error:
-        raise ArtifactError(f"the policy's chat template refuses it: {error}") from error
-    return list(ids)
+    if tokenizer not in templates:
+        try:
+            text = tokenizer.get_chat_template()
+        except ValueError as error:
+            raise TemplateFailed(f"the policy's chat template cannot be chosen: {error}") from error
+        templates[tokenizer] = Template(text, tokenizer.special_tokens_map)
+    return templates[tokenizer]
+
+
+def encode_chats(
+    conversations: Sequence[Conversation], tokenizer: PreTrainedTokenizerBase
+) -> list[list[int]]:
+    """Return the token ids of conversations, rendered by the policy's chat template. Raises
+    TemplateFailed with the number of the first that cannot be rendered."""
+    encoded = []
+    for number, text in enumerate(template_of(tokenizer).render(conversations)):
+        if isinstance(text, TemplateFailed):
+            text.number = number
+            raise text
+        encoded.append(list(tokenizer(text, add_special_tokens=False).input_ids))
+    return encoded
 
 
 def render_reply(
@@ -57,16 +63,8 @@ def render_reply(
     question = [{"role": "user", "content": "1"}]
     turn = [*question, {"role": "assistant", "content": "2"}]
     reply = [*turn, {"role": "user", "content": text}]
-    asked, finished, whole = (
-        list(
-            tokenizer.apply_chat_template(
-                messages,
-                add_generation_prompt=messages is not turn,
-                return_dict=False,
-                strftime_now=DATE.strftime,
-            )
-        )
-        for messages in (question, turn, reply)
+    asked, finished, whole = encode_chats(
+        [(question, True), (turn, False), (reply, True)], tokenizer
     )
     # what the template writes after the stop token of the policy's turn belongs to the reply
     pairs = enumerate(zip(asked, finished, strict=False))
@@ -94,12 +92,12 @@ def encode_prompts(
     """Return the token ids of every prompt, chat messages rendered by the policy's template. Raises
     ArtifactError naming the first prompt that cannot be rendered, or the shortest that leaves no
     room for `room` more tokens."""
-    encoded: list[list[int]] = []
-    for prompt_id, text, messages in prompts.select("prompt_id", "prompt", "messages").iter_rows():
-        try:
-            encoded.append(render(text, messages, tokenizer))
-        except ArtifactError as error:
-            raise ArtifactError(f"prompt {prompt_id}: {error}") from error
+    chat = prompts.filter(pl.col("messages").is_not_null())
+    rendered = iter(encode_messages(chat, tokenizer))
+    encoded = [
+        list(tokenizer(text).input_ids) if messages is None else next(rendered)
+        for text, messages in prompts.select("prompt", "messages").iter_rows()
+    ]
     bad = [row for row, ids in enumerate(encoded) if not ids or len(ids) + room > policy.max_length]
     if bad:
         row = min(bad, key=lambda row: len(encoded[row]))
@@ -110,6 +108,20 @@ def encode_prompts(
             f"ingest.max_prompt_characters below its {len(prompts['prompt'][row])}, or lower "
             "sampling.max_tokens"
         )
+    return encoded
+
+
+def encode_messages(prompts: pl.DataFrame, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    """Return the token ids of prompts that are all chat messages, as `encode_prompts`."""
+    if prompts.is_empty():
+        return []
+    try:
+        encoded = encode_chats([(json.loads(one), True) for one in prompts["messages"]], tokenizer)
+    except TemplateFailed as error:
+        raise ArtifactError(f"prompt {prompts['prompt_id'][error.number]}: {error}") from error
+    finally:
+        if tokenizer in templates:
+            templates[tokenizer].close()  # the next prompts are asked for much later
     return encoded
 
 

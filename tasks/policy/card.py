@@ -20,7 +20,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreT
 
 from tasks.common.files import sync_folder
 from tasks.common.stage import StageError
-from tasks.models.policy import check_folder, describe, load_tokenizer, policy_digest, save_policy
+from tasks.models.folder import check_folder, policy_digest
+from tasks.models.policy import describe, load_tokenizer, save_policy
 
 # files of an external policy that are copied
 DESCRIPTIVE_FILES = ("*.json", "*.jinja", "*.txt", "*.model")

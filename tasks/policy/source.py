@@ -19,7 +19,7 @@ from tasks.common.files import digest
 from tasks.common.locations import open_location, reaching
 from tasks.common.progress import progress
 from tasks.common.stage import StageError
-from tasks.models.policy import POLICY_FILES
+from tasks.models.folder import DATA_FILES, POLICY_FILES
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 
 def resolve(source: str, downloads: Path, trust_remote_code: bool) -> Path:
     """Return the absolute folder of the policy `source`, fetched if it is not local."""
-    patterns = (*POLICY_FILES, *(("*.py",) if trust_remote_code else ()))
+    patterns = POLICY_FILES if trust_remote_code else DATA_FILES
     scheme = source.partition("://")[0] if "://" in source else ""
     if scheme == "hf":
         return from_hub(source, patterns)

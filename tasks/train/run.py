@@ -21,11 +21,11 @@ from tasks.engines.engine import (
     load_engine,
 )
 from tasks.grading.grader import Grader, Verify
+from tasks.models.folder import policy_digest
 from tasks.models.policy import (
     Policy,
     load_model,
     load_tokenizer,
-    policy_digest,
     read_policy,
     torch_device,
 )

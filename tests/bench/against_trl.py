@@ -97,7 +97,8 @@ def accuracy(root: Path, folder: Path) -> float:
     from tasks.common.files import read_json
     from tasks.evaluate.evaluation import Evaluate, evaluate_policy
     from tasks.grading.grader import Verify
-    from tasks.models.policy import open_policy, policy_digest
+    from tasks.models.folder import policy_digest
+    from tasks.models.policy import open_policy
     from tasks.store.rollouts import SamplerSettings
 
     torch.set_num_threads(1)

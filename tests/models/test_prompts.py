@@ -2,6 +2,7 @@
 stay plain."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import torch
 
 from tasks.common.artifacts import PROMPTS, Layout
 from tasks.common.files import ArtifactError
+from tasks.models import chat
 from tasks.models.policy import Policy, load_model, load_tokenizer, read_policy
-from tasks.models.prompts import encode_prompts, render
+from tasks.models.prompts import encode_chats, encode_prompts, template_of
 from tasks.store.rollouts import StoredRollouts
 from tests.policies import place_policy
 from tests.store.test_rollouts import SETTINGS
@@ -108,7 +110,45 @@ def test_a_template_that_prints_the_date_renders_the_same_every_day(
 ) -> None:
     policy, _ = world(tmp_path, qwen, "{{ strftime_now('%d %b %Y') }}")
     tokenizer = load_tokenizer(policy.folder, trust_remote_code=False)
-    assert tokenizer.decode(render("", json.dumps(MESSAGES), tokenizer)) == "26 Jul 2024"
+    assert tokenizer.decode(encode_chats([(MESSAGES, True)], tokenizer)[0]) == "26 Jul 2024"
+
+
+@pytest.mark.parametrize(
+    ("template", "failure"),
+    [
+        ("{{ 'x' * 10**10 }}", "needs more than 2 GB of memory"),
+        (
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            "ran for more than 0.5 s",
+        ),
+        ("{{ 'x' * 2 * 10**7 }}", r"makes 20,000,000 characters of it; the limit is 10,000,000"),
+        ("{{ messages[7].content.strip() }}", "refuses it: list object has no element 7"),
+        ("{{ messages + 1 }}", "fails on it: TypeError"),
+        ("{% if %}", r"is not a valid template: .* \(line 1\)"),
+    ],
+)
+def test_a_template_that_does_harm_is_ended_and_named(
+    template: str, failure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat, "SECONDS", 0.5)
+    rendering = chat.Template(template, {"eos_token": "</s>"})
+    (failed,) = rendering.render([(MESSAGES, True)])
+    rendering.close()
+    assert isinstance(failed, chat.TemplateFailed)
+    assert re.search(f"the policy's chat template ({failure})", str(failed)), failed
+
+
+def test_a_conversation_that_fails_leaves_the_others_and_is_named(
+    qwen: Path, tmp_path: Path
+) -> None:
+    template = "{% if messages[0].content == '2' %}{{ 'x' * 10**10 }}{% endif %}{{ eos_token }}"
+    policy, _ = world(tmp_path, qwen, template)
+    tokenizer = load_tokenizer(policy.folder, trust_remote_code=False)
+    asked = [([{"role": "user", "content": str(n)}], True) for n in range(5)]
+    first, *_, last = template_of(tokenizer).render(asked)
+    assert first == last == tokenizer.eos_token
+    with pytest.raises(ArtifactError, match=r"prompt p2: .*needs more than 2 GB of memory for it"):
+        encode_prompts(prompts(None, *(one for one, _ in asked[1:])), tokenizer, policy, 8)
 
 
 def test_prompts_that_do_not_fit_name_the_length_to_set(qwen: Path, tmp_path: Path) -> None:

@@ -12,13 +12,15 @@ import fsspec
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
 from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError, read_json, write_json
 from tasks.common.params import ParamsError, parse
 from tasks.common.stage import StageError
-from tasks.models.policy import describe, policy_digest, read_policy, stop_token_ids
+from tasks.models.folder import DATA_FILES, check_folder, policy_digest
+from tasks.models.policy import describe, load_model, read_policy, stop_token_ids
 from tasks.policy.card import skeleton, whole_folder, write_external, write_own
 from tasks.policy.examples import Family, draw
 from tasks.policy.families import products
@@ -277,6 +279,112 @@ def test_a_folder_without_safetensors_is_refused_and_the_old_policy_stays(
     assert (tmp_path / "policy" / "config.json").read_text() == "old"
 
 
+def sharded(folder: Path, llama: Path, last: Any = "part-1.safetensors") -> Path:
+    """A copy of the policy whose weights are in two files; the index has its last tensor in the
+    file `last`."""
+    shutil.copytree(llama, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    weights = load_file(llama / "model.safetensors")
+    names = sorted(weights)
+    *others, end = names
+    parts = {"part-0.safetensors": others[::2], "part-1.safetensors": [*others[1::2], end]}
+    for part, inside in parts.items():
+        save_file({name: weights[name] for name in inside}, folder / part)
+    places = {name: part for part, inside in parts.items() for name in inside} | {end: last}
+    write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": places})
+    return folder
+
+
+def load(folder: Path) -> Any:
+    return load_model(folder, dtype=torch.float32, device=torch.device("cpu"))
+
+
+def test_an_index_that_names_its_neighbours_is_loaded(tmp_path, llama):
+    whole, parts = load(llama), load(sharded(tmp_path / "policy", llama))
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(parts.state_dict()[name], tensor)
+
+
+@pytest.mark.parametrize(
+    "place", ["w.bin", "../outside.safetensors", "sub/w.safetensors", "gone.safetensors", "", None]
+)
+def test_an_index_names_nothing_but_safetensors_beside_it(tmp_path, llama, place):
+    """Otherwise their content would change what is loaded and not the digest, and could be a
+    pickle."""
+    folder = sharded(tmp_path / "policy", llama, last=place)
+    for name in ("w.bin", "../outside.safetensors", "sub/w.safetensors"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copy(llama / "model.safetensors", folder / name)
+    with pytest.raises(ArtifactError, match=r"index\.json: .* can only name \*\.safetensors files"):
+        write_external(str(folder), folder, False, tmp_path / "made")
+
+
+def test_an_index_or_a_configuration_that_is_something_else_is_refused(tmp_path, llama):
+    folder = sharded(tmp_path / "policy", llama)
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": ["model"]}')
+    with pytest.raises(ArtifactError, match="has no weight_map"):
+        check_folder(folder)
+    (folder / "config.json").write_text("[]")
+    (folder / "model.safetensors.index.json").unlink()
+    with pytest.raises(ArtifactError, match=r"config\.json is not a JSON object"):
+        check_folder(folder)
+
+
+@pytest.mark.parametrize("name", ["adapter_model.bin", "../w.safetensors", "none.safetensors"])
+def test_a_configuration_leads_the_loader_nowhere_else(tmp_path, llama, name):
+    folder = Path(shutil.copytree(llama, tmp_path / "policy"))
+    (tmp_path / "w.safetensors").write_bytes(b"")
+    (folder / "adapter_model.bin").write_bytes(b"")
+    config = read_json(folder / "config.json")
+    write_json(folder / "config.json", {**config, "transformers_weights": "model.safetensors"})
+    assert load(folder).num_parameters() == load(llama).num_parameters()
+    write_json(folder / "config.json", {**config, "transformers_weights": name})
+    with pytest.raises(ArtifactError, match="transformers_weights is"):
+        load(folder)
+
+
+def test_an_adapter_is_refused_because_its_base_model_is_elsewhere(tmp_path, llama):
+    folder = Path(shutil.copytree(llama, tmp_path / "policy"))
+    write_json(folder / "adapter_config.json", {"base_model_name_or_path": str(llama)})
+    with pytest.raises(ArtifactError, match=r"merge it into its base model"):
+        check_folder(folder)
+
+
+def test_a_tensor_that_is_missing_is_an_error_and_not_random(tmp_path, llama):
+    folder = Path(shutil.copytree(llama, tmp_path / "policy"))
+    weights = load_file(folder / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    del weights[name]
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(ArtifactError, match=f"its files hold no {name}: they would be random"):
+        load(folder)
+
+
+def test_a_link_that_leaves_the_folder_is_refused_and_nothing_is_copied(tmp_path, llama):
+    folder = Path(shutil.copytree(llama, tmp_path / "policy"))
+    (tmp_path / "secret").write_text("root:")
+    (folder / "alias.txt").symlink_to("config.json")
+    check_folder(folder)
+    (folder / "notes.txt").symlink_to("../secret")
+    with pytest.raises(ArtifactError, match=r"notes\.txt is a link to .*secret, outside"):
+        write_external(str(folder), folder, False, tmp_path / "made")
+    assert not (tmp_path / "made").exists()
+
+
+def test_the_links_of_the_hugging_face_cache_are_its_own(tmp_path, llama):
+    model = tmp_path / "models--org--name"
+    snapshot, blobs = model / "snapshots" / "ab12", model / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for number, path in enumerate(sorted(llama.iterdir())):
+        shutil.copy(path, blobs / str(number))
+        (snapshot / path.name).symlink_to(Path("../../blobs") / str(number))
+    card = write_external("hf://org/name@ab12", snapshot, False, tmp_path / "made")
+    assert card["digest"] == policy_digest(llama)
+    (snapshot / "notes.txt").symlink_to("../../../other/blobs/0")
+    with pytest.raises(ArtifactError, match="outside"):
+        check_folder(snapshot)
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
@@ -296,7 +404,7 @@ def test_a_policy_in_a_store_is_fetched_once_without_what_could_run_code(tmp_pat
     shutil.copytree(llama, tmp_path / "bucket" / "model")
     for name in ("training.py", "optimizer.pt"):
         (tmp_path / "bucket" / "model" / name).write_text("")
-    patterns = ("*.safetensors", "*.json")
+    patterns = DATA_FILES
     folder = from_store(store, f"{tmp_path}/bucket/model", tmp_path / "downloads", patterns)
     assert not {"training.py", "optimizer.pt"} & {path.name for path in folder.iterdir()}
     assert policy_digest(folder) == policy_digest(llama)

@@ -23,8 +23,9 @@ from tasks.common.files import ArtifactError, read_json
 from tasks.engines.engine import Request, Samples, Sampling
 from tasks.engines.hf.engine import HfEngine
 from tasks.models import packing
+from tasks.models.folder import policy_digest
 from tasks.models.packing import check_forward
-from tasks.models.policy import load_model, load_tokenizer, policy_digest, read_policy
+from tasks.models.policy import load_model, load_tokenizer, read_policy
 from tasks.train.learner.correction import corrected_tokens
 from tasks.train.learner.micro_batches import micro_batches
 from tasks.train.learner.update import (

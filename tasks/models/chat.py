@@ -1,0 +1,103 @@
+"""A policy's chat template, rendered in a process that can be killed.
+
+A template comes with the policy and is a program: it can loop, or ask for all memory. It runs in
+jinja's sandbox, in the process of a pool (tasks/common/pool.py), under the limits below.
+
+The rollout store's key holds a digest of the rendered prompt, so rendering must not change from day
+to day: a template that prints today's date always gets the same one."""
+
+import datetime
+import json
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jinja2 import TemplateError, TemplateSyntaxError
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from tasks.common import worker
+from tasks.common.files import ArtifactError
+from tasks.common.pool import Died, Pool, TimedOut, python
+
+DATE = datetime.date(2024, 7, 26)  # the default of Llama 3's templates
+SECONDS = 5.0  # of CPU time, for one conversation
+CLOCK_FACTOR = 20.0
+MEMORY_GB = 2
+MAX_CHARACTERS = 10_000_000  # of one rendered conversation
+
+Conversation = tuple[Sequence[Mapping[str, Any]], bool]
+"""Messages, and whether the beginning of the policy's turn follows them."""
+
+
+class TemplateFailed(ArtifactError):
+    """The template did not render the conversation of this number; the message says why."""
+
+    number = 0
+
+
+class Template:
+    """The chat template `text` with the tokenizer's special tokens; its process starts when it is
+    first needed."""
+
+    def __init__(self, text: str, special_tokens: Mapping[str, Any]) -> None:
+        configuration = {
+            "template": text,
+            "special_tokens": json.loads(json.dumps(dict(special_tokens), default=str)),
+            "memory": MEMORY_GB << 30,
+        }
+        self.pool = Pool(python("tasks.models.chat"), configuration, 1, SECONDS, CLOCK_FACTOR)
+        weakref.finalize(self, self.pool.close)
+
+    def render(self, conversations: Sequence[Conversation]) -> list[str | TemplateFailed]:
+        """The text of every conversation, or how the template failed on it."""
+        return [in_words(reply) for reply in self.pool.map([list(one) for one in conversations])]
+
+    def close(self) -> None:
+        """End the process; another starts when it is needed."""
+        self.pool.close()
+
+
+def in_words(reply: Any) -> str | TemplateFailed:
+    """A reply of the process: what was rendered, or a sentence."""
+    if isinstance(reply, TimedOut):
+        return TemplateFailed(f"the policy's chat template ran for more than {SECONDS:g} s on it")
+    if isinstance(reply, Died):
+        return TemplateFailed(f"the policy's chat template ended its process: {reply}")
+    text, failure = reply
+    return str(text) if failure is None else TemplateFailed(f"the policy's chat template {failure}")
+
+
+def prepare(configuration: Any) -> tuple[dict[str, Any], worker.Answer]:
+    """What the process does with the pool's configuration. The template is compiled by the workers,
+    which are under limits."""
+    template, tokens = configuration["template"], configuration["special_tokens"]
+    return {}, lambda request: answer(template, tokens, *request)
+
+
+def answer(
+    template: str, tokens: Mapping[str, Any], messages: Any, add_generation_prompt: bool
+) -> list[str | None]:
+    """Return [text, null], or [null, what went wrong]."""
+    try:
+        texts: Any = render_jinja_template(
+            conversations=[messages],
+            chat_template=template,
+            add_generation_prompt=add_generation_prompt,
+            **{**tokens, "strftime_now": DATE.strftime},
+        )[0]
+    except TemplateSyntaxError as error:
+        return [None, f"is not a valid template: {error.message} (line {error.lineno})"]
+    except TemplateError as error:
+        return [None, f"refuses it: {error}"]
+    except MemoryError:
+        return [None, f"needs more than {MEMORY_GB} GB of memory for it"]
+    except Exception as error:  # whatever a template raises is its own fault
+        return [None, f"fails on it: {type(error).__name__}: {error}"]
+    text = str(texts[0])
+    if len(text) > MAX_CHARACTERS:
+        return [None, f"makes {len(text):,} characters of it; the limit is {MAX_CHARACTERS:,}"]
+    return [text, None]
+
+
+if __name__ == "__main__":
+    worker.run(prepare)

@@ -1,0 +1,112 @@
+"""A policy's folder: what it may hold, and its digest, which covers everything that is loaded.
+
+Pickled weights are refused, because unpickling runs code; so is whatever would lead the loader out
+of the folder: an index or a setting that names another place, a link, an adapter's base model."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tasks.common.files import ArtifactError, digest_folder, read_json
+
+DATA_FILES = (
+    "*.safetensors",
+    "*.json",
+    "*.jinja",
+    "*.txt",
+    "*.model",
+    "additional_chat_templates/*.jinja",
+)
+POLICY_FILES = (*DATA_FILES, "*.py")
+PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+PLAIN_WEIGHTS = re.compile(r"[^/\\]+\.safetensors")
+EXPLICIT_WEIGHTS = re.compile(r"[^/\\]+\.safetensors(\.index\.json)?")
+
+
+def check_folder(folder: Path) -> None:
+    """Raise ArtifactError unless `folder` holds a Hugging Face causal LM with safetensors weights,
+    and nothing in it leads out of it."""
+    if not (folder / "config.json").is_file():
+        raise ArtifactError(f"{folder} is not a policy: it has no config.json")
+    check_links(folder)
+    check_weights(folder)
+    for path in sorted(folder.glob("*.index.json")):
+        check_index(path)
+    explicit = as_mapping(folder / "config.json").get("transformers_weights")
+    if explicit is not None and not is_plain(explicit, EXPLICIT_WEIGHTS, folder):
+        raise ArtifactError(
+            f"{folder / 'config.json'}: transformers_weights is {explicit!r}; it can only name a "
+            "*.safetensors file beside it. Remove the key, or save the model again"
+        )
+    if (folder / "adapter_config.json").exists():
+        raise ArtifactError(
+            f"{folder} holds an adapter (adapter_config.json), whose base model is elsewhere: "
+            "merge it into its base model (peft's merge_and_unload) and save that"
+        )
+
+
+def check_weights(folder: Path) -> None:
+    """Raise ArtifactError for a folder without safetensors."""
+    if any(folder.glob("*.safetensors")):
+        return
+    pickled = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
+    if pickled:
+        raise ArtifactError(
+            f"{folder} holds pickled weights only ({', '.join(pickled[:3])}), and unpickling runs "
+            "code. If you trust them, convert them: "
+            "AutoModelForCausalLM.from_pretrained(...).save_pretrained(NEW_FOLDER)"
+        )
+    raise ArtifactError(f"{folder} has no *.safetensors file: it is not a complete policy")
+
+
+def check_index(path: Path) -> None:
+    """Raise ArtifactError unless an index of weights names nothing but *.safetensors files beside
+    it."""
+    files = as_mapping(path).get("weight_map")
+    if not isinstance(files, dict):
+        raise ArtifactError(f"{path} has no weight_map: it is not an index of weights")
+    for tensor, name in files.items():
+        if not is_plain(name, PLAIN_WEIGHTS, path.parent):
+            raise ArtifactError(
+                f"{path}: {tensor} is in {name!r}; an index can only name *.safetensors files that "
+                "stand beside it. Save the model again, or fetch the files that are missing"
+            )
+
+
+def is_plain(name: Any, pattern: re.Pattern[str], folder: Path) -> bool:
+    """Whether `name` is that of a file in `folder`, without any path."""
+    return isinstance(name, str) and bool(pattern.fullmatch(name)) and (folder / name).is_file()
+
+
+def as_mapping(path: Path) -> dict[str, Any]:
+    """The JSON object in a file."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise ArtifactError(f"{path} is not a JSON object: it is damaged, or not of a model")
+    return value
+
+
+def check_links(folder: Path) -> None:
+    """Raise ArtifactError for a link that leaves the folder. In the Hugging Face cache, files are
+    links from snapshots/REVISION to the blobs of the same model."""
+    own = folder.resolve()
+    roots = [own, own.parents[1] / "blobs"] if own.parent.name == "snapshots" else [own]
+    for path in policy_files(folder):
+        target = path.resolve()
+        if not any(target.is_relative_to(root) for root in roots):
+            raise ArtifactError(
+                f"{path} is a link to {target}, outside the policy's folder: put a copy in its "
+                "place, or remove it"
+            )
+
+
+def policy_files(folder: Path) -> Iterator[Path]:
+    """What is read of a policy, links included."""
+    for pattern in POLICY_FILES:
+        yield from sorted(folder.glob(pattern))
+
+
+def policy_digest(folder: Path) -> str:
+    """16 hex digits of weights, configuration and tokenizer (the chat templates count)."""
+    return digest_folder(folder, POLICY_FILES)
