@@ -40,6 +40,8 @@ MISSING = (
     boto.UnauthorizedSSOTokenError,
 )
 SILENT = (boto.HTTPClientError, boto.ConnectionError, HttpError, TimeoutError, ConnectionError)
+UNREACHED = (OSError, boto.BotoCoreError, boto.ClientError, HttpError)
+"""What reading or writing a location may raise, when it is not what is read that is wrong."""
 
 
 def is_remote(location: str) -> bool:
@@ -101,7 +103,7 @@ def reaching(location: str) -> Iterator[None]:
     in here, and looks at them outside."""
     try:
         yield
-    except (OSError, boto.BotoCoreError, boto.ClientError, HttpError) as error:
+    except UNREACHED as error:
         why = explain(error) if is_remote(location) else getattr(error, "strerror", None) or error
         raise ArtifactError(f"{location}: {why}") from error
 

@@ -26,7 +26,7 @@ import polars as pl
 
 from tasks.common.artifacts import STORE, Layout
 from tasks.common.files import ArtifactError, create_file, digest
-from tasks.common.locations import open_location, reaching
+from tasks.common.locations import UNREACHED, open_location, reaching
 from tasks.store import shards
 from tasks.store.shards import KEYS, DamagedError, Span
 
@@ -35,6 +35,7 @@ T = TypeVar("T")
 
 DESCRIPTION = "sampling.json"  # the file that describes a folder
 MAX_TRIES = 100  # of a read or an append that other processes disturb
+READ_WAITS = (0.0, 0.1, 0.5, None)  # seconds after each try of a read that fails
 
 
 @dataclass(frozen=True)
@@ -95,30 +96,48 @@ class RolloutStore:
         """Return some columns of a shard by ranged reads, without verifying its checksum. Use it to
         find keys, not to read values.
 
-        A shard that cannot be read is verified, and set aside when it is damaged. Raises
-        FileNotFoundError when the shard was compacted in the meantime."""
+        Whatever else a scan raises, the shard is read whole and verified: a damaged footer makes
+        readers fail in many ways, and so does a read that ended early. Of a damaged shard no rows
+        are returned. Raises FileNotFoundError when the shard was compacted in the meantime."""
         try:
             with self.files.open(self.path(span), "rb", cache_type="none") as file:
                 return pl.read_parquet(file, columns=list(columns), use_pyarrow=True)
         except FileNotFoundError:
             raise
-        except (pl.exceptions.PolarsError, ValueError, OSError):
-            if self.load(span, columns) is not None:  # undamaged, so the error is of another kind
-                raise
-            return STORE.frame([]).select(columns)
+        except shards.UNREADABLE as error:
+            logger.debug("%s: %s", self.path(span), error)
+            found = self.load(span, columns)
+            return STORE.frame([]).select(columns) if found is None else found
 
     def load(self, span: Span, columns: Sequence[str]) -> pl.DataFrame | None:
         """Return columns of a shard whose checksum is right. A damaged shard is set aside with a
-        warning, and None returned."""
+        warning, and None returned.
+
+        Damaged is what reads twice as the same wrong bytes: other reads that fail, or end early,
+        are tried again."""
         path = self.path(span)
-        for attempt in (1, 2):  # the first read may have failed, not the shard
-            content = self.files.cat_file(path)
+        seen: set[bytes] = set()
+        for wait in READ_WAITS:
             try:
+                content = self.files.cat_file(path)
                 return shards.decode(content, columns, path)
-            except (DamagedError, pl.exceptions.PolarsError) as error:
-                if attempt == 2:
+            except DamagedError as error:
+                wrong = hashlib.sha256(content).digest()
+                if wrong in seen:
                     self.set_aside(span, error)
-        return None
+                    return None
+                seen.add(wrong)
+            except (FileNotFoundError, PermissionError):
+                raise
+            except UNREACHED:
+                if wait is None:
+                    raise
+            if wait is not None:
+                time.sleep(wait)
+        raise ArtifactError(
+            f"{path} was read {len(READ_WAITS)} times, and each time as other bytes: the network "
+            "or the disk returns wrong data. Run the same command again when that is repaired"
+        )
 
     def set_aside(self, span: Span, why: Exception) -> None:
         """Rename a damaged shard. Its rows count as missing from now on."""

@@ -25,6 +25,11 @@ BLANK_CHECKSUM = b"0" * 64  # in its place while the checksum is computed
 NAME = re.compile(r"(?P<first>\d{10})-(?P<last>\d{10})\.parquet(?P<damaged>\.damaged)?")
 
 
+UNREADABLE = (Exception, pl.exceptions.PanicException)
+"""What a reader of Parquet may raise at damaged bytes: its own errors, those of the libraries below
+it, and the panic of one of them, which is no Exception."""
+
+
 class DamagedError(ArtifactError):
     """The bytes of a shard are not the ones that were written."""
 
@@ -114,10 +119,12 @@ def decode(content: bytes, columns: Sequence[str], where: str) -> pl.DataFrame:
 
     Raises DamagedError, or ArtifactError for an undamaged shard of another version."""
     verify_checksum(content)
-    found = pl.read_parquet_schema(io.BytesIO(content))
-    if found != STORE.columns:
-        raise ArtifactError(
-            f"{where} is undamaged, but another version of Winnow wrote it (its columns are "
-            f"{list(found)}): use that version, or set store.location to another folder"
-        )
-    return pl.read_parquet(io.BytesIO(content), columns=list(columns))
+    remedy = "use that version, or set store.location to another folder"
+    other = f"{where} is undamaged, but another version of Winnow wrote it"
+    try:
+        found = pl.read_parquet_schema(io.BytesIO(content))
+        if found == STORE.columns:
+            return pl.read_parquet(io.BytesIO(content), columns=list(columns))
+    except UNREADABLE as error:
+        raise ArtifactError(f"{other} ({error}): {remedy}") from error
+    raise ArtifactError(f"{other} (its columns are {list(found)}): {remedy}")

@@ -3,6 +3,7 @@ kills."""
 
 import random
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from tasks.common.artifacts import STORE
 from tasks.common.files import ArtifactError
 from tasks.common.locations import open_location
-from tasks.store import compaction, shards
+from tasks.store import compaction, folder, shards
 from tasks.store.admin import maintenance
 from tasks.store.folder import RolloutStore
 from tasks.store.shards import Span
@@ -79,6 +80,82 @@ def test_a_shard_is_plain_parquet_and_any_flipped_bit_is_noticed() -> None:
     for length in range(len(content)):
         with pytest.raises(shards.DamagedError):
             shards.verify_checksum(content[:length])
+
+
+def test_whatever_a_damaged_footer_makes_of_a_scan_the_shard_is_set_aside(
+    local: RolloutStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers fail in many ways, some with what is no Exception; a scan that succeeds is checked
+    when values are read."""
+    monkeypatch.setattr(folder, "READ_WAITS", (0.0, None))
+    content = shards.encode(rows([("a", 0), ("a", 1)], "x"))
+    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    local.append(rows([("a", 0), ("a", 1)], "x"))
+    path, random_ = Path(local.path(Span(0, 0))), random.Random(0)
+    for _ in range(400):
+        damaged = bytearray(content)
+        damaged[random_.randrange(footer, len(content))] ^= 1 << random_.randrange(8)
+        path.write_bytes(damaged)
+        store = again(local)
+        store.scan(Span(0, 0))
+        if not store.damaged:
+            assert store.load(Span(0, 0), ["text"]) is None
+        assert [name for name in local.names() if "parquet" in name] == [path.name + ".damaged"]
+
+
+def test_a_panic_of_the_reader_leads_to_the_seal(
+    local: RolloutStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local.append(rows([("a", 0)], "x"))
+
+    def panics(*_: Any, **__: Any) -> pl.DataFrame:
+        raise pl.exceptions.PanicException("index out of bounds")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pl, "read_parquet", panics)
+        with pytest.raises(ArtifactError, match=r"is undamaged, but .*index out of bounds"):
+            local.scan(Span(0, 0))
+    damage(local, Span(0, 0))
+    assert local.scan(Span(0, 0)).is_empty()
+    assert local.num_damaged() == 1
+
+
+def short_once(read: Callable[[str], bytes]) -> Callable[[str], bytes]:
+    """A read of which the first ends early."""
+    reads: list[str] = []
+
+    def shorter(path: str) -> bytes:
+        reads.append(path)
+        return read(path)[: -9 if len(reads) == 1 else None]
+
+    return shorter
+
+
+def test_a_read_that_ends_early_is_tried_again_and_sets_nothing_aside(
+    local: RolloutStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local.append(rows([("a", 0)], "x"))
+    read = local.files.cat_file
+    monkeypatch.setattr(local.files, "cat_file", short_once(read), raising=False)
+    found = local.load(Span(0, 0), ["text"])
+    assert found is not None
+    assert found["text"].to_list() == ["x"]
+    answers = iter([ConnectionResetError(), read(local.path(Span(0, 0)))])
+
+    def fails_once(_: str) -> bytes:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return bytes(answer)
+
+    monkeypatch.setattr(local.files, "cat_file", fails_once, raising=False)
+    found = local.load(Span(0, 0), ["text"])
+    assert found is not None
+    assert found["text"].to_list() == ["x"]
+    monkeypatch.setattr(local.files, "cat_file", lambda _: random.randbytes(99), raising=False)
+    with pytest.raises(ArtifactError, match="each time as other bytes"):
+        local.load(Span(0, 0), ["text"])
+    assert local.num_damaged() == 0
 
 
 def test_another_versions_shard_is_not_taken_for_damage(store: RolloutStore) -> None:
