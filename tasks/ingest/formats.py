@@ -8,7 +8,7 @@ bytes only. What is called `.json` may be lines as well. JSON is an array of row
 A bad row is yielded as `Unreadable` with its text and affects no other row. So lines are parsed
 here one by one: Polars, which reads Parquet here lazily and in batches, would reject a whole text
 file for one bad byte, or guess. Only JSON that is no lines is read whole; all other formats
-stream."""
+stream. No row, file or part of a table takes more than its limit (`bounded`, `probe`)."""
 
 import csv
 import io
@@ -24,6 +24,8 @@ import polars as pl
 import pyarrow as pa
 
 from tasks.common.files import ArtifactError
+from tasks.ingest import bounded, probe
+from tasks.ingest.bounded import RecordedLines, RowTooLarge, TooLarge, decompressed
 
 # the format of a file by the ending of its name
 ENDINGS = {
@@ -37,10 +39,8 @@ ENDINGS = {
 }
 ARROW_FILE = b"ARROW1"
 ARROW_STREAM = b"\xff\xff\xff\xff"
-# compression by the first bytes of a file
-COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+DAMAGE = (probe.Damaged, pl.exceptions.PolarsError, pa.ArrowException, OSError, EOFError)
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-BATCH_ROWS = 10_000  # of a Parquet or Arrow file, read at a time
 csv.field_size_limit(1 << 30)
 
 
@@ -56,7 +56,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A row that cannot be read, `undecodable` or `malformed`."""
+    """A row that cannot be read: `undecodable`, `malformed`, `too_large` or `unreadable`."""
 
     line: int
     content: str
@@ -70,14 +70,31 @@ def records(path: Path, location: str) -> Iterator[Record | Unreadable]:
     try:
         kind = format_of(path, location)
         if kind in TABLES:
-            yield from TABLES[kind](path)
+            yield from table(path, kind)
         else:
-            with decompressed(path) as file:
-                yield from TEXT[kind](file, location)
-    except (pl.exceptions.PolarsError, pa.ArrowException, OSError, EOFError) as error:
+            yield from text(path, kind, location)
+    except (
+        probe.Damaged,
+        pl.exceptions.PolarsError,
+        pa.ArrowException,
+        OSError,
+        EOFError,
+    ) as error:
         raise ArtifactError(
             f"{location.partition('?')[0]} is damaged: {error}. Get an undamaged copy"
         ) from error
+
+
+def text(path: Path, kind: str, location: str) -> Iterator[Record | Unreadable]:
+    """Yield the rows of a text up to the limit of what a compressed file may become."""
+    number = 0
+    try:
+        with decompressed(path) as file:
+            for row in TEXT[kind](file, location):
+                number = row.line
+                yield row
+    except TooLarge as error:
+        yield Unreadable(number + 1, "", "too_large", str(error))
 
 
 def format_of(path: Path, location: str) -> str:
@@ -104,66 +121,43 @@ def braced(path: Path, alone: str) -> str:
     """Return whether a text that begins with a brace is lines of rows, or JSON over several lines.
     One line is `alone`."""
     with decompressed(path) as file:
-        lines = (line.removeprefix(BYTE_ORDER_MARK).strip() for line in file)
+        lines = (line.removeprefix(BYTE_ORDER_MARK).strip() for _, line, _ in bounded.lines(file))
         first = list(itertools.islice(filter(None, lines), 2))
     if not first[0].endswith(b"}"):
         return "json"
     return "jsonl" if len(first) > 1 else alone
 
 
-def decompressed(path: Path) -> BinaryIO:
-    """Return the file's content, decompressed as it is read."""
-    with path.open("rb") as file:
-        head = file.read(4)
-    kind = next((name for magic, name in COMPRESSED.items() if head.startswith(magic)), None)
-    return io.BufferedReader(pa.input_stream(str(path), compression=kind), 1 << 18)  # type: ignore[arg-type]
-
-
-def parquet(path: Path) -> Iterator[Record]:
-    """Yield the file's rows, read in batches."""
-    rows = (
-        row
-        for batch in pl.scan_parquet(path, glob=False).collect_batches(
-            chunk_size=BATCH_ROWS, lazy=True
-        )
-        for row in batch.iter_rows(named=True)
-    )
-    for number, row in enumerate(rows, 1):
-        yield Record(number, as_json(row), row)
-
-
-def arrow(path: Path) -> Iterator[Record]:
-    """Yield the rows of an Arrow file or stream, read in batches."""
-    with pa.memory_map(str(path)) as source:
-        is_file = source.read(len(ARROW_FILE)) == ARROW_FILE
-        source.seek(0)
-        rows = (
-            row
-            for batch in arrow_batches(source, is_file)
-            for start in range(0, batch.num_rows, BATCH_ROWS)
-            for row in batch.slice(start, BATCH_ROWS).to_pylist()
-        )
-        for number, row in enumerate(rows, 1):
+def table(path: Path, kind: str) -> Iterator[Record | Unreadable]:
+    """Yield the rows of a Parquet or Arrow file, read in batches. Parts that cannot be read are one
+    row each."""
+    for part in probe.parts(path, kind):
+        if part.fault is not None:
+            detail = f"{part.num_rows:,} rows from here cannot be read: {part.fault}"
+            yield Unreadable(part.first + 1, "", "unreadable", detail)
+            continue
+        batches = probe.batches(path, kind, part)
+        rows = (row for batch in batches for row in batch.iter_rows(named=True))
+        for number, row in enumerate(rows, part.first + 1):
             yield Record(number, as_json(row), row)
-
-
-def arrow_batches(source: pa.NativeFile, is_file: bool) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of an open Arrow file or stream."""
-    if not is_file:
-        yield from pa.ipc.open_stream(source)
-        return
-    reader = pa.ipc.open_file(source)
-    yield from map(reader.get_batch, range(reader.num_record_batches))
 
 
 def json_lines(file: BinaryIO, location: str) -> Iterator[Record | Unreadable]:
     """Yield a row per line; blank lines are skipped."""
-    for number, line in enumerate(file, 1):
+    for number, line, is_cut in bounded.lines(file):
+        if is_cut:
+            yield too_large(number, line.decode(errors="backslashreplace"))
+            continue
         raw = line.rstrip(b"\r\n")
         if number == 1:
             raw = raw.removeprefix(BYTE_ORDER_MARK)
         if raw.strip():
             yield json_line(raw, number)
+
+
+def too_large(number: int, content: str) -> Unreadable:
+    """A row above the limit, with how it begins."""
+    return Unreadable(number, printable(content[: bounded.HEAD]), "too_large", str(RowTooLarge()))
 
 
 def json_line(raw: bytes, number: int) -> Record | Unreadable:
@@ -193,9 +187,13 @@ def json_whole(file: BinaryIO, location: str) -> Iterator[Record | Unreadable]:
     affect only their row."""
     place = location.partition("?")[0]
     try:
-        values = json.loads(
-            file.read().removeprefix(BYTE_ORDER_MARK).decode(errors="surrogateescape")
-        )
+        content = file.read(bounded.MAX_WHOLE_BYTES + 1)
+        if len(content) > bounded.MAX_WHOLE_BYTES:
+            raise ArtifactError(
+                f"{place} is one JSON value of more than {bounded.MAX_WHOLE_BYTES >> 30} GB, which "
+                "is read whole: make it JSON Lines"
+            )
+        values = json.loads(content.removeprefix(BYTE_ORDER_MARK).decode(errors="surrogateescape"))
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{place} is not JSON: {error}. Correct the file") from error
     rows = rows_of(values, place) if isinstance(values, dict) else values
@@ -232,7 +230,12 @@ def comma_separated(
     raw: list[str] = []  # the lines of the current row
     text = io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="")
     reader = csv.reader(RecordedLines(text, raw), delimiter=delimiter, strict=True)
-    header = next(reader, [])
+    try:
+        header = next(reader, [])
+    except RowTooLarge as error:
+        raise ArtifactError(
+            f"{location.partition('?')[0]} begins with {error}: it is not CSV with a header"
+        ) from error
     if len(set(header)) < len(header):
         raise ArtifactError(
             f"{location.partition('?')[0]} names a column twice: {', '.join(header)}. Rename one"
@@ -244,6 +247,9 @@ def comma_separated(
             values = next(reader)
         except StopIteration:
             return
+        except RowTooLarge:
+            yield too_large(number, "".join(raw))
+            continue
         except csv.Error as error:
             yield Unreadable(number, printable("".join(raw)), "malformed", f"not CSV: {error}")
             continue
@@ -253,22 +259,6 @@ def comma_separated(
         elif values:  # an empty line is skipped
             detail = f"{len(values)} fields where the header has {len(header)}"
             yield Unreadable(number, content, "malformed", detail)
-
-
-class RecordedLines:
-    """An iterator over lines that also appends each line to `record`."""
-
-    def __init__(self, lines: Iterator[str], record: list[str]) -> None:
-        self.lines = lines
-        self.record = record
-
-    def __iter__(self) -> "RecordedLines":
-        return self
-
-    def __next__(self) -> str:
-        line = next(self.lines)
-        self.record.append(line)
-        return line
 
 
 def tab_separated(file: BinaryIO, location: str) -> Iterator[Record | Unreadable]:
@@ -292,5 +282,5 @@ def printable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-TABLES = {"parquet": parquet, "arrow": arrow}
+TABLES = ("parquet", "arrow")
 TEXT = {"jsonl": json_lines, "json": json_whole, "csv": comma_separated, "tsv": tab_separated}

@@ -3,15 +3,19 @@ line and text."""
 
 import gzip
 import json
+import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
+from tasks.ingest import bounded, probe
 from tasks.ingest.formats import Record, Unreadable, records
 from tests.ingest.helpers import entry, found, lines
 
@@ -131,6 +135,102 @@ def test_a_damaged_file_is_named(tmp_path: Path, kind: str) -> None:
     path = broken(tmp_path, kind)
     with pytest.raises(ArtifactError, match=rf"{path.name} (is damaged|holds dict|is not JSON)"):
         list(records(path, str(path)))
+
+
+def test_a_row_above_the_limit_is_one_rejection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded, "MAX_ROW_BYTES", 2000)
+    long = {"question": "x" * 10_000, "gold": "1"}
+    kept, rejected = found(entry(lines(tmp_path / "a.jsonl", ROWS[0], long, ROWS[0])))
+    assert [row.line for row in kept] == [1, 3]
+    assert [(one.line, one.reason) for one in rejected] == [(2, "too_large")]
+    assert len(rejected[0].content) == bounded.HEAD
+
+
+@pytest.mark.parametrize("row", ["x" * 10_000 + ",1", '"' + "no end\n" * 1500])
+def test_a_row_of_csv_above_the_limit_leaves_the_rows_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: str
+) -> None:
+    """A quote that is never closed takes the rows after it into its own, up to the limit."""
+    monkeypatch.setattr(bounded, "MAX_ROW_BYTES", 2000)
+    (tmp_path / "a.csv").write_text(f"question,gold\n1 + 1?,2\n{row}\n2 + 2?,4\n")
+    kept, rejected = found(entry(tmp_path / "a.csv"))
+    assert [row.answer for row in kept] == ["2", "4"]
+    assert rejected[0].reason == "too_large"
+    (tmp_path / "b.csv").write_text("x" * 9999)
+    with pytest.raises(ArtifactError, match=r"b\.csv begins with a row of more than .* MB"):
+        found(entry(tmp_path / "b.csv"))
+
+
+@pytest.mark.parametrize("packing", [".gz", ".zst"])
+def test_a_file_that_becomes_too_much_keeps_what_came_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packing: str
+) -> None:
+    monkeypatch.setattr(bounded, "SMALLEST_LIMIT", 1 << 20)
+    monkeypatch.setattr(bounded, "MAX_EXPANSION", 20)
+    row = json.dumps({"question": "1 + 1?", "gold": "2"}).encode() + b"\n"
+    content = row * 3 + b"0" * (1 << 22)
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(PACKED[packing](content))
+    read = list(records(path, "a.jsonl"))
+    assert [(type(one), one.line) for one in read] == [
+        *((Record, n) for n in (1, 2, 3)),
+        (Unreadable, 4),
+    ]
+    assert isinstance(read[3], Unreadable)
+    assert (read[3].reason, read[3].detail[:28]) == ("too_large", "it becomes more than 1 MB, m")
+
+
+def test_rows_that_a_table_makes_of_nothing_are_left_out_and_the_others_read(
+    tmp_path: Path,
+) -> None:
+    """Half a million rows of 100 kB each, in a file of 3 kB: an entry of a dictionary, repeated."""
+    path = tmp_path / "a.parquet"
+    entries = {3: "1 + 1?", 500_000: "x" * 100_000, 2: "2 + 2?"}
+    kind = pa.dictionary(pa.int32(), pa.string())
+    with pq.ParquetWriter(path, pa.schema({"question": kind})) as writer:
+        for number, text in entries.items():
+            column = pa.DictionaryArray.from_arrays(pa.array([0] * number, pa.int32()), [text])
+            writer.write_table(pa.table({"question": column}), row_group_size=1_000_000)
+    read = list(records(path, "a.parquet"))
+    assert [one.line for one in read] == [1, 2, 3, 4, 500_004, 500_005]
+    fault = read[3]
+    assert isinstance(fault, Unreadable)
+    assert (fault.reason, fault.detail) == (
+        "unreadable",
+        "500,000 rows from here cannot be read: they become more than 1000 times the file's size",
+    )
+
+
+def test_a_table_that_claims_more_rows_than_it_can_have_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"question": pa.nulls(20_000_000, pa.string())}), path)
+    with pytest.raises(ArtifactError, match="it claims 20,000,000 rows"):
+        list(records(path, "a.parquet"))
+
+
+@pytest.mark.parametrize("status", [probe.OVER_MEMORY, -signal.SIGABRT, -signal.SIGSEGV])
+def test_a_part_in_which_the_reader_dies_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    path = tmp_path / "a.parquet"
+    pl.DataFrame({"n": range(9)}).write_parquet(path, row_group_size=3)
+    real = subprocess.run
+
+    def dies_in_the_second(command: list[str], **options: Any) -> Any:
+        done = real(command, **options)
+        if command[-1] == "0":
+            first = "".join(done.stdout.splitlines(keepends=True)[:2])
+            return subprocess.CompletedProcess(command, status, first, "")
+        return done
+
+    monkeypatch.setattr(subprocess, "run", dies_in_the_second)
+    read = list(records(path, "a.parquet"))
+    assert [one.fields["n"] for one in read if isinstance(one, Record)] == [0, 1, 2, 6, 7, 8]
+    assert [one.detail for one in read if isinstance(one, Unreadable)] == [
+        f"3 rows from here cannot be read: {probe.FAULTS[status]}"
+    ]
 
 
 def test_a_field_that_no_row_has_is_named_with_the_fields_there_are(tmp_path: Path) -> None:

@@ -1,0 +1,108 @@
+"""Text of bounded size: rows, and what a compressed file becomes.
+
+A few kilobytes of zstd can become terabytes, and a file without a line end is one row. What is
+above a limit costs its own row, or what follows it in its file."""
+
+import csv
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, BinaryIO
+
+import pyarrow as pa
+
+MAX_ROW_BYTES = 16 << 20
+MAX_WHOLE_BYTES = 2 << 30  # of JSON that is no lines, which is read whole
+MAX_EXPANSION = 1000  # of a compressed file, ...
+SMALLEST_LIMIT = 256 << 20  # ... and no limit is below so many bytes
+HEAD = 1000  # characters of a row above the limit that are kept
+# compression by the first bytes of a file
+COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+
+
+class TooLarge(Exception):
+    """A file becomes more than its limit; the message says how much that is."""
+
+
+class RowTooLarge(csv.Error):
+    """A row is above the limit."""
+
+    def __init__(self) -> None:
+        super().__init__(f"a row of more than {MAX_ROW_BYTES >> 20} MB")
+
+
+class Bounded(io.RawIOBase):
+    """The bytes of `source`; reading more than `limit` of them raises TooLarge."""
+
+    def __init__(self, source: pa.NativeFile, limit: int) -> None:
+        self.source, self.left, self.limit = source, limit, limit
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:  # type: ignore[no-untyped-def]
+        content = self.source.read(len(buffer))
+        self.left -= len(content)
+        if self.left < 0:
+            raise TooLarge(
+                f"it becomes more than {self.limit >> 20:,} MB, more than {MAX_EXPANSION} times "
+                "its size; what follows is not read. Decompress it if that is right"
+            )
+        buffer[: len(content)] = content
+        return len(content)
+
+    def close(self) -> None:
+        self.source.close()
+        super().close()
+
+
+def decompressed(path: Path) -> BinaryIO:
+    """Return the file's content, decompressed as it is read. Reading it may raise TooLarge."""
+    with path.open("rb") as file:
+        head = file.read(4)
+    kind = next((name for magic, name in COMPRESSED.items() if head.startswith(magic)), None)
+    if kind is None:
+        return path.open("rb", buffering=1 << 18)
+    limit = max(SMALLEST_LIMIT, MAX_EXPANSION * path.stat().st_size)
+    return io.BufferedReader(Bounded(pa.input_stream(str(path), compression=kind), limit), 1 << 18)
+
+
+def lines(file: BinaryIO) -> Iterator[tuple[int, bytes, bool]]:
+    """Yield the lines with their numbers from 1, and whether a line was cut because it is above the
+    limit."""
+    number = 0
+    while line := file.readline(MAX_ROW_BYTES + 1):
+        number += 1
+        is_cut = len(line) > MAX_ROW_BYTES
+        if is_cut:
+            skip_line(file, line)
+        yield number, line, is_cut
+
+
+def skip_line(file: IO[bytes] | IO[str], begun: bytes | str) -> None:
+    """Read to the end of a line of which `begun` has been read."""
+    end = "\n" if isinstance(begun, str) else b"\n"
+    while begun and not begun.endswith(end):  # type: ignore[arg-type]
+        begun = file.readline(MAX_ROW_BYTES)
+
+
+class RecordedLines:
+    """An iterator over the lines of a text that also appends each line to `record`, which is one
+    row's. Raises RowTooLarge where that grows above the limit."""
+
+    def __init__(self, text: io.TextIOWrapper, record: list[str]) -> None:
+        self.text = text
+        self.record = record
+
+    def __iter__(self) -> "RecordedLines":
+        return self
+
+    def __next__(self) -> str:
+        line = self.text.readline(MAX_ROW_BYTES + 1)
+        if not line:
+            raise StopIteration
+        self.record.append(line)
+        if sum(map(len, self.record)) > MAX_ROW_BYTES:
+            skip_line(self.text, line)
+            raise RowTooLarge
+        return line
