@@ -48,7 +48,7 @@ def temporary_file(path: Path, write: Callable[[BinaryIO], Any]) -> Iterator[Pat
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with os.fdopen(descriptor, "w+b") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())

@@ -46,6 +46,10 @@ class Layout:
     def train(self, recipe: str, seed: int) -> Path:
         return self.recipe(recipe) / str(seed) / "train"
 
+    def trained_card(self, recipe: str, seed: int) -> Path:
+        """The digest of the trained policy."""
+        return self.train(recipe, seed) / "policy.json"
+
     def replayed(self, recipe: str, seed: int) -> Path:
         return self.root / "replayed" / recipe / str(seed)
 

@@ -1,7 +1,7 @@
 """A table of the pipeline: its columns, how it is checked, read and written.
 
 It is checked when it is written and again when it is read, so a wrong column fails at the border
-and names the file."""
+and names the file. It is sealed (`seal`), so that damage on the disk fails there as well."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 import polars as pl
 from pyarrow.parquet import ParquetWriter
 
+from tasks.common import seal
 from tasks.common.files import ArtifactError, replace_file
 
 
@@ -48,11 +49,17 @@ class Table:
     def write(self, path: Path, frame: pl.DataFrame) -> None:
         """Check and write `frame` as Parquet, whole or not at all."""
         checked = self.check(frame, str(path))
-        replace_file(path, lambda file: checked.write_parquet(file, compression="zstd"))
+
+        def write_all(file: BinaryIO) -> None:
+            checked.write_parquet(file, compression="zstd", metadata=seal.METADATA)
+            seal.seal(file)
+
+        replace_file(path, write_all)
 
     def write_parts(self, path: Path, parts: Iterable[pl.DataFrame]) -> None:
         """As `write`, of a table too large for memory, in parts."""
-        schema = self.frame([]).to_arrow(compat_level=pl.CompatLevel.oldest()).schema
+        empty = self.frame([]).to_arrow(compat_level=pl.CompatLevel.oldest())
+        schema = empty.schema.with_metadata(seal.METADATA)
 
         def write_all(file: BinaryIO) -> None:
             with ParquetWriter(file, schema, compression="zstd") as writer:
@@ -60,6 +67,7 @@ class Table:
                     writer.write_table(
                         self.check(part, str(path)).to_arrow(compat_level=pl.CompatLevel.oldest())
                     )
+            seal.seal(file)
 
         replace_file(path, write_all)
 
@@ -68,7 +76,7 @@ class Table:
     ) -> pl.DataFrame:
         """Read some columns, of the rows `where` it holds. All columns are checked but only these
         are read: texts and tokens are gigabytes that few readers need. Errors as of `read`."""
-        check_exists(path, self.name)
+        self.verify(path)
         try:
             self.check(pl.read_parquet(path, n_rows=0), str(path))
             rows = pl.scan_parquet(path)
@@ -81,17 +89,23 @@ class Table:
     def read(self, path: Path) -> pl.DataFrame:
         """Read and check. Raises ArtifactError when the file is missing, damaged or of another
         shape."""
-        check_exists(path, self.name)
+        self.verify(path)
         try:
             frame = pl.read_parquet(path)
         except (pl.exceptions.PolarsError, OSError) as error:
             raise ArtifactError(f"{path} cannot be read as Parquet: {error}") from error
         return self.check(frame, str(path))
 
-
-def check_exists(path: Path, name: str) -> None:
-    """Raise ArtifactError when there is no such file."""
-    if not path.exists():
-        raise ArtifactError(
-            f"{path} does not exist: run the stage that makes the {name} table first"
-        )
+    def verify(self, path: Path) -> None:
+        """Raise ArtifactError when the file is missing, or is not what was written."""
+        if not path.exists():
+            raise ArtifactError(
+                f"{path} does not exist: run the stage that makes the {self.name} table first"
+            )
+        try:
+            seal.verify_file(path)
+        except seal.DamagedError as error:
+            raise ArtifactError(
+                f"{path} is damaged, or of an earlier version: {error}. Delete it and run the same "
+                "command again: it is restored from DVC's cache, or made again"
+            ) from error

@@ -1,10 +1,8 @@
 """The stages `evaluate` and `baseline`: the trained or the initial policy on the test prompts."""
 
-from tasks.common.files import read_json
 from tasks.common.stage import Stage
 from tasks.evaluate.evaluation import run_evaluation
-from tasks.models.folder import policy_digest
-from tasks.models.policy import open_policy, read_policy
+from tasks.models.policy import read_policy, read_trained
 
 
 def main(run: Stage) -> None:
@@ -13,6 +11,5 @@ def main(run: Stage) -> None:
         run_evaluation(run, read_policy(run.layout), run.layout.baseline)
         return
     recipe, seed = run.coordinates()
-    trained = run.layout.train(recipe, seed) / "policy"
-    policy = open_policy(trained, policy_digest(trained), read_json(run.layout.policy_card))
+    policy = read_trained(run.layout, recipe, seed)
     run_evaluation(run, policy, run.layout.evaluation(recipe, seed))

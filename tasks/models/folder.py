@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.common.files import ArtifactError, digest_folder, read_json
+from tasks.common.layout import Layout
 
 DATA_FILES = (
     "*.safetensors",
@@ -110,3 +111,17 @@ def policy_files(folder: Path) -> Iterator[Path]:
 def policy_digest(folder: Path) -> str:
     """16 hex digits of weights, configuration and tokenizer (the chat templates count)."""
     return digest_folder(folder, POLICY_FILES)
+
+
+def trained_digest(layout: Layout, recipe: str, seed: int) -> str:
+    """The digest of the policy that a recipe and a seed trained. Raises ArtifactError where its
+    files are not those that training wrote."""
+    folder = layout.train(recipe, seed) / "policy"
+    digest = str(read_json(layout.trained_card(recipe, seed))["digest"])
+    if policy_digest(folder) != digest:
+        raise ArtifactError(
+            f"the trained policy in {folder} is not what training wrote ({digest}): delete the "
+            "folder and run the same command again: it is restored from DVC's cache, or trained "
+            "again"
+        )
+    return digest

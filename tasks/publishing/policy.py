@@ -18,6 +18,7 @@ from tasks.common.files import ArtifactError, read_json
 from tasks.common.layout import Layout
 from tasks.common.locations import open_location, reaching
 from tasks.common.progress import progress
+from tasks.models.folder import trained_digest
 
 HUB = "hf://"
 CARD = "README.md"
@@ -70,13 +71,15 @@ def collect(layout: Layout, values: Mapping[str, Any], cell: Cell) -> dict[str, 
         "forecast.json": plan / "forecast.json",
         "metrics.json": layout.evaluation(cell.recipe, cell.seed) / "metrics.json",
     }
-    missing = [str(path) for path in (train / "policy", *named.values()) if not path.exists()]
+    trained = (train / "policy", layout.trained_card(cell.recipe, cell.seed))
+    missing = [str(path) for path in (*trained, *named.values()) if not path.exists()]
     if missing:
         experiment = params.section(dict(values), "experiment", params.Experiment)
         known = ", ".join(f"{r}/{s}" for r in experiment.recipes for s in experiment.seeds)
         raise ArtifactError(
             f"{cell.name} has no {missing[0]}: run the pipeline first. The experiment has: {known}"
         )
+    trained_digest(layout, cell.recipe, cell.seed)  # refuses what is damaged
     weights = {path.name: path for path in sorted((train / "policy").iterdir()) if path.is_file()}
     return {**weights, **named}
 

@@ -67,6 +67,8 @@ def paths(layout: Layout, recipe: str, seed: int) -> dict[str, Path]:
         )
     if not before.is_file():
         raise ArtifactError(f"{before} does not exist: run the stage baseline first")
+    ROLLOUTS.verify(before)
+    ROLLOUTS.verify(after)
     return {"before": before, "after": after}
 
 

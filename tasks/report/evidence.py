@@ -163,6 +163,7 @@ def read_scores(folder: Path) -> pl.DataFrame:
 def read_tokens(path: Path) -> pl.DataFrame:
     """Count the tokens of prompts and completions that training sampled, by prompt and by whether
     the group had a right and a wrong answer. The tokens themselves are read in parts."""
+    TRAIN_ROLLOUTS.verify(path)
     correct = pl.col("outcome") == "correct"
     wrong = ~pl.col("outcome").is_in(["correct", "error"])
     groups = (

@@ -14,7 +14,7 @@ from pyarrow.parquet import ParquetFile
 
 from tasks.common.artifacts import PROMPTS, ROLLOUTS, Layout
 from tasks.common.files import ArtifactError
-from tasks.common.table import Table, check_exists
+from tasks.common.table import Table
 from tasks.report.evidence import Evidence
 from tasks.report.leaderboard import Row
 from tasks.report.paired import INITIAL, Paired
@@ -156,7 +156,7 @@ def parts(
 
 def read_parts(path: Path) -> Iterator[pl.DataFrame]:
     """Yield a ROLLOUTS table some rows at a time, without the columns that nobody reads here."""
-    check_exists(path, ROLLOUTS.name)
+    ROLLOUTS.verify(path)
     with ParquetFile(path) as file:
         groups = [file.metadata.row_group(index) for index in range(file.num_row_groups)]
         per_row = sum(group.total_byte_size for group in groups) / max(file.metadata.num_rows, 1)

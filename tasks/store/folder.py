@@ -27,8 +27,9 @@ import polars as pl
 from tasks.common.artifacts import STORE, Layout
 from tasks.common.files import ArtifactError, create_file, digest
 from tasks.common.locations import UNREACHED, open_location, reaching
+from tasks.common.seal import DamagedError
 from tasks.store import shards
-from tasks.store.shards import KEYS, DamagedError, Span
+from tasks.store.shards import KEYS, Span
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -1,11 +1,13 @@
 """Tables keep their columns, and files appear whole or not at all."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
 import pyarrow.parquet as pq
 import pytest
 
+from tasks.common import seal
 from tasks.common.artifacts import PLAN, PROMPTS, ROLLOUTS, TABLES, Table
 from tasks.common.files import ArtifactError, digest_folder, read_json, replace_file, write_json
 
@@ -25,14 +27,36 @@ def test_wrong_columns_name_the_file(tmp_path: Path) -> None:
         match=r"p\.parquet is not a plan table: missing: \['order'\]; unknown: \['rank'\]",
     ):
         PLAN.write(tmp_path / "p.parquet", frame.rename({"order": "rank"}))
-    frame.with_columns(pl.col("group_size").cast(pl.Int64)).write_parquet(tmp_path / "p.parquet")
+    other = replace(PLAN, columns={**PLAN.columns, "group_size": pl.Int64})
+    other.write(tmp_path / "p.parquet", frame.with_columns(pl.col("group_size").cast(pl.Int64)))
     with pytest.raises(ArtifactError, match="group_size is Int64, not Int32"):
         PLAN.read(tmp_path / "p.parquet")
     (tmp_path / "p.parquet").write_bytes(b"PAR1 half a file")
-    with pytest.raises(ArtifactError, match=r"p\.parquet cannot be read"):
+    with pytest.raises(ArtifactError, match=r"p\.parquet is damaged, .* Delete it and run"):
         PLAN.read(tmp_path / "p.parquet")
     with pytest.raises(ArtifactError, match="does not exist: run the stage"):
         PLAN.read(tmp_path / "absent.parquet")
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_every_flipped_bit_of_a_table_is_noticed_however_it_is_read(
+    tmp_path: Path, in_parts: bool
+) -> None:
+    path = tmp_path / "t.parquet"
+    frame = ROLLOUTS.frame([{**ROLLOUTS.example, "text": f"{seal.KEY}  {'0' * 64}"}] * 3)
+    if in_parts:
+        ROLLOUTS.write_parts(path, [frame[:1], frame[1:]])
+    else:
+        ROLLOUTS.write(path, frame)
+    content = path.read_bytes()
+    assert pq.read_table(path).num_rows == 3
+    assert ROLLOUTS.read_columns(path, ["reward"]).height == ROLLOUTS.read(path).height == 3
+    for place in range(len(content)):
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << (place % 8)
+        path.write_bytes(damaged)
+        with pytest.raises(ArtifactError, match=r"t\.parquet is damaged"):
+            ROLLOUTS.read(path) if place % 2 else ROLLOUTS.read_columns(path, ["reward"])
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -58,7 +82,7 @@ def test_folder_digest_sees_names_and_contents(tmp_path: Path) -> None:
 
 
 def test_columns_are_read_without_the_others(tmp_path: Path) -> None:
-    """Of a file whose texts are damaged the outcomes can still be read, of chosen rows."""
+    """Of a file whose texts cannot be read, the outcomes of chosen rows can."""
     path = tmp_path / "rollouts.parquet"
     rows = [
         {**ROLLOUTS.example, "sample_index": n, "text": f"a text {n}" * 100, "greedy": n == 2}
@@ -75,6 +99,8 @@ def test_columns_are_read_without_the_others(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[start : start + place.total_compressed_size] = bytes(place.total_compressed_size)
     path.write_bytes(content)
+    with path.open("r+b") as file:
+        seal.seal(file)
     with pytest.raises(ArtifactError, match="cannot be read as Parquet"):
         ROLLOUTS.read(path)
     found = ROLLOUTS.read_columns(path, ["outcome", "sample_index"], where=~pl.col("greedy"))

@@ -10,6 +10,7 @@ import yaml
 from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError, write_json
 from tasks.common.locations import open_location
+from tasks.models.folder import policy_digest
 from tasks.publishing import policy
 from tasks.publishing.policy import Cell, push
 
@@ -43,6 +44,7 @@ def layout(tmp_path: Path) -> Layout:
     ):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(path.name.encode())
+    write_json(layout.trained_card("sgpo", 1), {"digest": policy_digest(train / "policy")})
     accounts = ("charged", "charged_mixed", "executed")
     write_json(train / "flops.json", {name: {"total": 1.5e12} for name in accounts})
     write_json(plan / "forecast.json", {"reads_profile": True})
@@ -68,6 +70,13 @@ def test_a_folder_has_the_policy_and_where_it_came_from(layout: Layout, tmp_path
     assert described["library_name"] == "transformers"
     assert "65.3% (95 % interval 60.6% to 69.8%), greedy 74.2%" in card
     assert "The profile's cost is not in these" in card
+
+
+def test_damaged_weights_are_not_pushed(layout: Layout, tmp_path: Path) -> None:
+    (layout.train("sgpo", 1) / "policy" / "model.safetensors").write_bytes(b"model.safetensorz")
+    with pytest.raises(ArtifactError, match="is not what training wrote .* restored from DVC's"):
+        push(layout, VALUES, CELL, str(tmp_path / "out"), overwrite=False)
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_is_there_is_replaced_only_when_asked(layout: Layout, tmp_path: Path) -> None:

@@ -318,7 +318,7 @@ def test_an_external_policy_that_changed_in_place_is_refused(
     with (folder / "model.safetensors").open("r+b") as file:
         file.seek(-4, 2)
         file.write(b"abcd")
-    with pytest.raises(ArtifactError, match="has changed since the stage `policy` read it"):
+    with pytest.raises(ArtifactError, match="has changed since the stage `policy` read or made it"):
         read_policy(layout)
 
 

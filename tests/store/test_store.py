@@ -1,6 +1,7 @@
 """The store alone: the order of shards, what a seal notices, compaction under readers, writers and
 kills."""
 
+import io
 import random
 import threading
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.common import seal
 from tasks.common.artifacts import STORE
 from tasks.common.files import ArtifactError
 from tasks.common.locations import open_location
@@ -70,16 +72,16 @@ def test_of_a_duplicate_key_the_first_shard_wins(store: RolloutStore) -> None:
 
 
 def test_a_shard_is_plain_parquet_and_any_flipped_bit_is_noticed() -> None:
-    content = shards.encode(rows([("a", 0)], f"{shards.CHECKSUM_KEY} imitated {'0' * 64}"))
-    assert shards.decode(content, ["text"], "x")["text"][0].startswith(shards.CHECKSUM_KEY)
+    content = shards.encode(rows([("a", 0)], f"{seal.KEY} imitated {'0' * 64}"))
+    assert shards.decode(content, ["text"], "x")["text"][0].startswith(seal.KEY)
     for place in range(len(content)):
         damaged = bytearray(content)
         damaged[place] ^= 1
-        with pytest.raises(shards.DamagedError):
-            shards.verify_checksum(bytes(damaged))
+        with pytest.raises(seal.DamagedError):
+            seal.verify(io.BytesIO(damaged))
     for length in range(len(content)):
-        with pytest.raises(shards.DamagedError):
-            shards.verify_checksum(content[:length])
+        with pytest.raises(seal.DamagedError):
+            seal.verify(io.BytesIO(content[:length]))
 
 
 def test_whatever_a_damaged_footer_makes_of_a_scan_the_shard_is_set_aside(

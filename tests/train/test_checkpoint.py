@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 import torch
 
+from tasks.common.artifacts import TRAIN_ROLLOUTS
 from tasks.common.files import read_json
 from tasks.train.loop.checkpoint import Checkpoints, Snapshot
 from tasks.train.loop.save import save as save_trainer
@@ -44,7 +45,7 @@ def branches(checkpoints: Checkpoints, folder: Path | None = None) -> tuple[int,
 def test_an_older_checkpoint_retires_the_branch_it_leaves(tmp_path: Path) -> None:
     first = Checkpoints(tmp_path, COMPONENTS, keep=2)
     older, _ = save(first, 1, branch=1), save(first, 2, branch=1)
-    first.save_in_flight(pl.DataFrame({"step": [2]}))
+    first.save_in_flight(TRAIN_ROLLOUTS.frame([TRAIN_ROLLOUTS.example]))
 
     second = Checkpoints(tmp_path, COMPONENTS, keep=2)
     assert second.load(older) is not None
@@ -120,3 +121,22 @@ def test_a_snapshot_waits_for_the_last_one_before_it_copies(guesser: Path, tmp_p
         save_trainer(trainer, checkpoints)
     assert trainer.state.rollouts == [{"step": 0}]
     assert trainer.state.parts == []
+
+
+def test_damaged_rollouts_in_flight_are_drawn_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoints = Checkpoints(tmp_path, COMPONENTS, 2)
+    rollouts = TRAIN_ROLLOUTS.frame([TRAIN_ROLLOUTS.example])
+    checkpoints.save_in_flight(rollouts)
+    kept = checkpoints.in_flight()
+    assert kept is not None
+    assert kept.equals(rollouts)
+    path = checkpoints.folder / "in_flight.parquet"
+    content = path.read_bytes()
+    for place in range(0, len(content), 7):
+        damaged = bytearray(content)
+        damaged[place] ^= 1
+        path.write_bytes(damaged)
+        assert checkpoints.in_flight() is None
+    assert "will be drawn again" in caplog.text

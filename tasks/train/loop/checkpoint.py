@@ -114,7 +114,7 @@ class Checkpoints:
 
     def save_in_flight(self, rollouts: pl.DataFrame) -> None:
         """Keep the rollouts of the step in flight: after a kill they are not drawn again."""
-        replace_file(self.folder / "in_flight.parquet", lambda file: rollouts.write_parquet(file))
+        TRAIN_ROLLOUTS.write(self.folder / "in_flight.parquet", rollouts)
 
     def in_flight(self) -> pl.DataFrame | None:
         """The rollouts of the step that was in flight, if any were kept."""

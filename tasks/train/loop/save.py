@@ -10,6 +10,7 @@ import torch
 
 from tasks.common.artifacts import CURVE, STEPS, TRAIN_ROLLOUTS
 from tasks.common.files import sync_folder, write_json
+from tasks.models.folder import policy_digest
 from tasks.models.policy import save_policy
 from tasks.train.loop.checkpoint import (
     Checkpoints,
@@ -105,6 +106,7 @@ def write_results(
     shutil.rmtree(out / "policy", ignore_errors=True)
     temporary.rename(out / "policy")
     sync_folder(out)
+    write_json(out / "policy.json", {"digest": policy_digest(out / "policy")})
     STEPS.write(out / "steps.parquet", STEPS.frame(state.steps))
     CURVE.write(out / "curve.parquet", CURVE.frame(state.curve))
     parts = [pl.read_parquet(checkpoints.folder / name) for name in loaded[1]["parts"]]
