@@ -20,6 +20,7 @@ from pydantic import Field
 from flows import (
     commands,
     doctor,
+    elsewhere,
     logs,
     overrides,
     records,
@@ -99,7 +100,7 @@ def run_all(stages: Stages, retries: int, concurrency: int) -> dict[str, State]:
                     task = as_task(stages, stage, retries, dvc, tags)
                     return task(stage, wait_for=list(needed.values()), return_state=True)
 
-                running.start(stage, work, is_here=True)
+                running.start(stage, work, is_here=stage not in stages.elsewhere)
             for stage, state in running.ended():
                 if state.is_crashed():
                     raise KeyboardInterrupt(stage)
@@ -155,6 +156,7 @@ def flow_over(
         retries: Annotated[int, Field(ge=0)] = 0,
         overrides: list[OverrideText] | None = None,
         concurrency: Annotated[int, Field(ge=1)] = 1,
+        on: dict[str, str] | None = None,
     ) -> dict[str, str]:
         """Bring the experiment up to date; returns the name of every stage's final state.
 
@@ -167,11 +169,14 @@ def flow_over(
             overrides: Values of params.yaml for this run alone, as KEY=VALUE:
                 `train.learning_rate=1e-4`, `experiment.seeds=[0,1]`.
             concurrency: How many stages may run side by side, where none needs another.
+            on: Kinds of stages, such as `train`, that workers of a work pool run on other
+                machines: {"train": "gpu-pool"}.
         """
         chosen = [str(seed) for seed in seeds or []]
         asked = Request(recipes or [], chosen, force or [], overrides or [], concurrency)
         with look(asked) as stages:
             records.attempt(lambda: records.name_run(stages))
+            elsewhere.prepare(on or {}, stages)
             if stages.idle:
                 return run(stages, retries, 1)
             if len(stages.stale) > 1:  # one alone imports its libraries just as fast itself

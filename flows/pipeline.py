@@ -1,7 +1,7 @@
 """Bring the experiment up to date.
 
     python -m flows.pipeline [--recipe sgpo ...] [--seed 0 ...] [--force ingest ...] [--retries 1]
-    [--concurrency 4] [--experiment all] [train.learning_rate=1e-4 ...]
+    [--concurrency 4] [--on train=gpu-pool ...] [--experiment all] [train.learning_rate=1e-4 ...]
 
 Every stage ends as `Cached` (nothing changed), `Restored` (its outputs were in DVC's run cache) or
 `Ran`, with the reason. Whether something must run is DVC's decision alone, so `dvc repro` after a
@@ -23,6 +23,7 @@ from flows import (
     experiment,
     logs,
     overrides,
+    selection,
     server,
     side_by_side,
     summary,
@@ -68,6 +69,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         default=1,
         metavar="N",
         help="how many stages may run side by side (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--on",
+        action="append",
+        type=selection.place,
+        metavar="STAGE=POOL",
+        help="have workers of a work pool run these stages on other machines: train=gpu-pool",
     )
     return parser.parse_args(arguments)
 
@@ -124,6 +132,7 @@ def run_flow(stages: Stages, options: argparse.Namespace) -> str:
             options.retries,
             options.overrides,
             options.concurrency,
+            dict(options.on or []),
         )
     except (PipelineError, server.ServerError) as error:
         return str(error)

@@ -29,7 +29,7 @@ from prefect.events.schemas.events import ResourceSpecification
 from prefect.runner import Runner
 from prefect.settings import PREFECT_API_URL
 
-from flows import HEARTBEAT_SECONDS, commands, records, side_by_side
+from flows import HEARTBEAT_SECONDS, commands, records, selection, side_by_side
 from flows.flow import pipeline
 from tasks.common import params, process
 
@@ -95,6 +95,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         help="how many stages may run side by side (default: %(default)s)",
     )
     parser.add_argument(
+        "--on",
+        action="append",
+        type=selection.place,
+        metavar="STAGE=POOL",
+        help="have workers of a work pool run these stages on other machines: train=gpu-pool",
+    )
+    parser.add_argument(
         "overrides", nargs="*", metavar="KEY=VALUE", help="values of params.yaml for these runs"
     )
     return parser.parse_args(arguments)
@@ -120,6 +127,7 @@ async def serve(options: argparse.Namespace) -> None:
             "retries": options.retries,
             "overrides": options.overrides,
             "concurrency": options.concurrency,
+            "on": dict(options.on or []),
         },
     )
     signal.signal(signal.SIGINT, runner.handle_sigterm)

@@ -1,7 +1,7 @@
 """The stages of one flow run: what DVC says about each, and bringing one up to date."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ class Stages:
     forced: set[str]
     outcomes: dict[str, str] = field(default_factory=dict)
     code_reason: str = ""
+    elsewhere: Mapping[str, Callable[[commands.Dvc], None]] = field(default_factory=dict)
 
     @classmethod
     def examine(
@@ -80,7 +81,11 @@ class Stages:
         return self.outcomes[stage], reason
 
     def repro(self, stage: str, dvc: commands.Dvc) -> str:
-        """Have DVC run the stage, or restore it: Ran or Restored."""
+        """Have DVC run the stage, or restore it: Ran or Restored. Those in `elsewhere` run on
+        another machine."""
+        if stage in self.elsewhere:
+            self.elsewhere[stage](dvc)
+            return "Ran"
         code, started = dvc.repro(stage, stage in self.forced)
         if code:
             raise StageFailed(failure(stage, code, started, dvc.output.lines.tail))
