@@ -125,7 +125,7 @@ class Project:
 
     def all_hanging(self, number: int) -> list[int]:
         """The process ids of so many stages, as soon as all of them hang."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while time.monotonic() < deadline:
             written = [file.read_text() for file in self.root.glob("*.hanging.pid")]
             if len(written) == number and all(written):
