@@ -39,7 +39,7 @@ class Lines:
 
     def add(self, line: str) -> None:
         """Take a line, or the state of a bar."""
-        line = ESCAPE.sub("", line[:MAX_LINE]).rstrip()
+        line = plain(line)
         if bar := bar_of(line):
             if bar["percent"]:
                 self.bars[bar["label"]] = (float(bar["percent"]), line.strip())
@@ -58,6 +58,11 @@ class Lines:
         self.tail.clear()
         self.waiting.clear()
         self.bars.clear()
+
+
+def plain(line: str) -> str:
+    """A line without what steers a terminal, and not too long."""
+    return ESCAPE.sub("", line[:MAX_LINE]).rstrip()
 
 
 def bar_of(line: str) -> re.Match[str] | None:
@@ -112,9 +117,10 @@ class Output:
 
     def pass_on_line(self, stream: int, line: str) -> None:
         """Write a line with its stage's name; of a bar, one now and then, and the last."""
-        line = line.rstrip()
-        if bar := bar_of(ESCAPE.sub("", line)):
-            now, shown = time.monotonic(), self.bars_shown.get(bar["label"], 0.0)
+        line = plain(line)
+        if bar := bar_of(line):
+            now = time.monotonic()
+            shown = self.bars_shown.setdefault(bar["label"], now)
             if now < shown + BAR_SECONDS and bar["percent"] != "100":
                 return
             self.bars_shown[bar["label"]] = now

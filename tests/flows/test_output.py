@@ -110,7 +110,7 @@ output.label = "train@grpo-0"
 out, err = output.ends
 os.write(out, b"first\\nhal")
 for done in (1, 2, 3, 100):
-    os.write(err, f"train: {done}%|x| {done}/100 [00:01<00:01, 1it/s]\\r".encode())
+    os.write(err, f"\\x1b[Atrain: {done}%|x| {done}/100 [00:01<00:01, 1it/s]\\r".encode())
 os.write(out, b"f\\n\\n")
 output.start()
 output.join()
@@ -123,5 +123,5 @@ def test_beside_others_every_line_is_labelled_and_a_bar_is_a_line_now_and_then()
     done = subprocess.run([sys.executable, "-c", LABELLED], capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout == b"train@grpo-0 | first\ntrain@grpo-0 | half\n"
-    shown = [line.split("%")[0] for line in done.stderr.decode().splitlines()]
-    assert shown == ["train@grpo-0 | train: 1", "train@grpo-0 | train: 100"]
+    (shown,) = done.stderr.decode().splitlines()
+    assert shown.startswith("train@grpo-0 | train: 100%")
