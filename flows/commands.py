@@ -1,12 +1,15 @@
 """dvc as a subprocess: what it says (graph, status), and what it does (bring one stage up to date).
 
-One dvc process serves a whole run of the flow (see `flows.launch`). It runs in its own process
+One dvc process serves a whole run of the flow (see `flows.launch`), or as many as stages may run
+side by side: dvc's own locks keep them apart (each holds the repository's lock for as long as it
+reads or writes dvc.lock, and not while its stage runs). It runs in its own process
 group, so that Ctrl-C reaches the flow alone and the flow ends the whole group: first with an
 interrupt, which dvc itself waits out while the stage saves what it has and leaves; then, after the
 grace time, by killing. (SIGTERM would end dvc at once, and the stage with it, before it could
 save.) A flow that is killed itself takes dvc along, and dvc the stage: each asked the kernel for
 that."""
 
+import fcntl
 import json
 import os
 import re
@@ -16,8 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -41,12 +44,13 @@ class CommandError(RuntimeError):
 
 class Dvc:
     """A dvc process, for as long as the block lasts. Its methods raise CommandError when it fails;
-    whatever interrupts a wait ends the whole group."""
+    whatever interrupts a wait ends the whole group. With `is_labelled`, what a stage writes is
+    passed on line by line, with the stage's name before it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_labelled: bool = False) -> None:
         requests, to_dvc = os.pipe()
         from_dvc, answers = os.pipe()
-        self.output = Output()
+        self.output = Output(is_labelled=is_labelled)
         stdout, stderr = self.output.ends
         self.child = subprocess.Popen(
             launcher("dvc", str(requests), str(answers)),
@@ -63,8 +67,9 @@ class Dvc:
         os.close(answers)
         self.requests, self.answers = os.fdopen(to_dvc, "w"), os.fdopen(from_dvc, "rb", buffering=0)
         self.stack = ExitStack()
-        self.forks: dict[str, str] = {}
+        self.extra: dict[str, str] = {}  # environment of the stages, beside the flow's own
         self.watch: Callable[[Output], object] | None = None  # looks on, once a second
+        self.is_ended = False
 
     def __enter__(self) -> "Dvc":
         return self
@@ -82,14 +87,12 @@ class Dvc:
 
     def end(self, interrupt: bool) -> None:
         """End the process: it leaves when it reads that there are no more requests."""
-        with suppress(BrokenPipeError):
-            self.requests.close()
-        end_group(self.child, interrupt=interrupt)
+        end_all([self], interrupt=interrupt)
 
     def fork_stages(self) -> None:
         """Start the process that stages are forked from, where this machine allows it. It belongs
         to dvc's process group, and ends with it."""
-        if self.forks or not forks.are_possible():
+        if forks.ADDRESS in self.extra or not forks.are_possible():
             return
         address = f"{self.stack.enter_context(tempfile.TemporaryDirectory())}/forks"
         server = subprocess.Popen(
@@ -100,18 +103,20 @@ class Dvc:
             process_group=self.child.pid,
         )
         self.stack.callback(server.wait)
-        self.forks = {forks.ADDRESS: address}
+        self.extra[forks.ADDRESS] = address
 
     def ask(self, *arguments: str, stage: str | None = None) -> Any:
         """dvc's answer to one command line. With `stage` it may write to the terminal, and says
         whether it started that stage's command."""
         try:
-            environ = {**environment(), **self.forks}
+            environ = {**environment(), **self.extra}
             request = {"arguments": arguments, "stage": stage, "environment": environ}
             self.requests.write(json.dumps(request) + "\n")
             self.requests.flush()
             return json.loads(self.read_line())
         except (BrokenPipeError, ValueError) as error:
+            if self.is_ended:  # by another thread, which was interrupted
+                raise KeyboardInterrupt from error
             raise CommandError(
                 f"dvc ended while it was asked for {' '.join(arguments)}; more above"
             ) from error
@@ -153,7 +158,9 @@ class Dvc:
 
     def status(self, *stages: str) -> dict[str, list[Any]]:
         """What has changed, by stage, as dvc words it; a stage that is up to date is not in it."""
-        changed: dict[str, list[Any]] = json.loads(self.look("status", "--json", *stages))
+        changed: dict[str, list[Any]] = json.loads(
+            self.look("--wait-for-lock", "status", "--json", *stages)
+        )
         return changed
 
     def repro(self, stage: str, force: bool = False) -> tuple[int, bool]:
@@ -161,7 +168,8 @@ class Dvc:
         command was started). What it wrote is then in `output`."""
         self.output.lines.clear()
         options = ["--single-item", *(["--force"] if force else [])]
-        answer = self.ask("repro", *options, stage, stage=stage)
+        # another dvc may hold the lock when the stage has ended: its work is not lost for that
+        answer = self.ask("--wait-for-lock", "repro", *options, stage, stage=stage)
         self.output.settle()
         return int(answer["code"]), bool(answer["started"])
 
@@ -188,16 +196,34 @@ def parse_graph(dot: str) -> dict[str, set[str]]:
     return needs
 
 
-def end_group(
-    child: "subprocess.Popen[Any]", grace: float = GRACE_SECONDS, interrupt: bool = True
+def end_all(dvcs: Sequence[Dvc], interrupt: bool) -> None:
+    """End dvc processes, all at once: each stage saves while the others do."""
+    for dvc in dvcs:
+        dvc.is_ended = True
+        with suppress(BrokenPipeError):
+            dvc.requests.close()
+    end_groups([dvc.child for dvc in dvcs], interrupt=interrupt)
+
+
+def end_group(child: "subprocess.Popen[Any]") -> None:
+    """Interrupt one group and end it, as `end_groups` does."""
+    end_groups([child])
+
+
+def end_groups(
+    children: Sequence["subprocess.Popen[Any]"],
+    grace: float = GRACE_SECONDS,
+    interrupt: bool = True,
 ) -> None:
-    """Interrupt the group of `child`, wait for it up to `grace` seconds, and kill what is left of
-    it."""
+    """Interrupt the groups of `children`, wait for them up to `grace` seconds, and kill what is
+    left of any. None is killed while another may still need it."""
+    deadline = time.monotonic() + grace
     try:
-        if interrupt:
+        for child in children if interrupt else ():
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGINT)
-        child.wait(grace)
+        for child in children:
+            child.wait(max(deadline - time.monotonic(), 0.0))
     except subprocess.TimeoutExpired:
         print(
             f"still running {grace:.0f} s after the interrupt: killing it",
@@ -205,6 +231,31 @@ def end_group(
             flush=True,
         )
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
+        for child in children:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+@contextmanager
+def whole_lock(*, to_write: bool = False) -> Iterator[Path]:
+    """dvc.lock, while no dvc writes it: other stages may be ending just now. The lock is dvc's
+    own, on the repository; `to_write` keeps out those that read, too."""
+    try:
+        file = (ROOT / ".dvc" / "tmp" / "lock").open()
+    except FileNotFoundError:  # no dvc has ever run here
+        yield ROOT / "dvc.lock"
+        return
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX if to_write else fcntl.LOCK_SH)
+        yield ROOT / "dvc.lock"
+
+
+def git(*arguments: str) -> str:
+    """What git says of this checkout."""
+    done = subprocess.run(
+        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise CommandError(f"git {' '.join(arguments)} failed: {done.stderr.strip()}")
+    return done.stdout.rstrip()

@@ -17,7 +17,17 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 from pydantic import Field
 
-from flows import commands, doctor, logs, overrides, records, summary
+from flows import (
+    commands,
+    doctor,
+    elsewhere,
+    logs,
+    overrides,
+    records,
+    selection,
+    side_by_side,
+    summary,
+)
 from flows.stages import Stages, code_version
 from tasks.common import process
 from tasks.common.layout import Layout
@@ -30,28 +40,32 @@ LAYOUT = Layout(commands.ROOT / "data")
 
 @dataclass(frozen=True)
 class Request:
-    """What a run is asked for: some recipes and seeds, stages to force, values of params.yaml."""
+    """What a run is asked for: some recipes and seeds, stages to force, values of params.yaml, and
+    how many stages may run side by side."""
 
     recipes: list[str]
     seeds: list[str]
     force: list[str]
     overrides: list[str]
+    concurrency: int
 
 
 class PipelineError(RuntimeError):
     """Stages failed; the message names them."""
 
 
-def as_task(stages: Stages, stage: str, retries: int) -> Task[[str], State]:
+def as_task(
+    stages: Stages, stage: str, retries: int, dvc: commands.Dvc, tags: set[str]
+) -> Task[[str], State]:
     """The Prefect task of one stage. It is handed the name only."""
 
     def bring_up_to_date(stage: str) -> State:
-        watch = stages.dvc.watch = records.Watch(stage)
+        watch = dvc.watch = records.Watch(stage)
         try:
-            name, reason = stages.bring_up_to_date(stage)
+            name, reason = stages.bring_up_to_date(stage, dvc)
         finally:
-            watch.finish(stages.dvc.output)
-            stages.dvc.watch = None
+            watch.finish(dvc.output)
+            dvc.watch = None
         if name != "Cached":
             records.tables(stage, LAYOUT)
         return Completed(name=name, message=reason)
@@ -61,38 +75,62 @@ def as_task(stages: Stages, stage: str, retries: int) -> Task[[str], State]:
         name=stage,
         task_run_name=stage,
         version=code_version(stage),
+        tags=tags,
         cache_policy=NO_CACHE,
         persist_result=False,
         retries=retries,
     )
 
 
-def run_all(stages: Stages, retries: int) -> dict[str, State]:
-    """Every stage in order; one that needs a stage which did not complete does not run (Prefect's
-    NotReady)."""
+def run_all(stages: Stages, retries: int, concurrency: int) -> dict[str, State]:
+    """Every stage in order, some side by side; one that needs a stage which did not complete does
+    not run (Prefect's NotReady)."""
     states: dict[str, State] = {}
-    for stage in stages.ordered:
-        needed = {name: states[name] for name in sorted(stages.needs[stage]) if name in states}
-        states[stage] = as_task(stages, stage, retries)(
-            stage, wait_for=list(needed.values()), return_state=True
-        )
-        if states[stage].is_crashed():
-            raise KeyboardInterrupt(stage)
-        blocking = [name for name, state in needed.items() if not state.is_completed()]
-        if blocking:
-            stages.say(stage, "not run", f"it needs {', '.join(blocking)}")
-        elif not states[stage].is_completed():
-            stages.say(stage, "FAILED", str(states[stage].message).partition("\n")[0])
+    begun: set[str] = set()
+    with side_by_side.running(stages.dvc, concurrency) as running:
+        while len(states) < len(stages.ordered):
+            ready = selection.ready(stages.needs, stages.ordered, begun, states)
+            for stage in ready[: running.room]:
+                begun.add(stage)
+                needed = needed_states(stages, stage, states)
+
+                def work(
+                    dvc: commands.Dvc, tags: set[str], stage: str = stage, needed: Any = needed
+                ) -> State:
+                    task = as_task(stages, stage, retries, dvc, tags)
+                    return task(stage, wait_for=list(needed.values()), return_state=True)
+
+                running.start(stage, work, is_here=stage not in stages.elsewhere)
+            for stage, state in running.ended():
+                if state.is_crashed():
+                    raise KeyboardInterrupt(stage)
+                states[stage] = state
+                say_failure(stages, stage, states)
     return states
 
 
-def run(stages: Stages, retries: int) -> dict[str, str]:
+def needed_states(stages: Stages, stage: str, states: dict[str, State]) -> dict[str, State]:
+    """The states of the stages that this one needs, as far as they are of this run."""
+    return {name: states[name] for name in sorted(stages.needs[stage]) if name in states}
+
+
+def say_failure(stages: Stages, stage: str, states: dict[str, State]) -> None:
+    """A line on the terminal where a stage did not complete."""
+    needed = needed_states(stages, stage, states)
+    blocking = [name for name, state in needed.items() if not state.is_completed()]
+    if blocking:
+        stages.say(stage, "not run", f"it needs {', '.join(blocking)}")
+    elif not states[stage].is_completed():
+        stages.say(stage, "FAILED", str(states[stage].message).partition("\n")[0])
+
+
+def run(stages: Stages, retries: int, concurrency: int) -> dict[str, str]:
     """Every stage's final state by name. Raises PipelineError when not all of them completed."""
-    states = run_all(stages, retries)
-    failed = [stage for stage, state in states.items() if state.is_failed()]
+    states = run_all(stages, retries, concurrency)
+    failed = [stage for stage in stages.ordered if states[stage].is_failed()]
     if failed:
         raise PipelineError(f"failed: {', '.join(failed)}; {summary.conclusion(stages)}")
-    return {stage: str(state.name) for stage, state in states.items()}
+    return {stage: str(states[stage].name) for stage in stages.ordered}
 
 
 @contextmanager
@@ -101,7 +139,7 @@ def examined(request: Request) -> Iterator[Stages]:
     with (
         process.exclusive(LAYOUT.locks / "pipeline", "the pipeline"),
         overrides.applied(commands.ROOT / "params.yaml", LAYOUT, request.overrides),
-        commands.Dvc() as dvc,
+        commands.Dvc(is_labelled=request.concurrency > 1) as dvc,
     ):
         yield doctor.examine(dvc, request.recipes, request.seeds, request.force)
 
@@ -117,6 +155,8 @@ def flow_over(
         force: list[str] | None = None,
         retries: Annotated[int, Field(ge=0)] = 0,
         overrides: list[OverrideText] | None = None,
+        concurrency: Annotated[int, Field(ge=1)] = 1,
+        on: dict[str, str] | None = None,
     ) -> dict[str, str]:
         """Bring the experiment up to date; returns the name of every stage's final state.
 
@@ -128,16 +168,21 @@ def flow_over(
             retries: How often a stage that failed is tried again.
             overrides: Values of params.yaml for this run alone, as KEY=VALUE:
                 `train.learning_rate=1e-4`, `experiment.seeds=[0,1]`.
+            concurrency: How many stages may run side by side, where none needs another.
+            on: Kinds of stages, such as `train`, that workers of a work pool run on other
+                machines: {"train": "gpu-pool"}.
         """
         chosen = [str(seed) for seed in seeds or []]
-        with look(Request(recipes or [], chosen, force or [], overrides or [])) as stages:
+        asked = Request(recipes or [], chosen, force or [], overrides or [], concurrency)
+        with look(asked) as stages:
             records.attempt(lambda: records.name_run(stages))
+            elsewhere.prepare(on or {}, stages)
             if stages.idle:
-                return run(stages, retries)
+                return run(stages, retries, 1)
             if len(stages.stale) > 1:  # one alone imports its libraries just as fast itself
                 stages.dvc.fork_stages()
             with summary.recorded(LAYOUT, stages):
-                return run(stages, retries)
+                return run(stages, retries, concurrency)
 
     return Flow(
         winnow,

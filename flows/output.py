@@ -1,5 +1,8 @@
 """What dvc and the stages write: passed on to the terminal at once, and kept for the records of the
-flow, line by line. Progress bars are kept apart from the lines."""
+flow, line by line. Progress bars are kept apart from the lines.
+
+Where stages run side by side, each line of one stands whole on the terminal, with the stage's name
+before it. A bar cannot move there: its state is a line every few seconds."""
 
 import codecs
 import fcntl
@@ -19,6 +22,8 @@ MAX_WAITING = 10_000  # lines that nobody has taken yet
 MAX_LINE = 2_000  # characters that are kept of one
 MAX_BAR = 500  # characters of a progress bar
 SETTLE_SECONDS = 2.0
+BAR_SECONDS = 10.0  # between two lines of a bar that does not move
+ONE_LINE = threading.Lock()  # several outputs write to one terminal
 ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[@-_])")
 BAR = re.compile(r"^\s*(?P<label>.*?):\s+(?:(?P<percent>\d+)%\|)?.*\[\d+:\d\d.*\]\s*$")
 
@@ -34,15 +39,13 @@ class Lines:
 
     def add(self, line: str) -> None:
         """Take a line, or the state of a bar."""
-        line = ESCAPE.sub("", line[:MAX_LINE]).rstrip()
-        if not line:
-            return
-        if len(line) <= MAX_BAR and (bar := BAR.match(line)):
+        line = plain(line)
+        if bar := bar_of(line):
             if bar["percent"]:
                 self.bars[bar["label"]] = (float(bar["percent"]), line.strip())
-            return
-        self.tail.append(line)
-        self.waiting.append(line)
+        elif line:
+            self.tail.append(line)
+            self.waiting.append(line)
 
     def take(self, most: int) -> list[str]:
         """The next lines, at most so many. Where more wait than that, the oldest are left out, and
@@ -57,14 +60,28 @@ class Lines:
         self.bars.clear()
 
 
+def plain(line: str) -> str:
+    """A line without what steers a terminal, and not too long."""
+    return ESCAPE.sub("", line[:MAX_LINE]).rstrip()
+
+
+def bar_of(line: str) -> re.Match[str] | None:
+    """The parts of a line that is a bar's state."""
+    return BAR.match(line) if len(line) <= MAX_BAR else None
+
+
 class Output:
     """The standard streams of a child process, which a thread reads to their end. The child gets a
-    terminal where this process has one, so that progress bars move."""
+    terminal where this process has one, so that progress bars move; not with `is_labelled`, where
+    every line is passed on with `label` before it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_labelled: bool = False) -> None:
         self.lines = Lines()
+        self.label = ""
+        self.is_labelled = is_labelled
+        self.bars_shown: dict[str, float] = {}
         self.lock = threading.Lock()
-        pairs = [open_stream(stream) for stream in STREAMS]
+        pairs = [os.pipe() if is_labelled else open_stream(stream) for stream in STREAMS]
         self.ends = [end for _, end in pairs]  # for the child
         self.streams = {ours: stream for (ours, _), stream in zip(pairs, STREAMS, strict=True)}
         self.thread = threading.Thread(target=self.read, name="output", daemon=True)
@@ -88,12 +105,29 @@ class Output:
                         open_.discard(ours)
                         os.close(ours)
                         continue
-                    pass_on(self.streams[ours], data)
+                    if not self.is_labelled:
+                        pass_on(self.streams[ours], data)
                     text = rests[ours] + decoders[ours].decode(data)
                     *whole, rest = re.split(r"[\r\n]", text)
                     rests[ours] = rest[:MAX_LINE]  # the terminal has all of it
                     for line in whole:
                         self.lines.add(line)
+                        if self.is_labelled:
+                            self.pass_on_line(self.streams[ours], line)
+
+    def pass_on_line(self, stream: int, line: str) -> None:
+        """Write a line with its stage's name; of a bar, one now and then, and the last."""
+        line = plain(line)
+        if bar := bar_of(line):
+            now = time.monotonic()
+            shown = self.bars_shown.setdefault(bar["label"], now)
+            if now < shown + BAR_SECONDS and bar["percent"] != "100":
+                return
+            self.bars_shown[bar["label"]] = now
+        if line:
+            label = f"{self.label} | " if self.label else ""
+            with ONE_LINE:
+                pass_on(stream, f"{label}{line}\n".encode())
 
     def settle(self) -> None:
         """Return when what was written so far has been read."""

@@ -1,7 +1,7 @@
 """Bring the experiment up to date.
 
     python -m flows.pipeline [--recipe sgpo ...] [--seed 0 ...] [--force ingest ...] [--retries 1]
-    [--experiment all] [train.learning_rate=1e-4 ...]
+    [--concurrency 4] [--on train=gpu-pool ...] [--experiment all] [train.learning_rate=1e-4 ...]
 
 Every stage ends as `Cached` (nothing changed), `Restored` (its outputs were in DVC's run cache) or
 `Ran`, with the reason. Whether something must run is DVC's decision alone, so `dvc repro` after a
@@ -17,7 +17,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from flows import commands, doctor, experiment, logs, overrides, server, summary
+from flows import (
+    commands,
+    doctor,
+    experiment,
+    logs,
+    overrides,
+    selection,
+    server,
+    side_by_side,
+    summary,
+)
 from flows.selection import SelectionError
 from flows.stages import Stages
 from tasks.common import process
@@ -53,6 +63,20 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--retries", type=int, default=0, help="how often a failed stage is tried again"
     )
+    parser.add_argument(
+        "--concurrency",
+        type=side_by_side.number,
+        default=1,
+        metavar="N",
+        help="how many stages may run side by side (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--on",
+        action="append",
+        type=selection.place,
+        metavar="STAGE=POOL",
+        help="have workers of a work pool run these stages on other machines: train=gpu-pool",
+    )
     return parser.parse_args(arguments)
 
 
@@ -64,7 +88,7 @@ def bring_up_to_date(options: argparse.Namespace) -> int:
         process.exclusive(LAYOUT.locks / "pipeline", "the pipeline"),
         recipes_set(path, options.experiment),
         overrides.applied(path, LAYOUT, options.overrides),
-        commands.Dvc() as dvc,
+        commands.Dvc(is_labelled=options.concurrency > 1) as dvc,
     ):
         stages = doctor.examine(dvc, options.recipe or [], seeds, options.force or [])
         if stages.left_out:
@@ -101,7 +125,15 @@ def run_flow(stages: Stages, options: argparse.Namespace) -> str:
     try:
         server.provide()
         flow = flow_over(lambda request: nullcontext(stages))
-        flow(options.recipe, options.seed, options.force, options.retries, options.overrides)
+        flow(
+            options.recipe,
+            options.seed,
+            options.force,
+            options.retries,
+            options.overrides,
+            options.concurrency,
+            dict(options.on or []),
+        )
     except (PipelineError, server.ServerError) as error:
         return str(error)
     except TerminationSignal as error:

@@ -1,5 +1,6 @@
 """Which stages a flow looks at, and in which order."""
 
+from argparse import ArgumentTypeError
 from collections.abc import Iterable, Mapping
 from graphlib import TopologicalSorter
 
@@ -20,6 +21,15 @@ def order(needs: Needs) -> list[str]:
         ordered += ready
         sorter.done(*ready)
     return ordered
+
+
+def ready(
+    needs: Needs, ordered: Iterable[str], begun: Iterable[str], ended: Iterable[str]
+) -> list[str]:
+    """Those of `ordered` that may begin now: all that they need among them has ended."""
+    stages = list(ordered)
+    pending, started = set(stages) - set(ended), set(begun)
+    return [stage for stage in stages if stage not in started and not needs[stage] & pending]
 
 
 def upstream(needs: Needs, stages: Iterable[str]) -> set[str]:
@@ -65,6 +75,14 @@ def choose(allowed: Iterable[str], wanted: Iterable[str] | None, what: str) -> s
             f"{what} {unknown[0]} is not in the experiment: it has {', '.join(known)} (params.yaml)"
         )
     return chosen
+
+
+def place(text: str) -> tuple[str, str]:
+    """`train=gpu-pool` from the command line: the kind of stage, and the work pool."""
+    kind, _, pool = text.partition("=")
+    if not kind or not pool:
+        raise ArgumentTypeError(f"{text!r} is not STAGE=POOL, such as train=gpu-pool")
+    return kind, pool
 
 
 def select(

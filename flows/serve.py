@@ -1,7 +1,7 @@
 """The pipeline on a schedule, for as long as this process runs.
 
     python -m flows.serve [--cron "0 3 * * *"] [--every SECONDS] [--force ingest] [--recipe ...]
-    [--seed ...] [KEY=VALUE ...]
+    [--seed ...] [--concurrency N] [KEY=VALUE ...]
 
 What is not asked for here is as prefect.yaml says. Needs a Prefect server that lasts: `prefect
 server start`, and its address in PREFECT_API_URL (or in the profile, by `prefect config set`). Runs
@@ -22,14 +22,14 @@ from datetime import timedelta
 from typing import Any, cast
 
 from prefect.automations import Automation
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.objects import ConcurrencyLimitConfig, StateType
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import EventTrigger, Posture
 from prefect.events.schemas.events import ResourceSpecification
 from prefect.runner import Runner
 from prefect.settings import PREFECT_API_URL
 
-from flows import HEARTBEAT_SECONDS, commands, records
+from flows import HEARTBEAT_SECONDS, commands, records, selection, side_by_side
 from flows.flow import pipeline
 from tasks.common import params, process
 
@@ -88,6 +88,20 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         help="how often a failed stage is tried again (default: %(default)s)",
     )
     parser.add_argument(
+        "--concurrency",
+        type=side_by_side.number,
+        default=parameters["concurrency"],
+        metavar="N",
+        help="how many stages may run side by side (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--on",
+        action="append",
+        type=selection.place,
+        metavar="STAGE=POOL",
+        help="have workers of a work pool run these stages on other machines: train=gpu-pool",
+    )
+    parser.add_argument(
         "overrides", nargs="*", metavar="KEY=VALUE", help="values of params.yaml for these runs"
     )
     return parser.parse_args(arguments)
@@ -105,13 +119,15 @@ async def serve(options: argparse.Namespace) -> None:
         description=shared["description"],
         cron=None if options.every else options.cron,
         interval=options.every,
-        concurrency_limit=shared["concurrency_limit"],
+        concurrency_limit=ConcurrencyLimitConfig(**shared["concurrency_limit"]),
         parameters={
             "recipes": options.recipe,
             "seeds": options.seed,
             "force": options.force or shared["parameters"]["force"],
             "retries": options.retries,
             "overrides": options.overrides,
+            "concurrency": options.concurrency,
+            "on": dict(options.on or []),
         },
     )
     signal.signal(signal.SIGINT, runner.handle_sigterm)

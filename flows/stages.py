@@ -1,7 +1,7 @@
 """The stages of one flow run: what DVC says about each, and bringing one up to date."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ class Stages:
     forced: set[str]
     outcomes: dict[str, str] = field(default_factory=dict)
     code_reason: str = ""
+    elsewhere: Mapping[str, Callable[[commands.Dvc], None]] = field(default_factory=dict)
 
     @classmethod
     def examine(
@@ -57,18 +58,18 @@ class Stages:
     def idle(self) -> bool:
         return not self.stale
 
-    def bring_up_to_date(self, stage: str) -> tuple[str, str]:
-        """(Cached, Ran or Restored; the reason). Raises StageFailed when the stage did not
-        succeed."""
+    def bring_up_to_date(self, stage: str, dvc: commands.Dvc) -> tuple[str, str]:
+        """(Cached, Ran or Restored; the reason), by a dvc process that has nothing else to do.
+        Raises StageFailed when the stage did not succeed."""
         if stage == CODE and self.code_reason:
             self.outcomes[stage] = "Ran"
             return "Ran", self.code_reason
         self.outcomes[stage] = "Failed"
-        changes = self.look_again(stage)
+        changes = self.look_again(stage, dvc)
         if changes or stage in self.forced:
             reason, started = self.reason(stage, changes), time.time()
             self.say(stage, "starts", reason)
-            self.outcomes[stage] = self.repro(stage)
+            self.outcomes[stage] = self.repro(stage, dvc)
             note = Layout(commands.ROOT / "data").sampling_note(stage)
             if said := reasons.sampled(note, started):
                 reason += f"; {said}"
@@ -79,19 +80,24 @@ class Stages:
             self.say(stage, LABELS[self.outcomes[stage]])
         return self.outcomes[stage], reason
 
-    def repro(self, stage: str) -> str:
-        """Have DVC run the stage, or restore it: Ran or Restored."""
-        code, started = self.dvc.repro(stage, stage in self.forced)
+    def repro(self, stage: str, dvc: commands.Dvc) -> str:
+        """Have DVC run the stage, or restore it: Ran or Restored. Those in `elsewhere` run on
+        another machine."""
+        if stage in self.elsewhere:
+            self.elsewhere[stage](dvc)
+            return "Ran"
+        code, started = dvc.repro(stage, stage in self.forced)
         if code:
-            raise StageFailed(failure(stage, code, started, self.dvc.output.lines.tail))
+            raise StageFailed(failure(stage, code, started, dvc.output.lines.tail))
         return "Ran" if started else "Restored"
 
-    def look_again(self, stage: str) -> list[Any]:
+    def look_again(self, stage: str, dvc: commands.Dvc) -> list[Any]:
         """What changed for `stage`. DVC is asked anew when something upstream ran: it may have come
         out equal. The code is digested before the first look."""
-        ran = {name for name, outcome in self.outcomes.items() if outcome != "Cached"} - {CODE}
+        outcomes = self.outcomes.copy()  # other threads add theirs
+        ran = {name for name, outcome in outcomes.items() if outcome != "Cached"} - {CODE}
         if selection.upstream(self.needs, self.needs[stage]) & ran:
-            return self.dvc.status(stage).get(stage, [])
+            return dvc.status(stage).get(stage, [])
         return self.changed.get(stage, [])
 
     def reason(self, stage: str, changes: list[Any]) -> str:
@@ -101,7 +107,8 @@ class Stages:
     def say(self, stage: str, what: str, why: str = "") -> None:
         """One line on the terminal, now."""
         place = f"[{self.ordered.index(stage) + 1}/{len(self.ordered)}]"
-        print(f"{place} {stage}: {what}" + (f" ({why})" if why else ""), flush=True)
+        said = f"{place} {stage}: {what}" + (f" ({why})" if why else "")
+        print(f"{said}\n", end="", flush=True)  # in one piece, from whichever thread
 
 
 def digest_code(dvc: commands.Dvc, forced: bool) -> str:
@@ -143,7 +150,8 @@ def moved_versions(layout: Layout) -> list[str]:
 
 
 def explain(stage: str, changes: list[Any]) -> list[str]:
-    lock = reasons.read_lock(commands.ROOT / "dvc.lock")
+    with commands.whole_lock() as path:
+        lock = reasons.read_lock(path)
     return reasons.explain(stage, changes, lock, commands.ROOT)
 
 

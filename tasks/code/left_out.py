@@ -16,6 +16,7 @@ FILES = {
     "tasks/common/progress.py": "the progress bar",
     "tasks/common/stage.py": "the command line, logging, the exit status",
     "tasks/common/tracking": "the record in MLflow",
+    "tasks/engines/devices.py": "the locks of GPUs",
     "tasks/engines/memory.py": "stops a training that does not fit the GPU, and does nothing else",
     "tasks/store/admin/": "upkeep by hand; no stage loads it",
     "tasks/store/compaction.py": "upkeep: rows move to fewer files, none changes",

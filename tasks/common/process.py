@@ -7,14 +7,18 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 logger = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
 INTERRUPTED = 130
+POLL_SECONDS = 0.1  # between two looks at a lock that another process holds
+WORD_SECONDS = 60.0  # between two lines that say so
 
 
 def die_with_parent() -> None:
@@ -52,21 +56,11 @@ def interrupt_on_terminate() -> None:
 
 @contextmanager
 def exclusive(path: Path, what: str) -> Iterator[None]:
-    """Hold the lock file `path`; a second process waits here and says for which pid. The kernel
-    frees it at death."""
+    """Hold the lock file `path`; a second process waits here, and says for which pid and how long.
+    The kernel frees it at death."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            logger.warning(
-                "waiting for %s: process %s holds it (%s)",
-                what,
-                file.read().strip() or "unknown",
-                path,
-            )
-            fcntl.flock(file, fcntl.LOCK_EX)
+    with open_lock(path) as file:
+        wait_for_lock(file, what, path)
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
@@ -75,3 +69,39 @@ def exclusive(path: Path, what: str) -> Iterator[None]:
         finally:
             file.truncate(0)
             fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def open_lock(path: Path) -> TextIO:
+    """The lock file, made where it is not there yet, for every user of the machine."""
+    flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW
+    try:
+        return os.fdopen(os.open(path, flags), "a+")
+    except FileNotFoundError:
+        descriptor = os.open(path, flags | os.O_CREAT, 0o666)
+        with suppress(PermissionError):  # another user's, made meanwhile
+            os.fchmod(descriptor, 0o666)
+        return os.fdopen(descriptor, "a+")
+
+
+def wait_for_lock(file: TextIO, what: str, path: Path) -> None:
+    """Return when the lock is ours. Looking up now and then lets an interrupt through, and a word
+    about the time."""
+    began, next_word = time.monotonic(), 0.0
+    while True:
+        waited = time.monotonic() - began
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if waited >= next_word:
+                file.seek(0)
+                holder = file.read().strip() or "unknown"
+                still = f"; {waited:.0f} s so far" if next_word else ""
+                logger.warning(
+                    "waiting for %s: process %s holds it (%s)%s", what, holder, path, still
+                )
+                next_word = waited + WORD_SECONDS
+            time.sleep(POLL_SECONDS)
+        else:
+            if next_word:
+                logger.warning("got %s after %.0f s", what, waited)
+            return

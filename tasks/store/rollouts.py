@@ -15,11 +15,12 @@ import numpy as np
 import polars as pl
 
 from tasks.common.artifacts import STORE, Layout
-from tasks.common.files import ArtifactError
+from tasks.common.files import ArtifactError, digest
 from tasks.common.ledger import Ledger, charged_flops
 from tasks.common.process import exclusive
+from tasks.engines.devices import held, sampling_gpus
 from tasks.engines.engine import EngineSettings, Sampling
-from tasks.models.policy import Policy, load_tokenizer, torch_device
+from tasks.models.policy import Policy, load_tokenizer
 from tasks.models.prompts import encode_prompts
 from tasks.store.folder import StoreSettings, open_store, prompt_digest
 from tasks.store.sampling import Sampler, fill_store
@@ -128,10 +129,14 @@ class StoredRollouts:
         logger.info("%s", self.usage.summary)
 
     def sample(self, on_sampled: Callable[[pl.DataFrame], object]) -> None:
-        """Sample what is missing, one process at a time on a device."""
+        """Sample what is missing, one process at a time on a GPU, and of one policy under one set
+        of parameters: the second finds what the first has sampled."""
         view = self.view
-        device = torch_device(self.sampler.engine.device).type
-        with exclusive(self.layout.locks / f"device-{device}", "the device"):
+        store = self.layout.locks / f"sampling-{digest(view.store.folder)}"
+        with (
+            exclusive(store, "the rollouts of this policy"),
+            held(sampling_gpus(self.sampler.engine)),
+        ):
             missing = view.missing(view.wanted)
             if len(missing):
                 damaged = view.store.num_damaged()

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from tasks.common import params, process, stage
 from tasks.common.artifacts import PLAN, PROMPTS, SAMPLES, TRAIN_ROLLOUTS
 from tasks.common.files import ArtifactError, digest, digest_file
+from tasks.engines.devices import held, training_gpus
 from tasks.engines.engine import (
     EngineSettings,
     Sampling,
@@ -85,8 +86,8 @@ def main(run: stage.Stage) -> None:
             key = digest([components, str(replayed)])
             what = f"the checkpoints of {recipe}/{seed}"
             stack.enter_context(process.exclusive(layout.locks / f"train-{key}", what))
-            lock = layout.locks / f"device-{device.type}"
-            stack.enter_context(process.exclusive(lock, "the device"))
+            gpus = training_gpus(sections.engine, ranks.size)
+            stack.enter_context(held(gpus))
         ranks.barrier()  # the others wait here until this run owns its checkpoints
         told = Run(policy, settings, sections.sampling, ranks, seed)
         grader = stack.enter_context(Grader(sections.verify, layout.judged))

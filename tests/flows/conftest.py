@@ -66,5 +66,5 @@ def project(
 def nothing_left_behind(tmp_path: Path) -> Iterator[None]:
     """No stage may outlive its test."""
     yield
-    for pid in tmp_path.glob("**/hanging.pid"):
+    for pid in tmp_path.glob("**/*.hanging.pid"):
         assert not os.path.exists(f"/proc/{json.loads(pid.read_text())}")

@@ -3,7 +3,8 @@ digest of what it read.
 
 The scratch project of the tests runs it as `python -m tasks.<stage>`. What it writes depends on its
 parameters and data, not on its code, as with the real stages: a comment changes nothing downstream.
-`behaviour.json` at the root makes a stage fail, or hang until it is killed."""
+`behaviour.json` at the root makes a stage fail, hang until it is killed, or wait until all that
+are to meet run at the same time."""
 
 import hashlib
 import json
@@ -60,13 +61,22 @@ def write(out: Any, text: str) -> None:
 
 def behave(stage: str) -> None:
     file = Path("behaviour.json")
-    wanted = json.loads(file.read_text()).get(stage) if file.exists() else None
+    behaviour = json.loads(file.read_text()) if file.exists() else {}
+    wanted = behaviour.get(stage)
     if wanted == "fail":
         sys.exit(3)
     if wanted == "hang":
-        Path("hanging.pid").write_text(str(os.getpid()))
+        Path(f"{stage}.hanging.pid").write_text(str(os.getpid()))
         while True:
             time.sleep(0.05)
+    if wanted == "meet":
+        Path(f"{stage}.met").touch()
+        others = [name for name, what in behaviour.items() if what == "meet"]
+        deadline = time.monotonic() + 30
+        while not all(Path(f"{name}.met").exists() for name in others):
+            if time.monotonic() > deadline:
+                sys.exit(f"{stage} is alone")
+            time.sleep(0.02)
 
 
 def main() -> None:
@@ -75,10 +85,12 @@ def main() -> None:
     interrupt_on_terminate()
     stage = os.environ["DVC_STAGE"].partition("@")[0]
     print(f"this is {os.environ['DVC_STAGE']}, live", flush=True)
+    print(f"GPUs: {os.environ.get('CUDA_VISIBLE_DEVICES')}", file=sys.stderr, flush=True)
     try:
         behave(os.environ["DVC_STAGE"])
     except KeyboardInterrupt:
-        Path("graceful").write_text(stage)
+        with open("graceful", "a") as file:
+            file.write(stage)
         sys.exit(130)
     if stage == "profile":
         write("data/draws/profile.json", "")

@@ -112,7 +112,7 @@ class Project:
         path.write_text(text)
 
     def behave(self, **behaviour: str) -> None:
-        """Make stages `fail` or `hang`; `train@sgpo-0` is written train__sgpo_0."""
+        """Make stages `fail`, `hang` or `meet`; `train@sgpo-0` is written train__sgpo_0."""
         named = {
             stage.replace("__", "@").replace("_", "-"): what for stage, what in behaviour.items()
         }
@@ -120,12 +120,18 @@ class Project:
 
     def hanging(self) -> int:
         """The process id of the stage that hangs, as soon as it does."""
-        file, deadline = self.root / "hanging.pid", time.monotonic() + 60
+        (pid,) = self.all_hanging(1)
+        return pid
+
+    def all_hanging(self, number: int) -> list[int]:
+        """The process ids of so many stages, as soon as all of them hang."""
+        deadline = time.monotonic() + 180
         while time.monotonic() < deadline:
-            if file.exists() and file.read_text():
-                return int(file.read_text())
+            written = [file.read_text() for file in self.root.glob("*.hanging.pid")]
+            if len(written) == number and all(written):
+                return [int(pid) for pid in written]
             time.sleep(0.05)
-        raise AssertionError("no stage hangs")
+        raise AssertionError(f"{number} stages do not hang")
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         """What the Prefect server answers."""

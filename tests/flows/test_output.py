@@ -100,3 +100,28 @@ def test_on_a_terminal_the_child_has_one_of_the_same_width() -> None:
     assert read_some(end) == b""
     for descriptor in (ours, terminal, end):
         os.close(descriptor)
+
+
+LABELLED = """
+import os
+from flows.output import Output
+output = Output(is_labelled=True)
+output.label = "train@grpo-0"
+out, err = output.ends
+os.write(out, b"first\\nhal")
+for done in (1, 2, 3, 100):
+    os.write(err, f"\\x1b[Atrain: {done}%|x| {done}/100 [00:01<00:01, 1it/s]\\r".encode())
+os.write(out, b"f\\n\\n")
+output.start()
+output.join()
+assert list(output.lines.tail) == ["first", "half"]
+assert output.lines.bars["train"][0] == 100.0
+"""
+
+
+def test_beside_others_every_line_is_labelled_and_a_bar_is_a_line_now_and_then() -> None:
+    done = subprocess.run([sys.executable, "-c", LABELLED], capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout == b"train@grpo-0 | first\ntrain@grpo-0 | half\n"
+    (shown,) = done.stderr.decode().splitlines()
+    assert shown.startswith("train@grpo-0 | train: 100%")

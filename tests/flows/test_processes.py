@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.flows.project import Project
+from tests.flows.project import Project, lines
 
 
 def is_gone(pid: int, seconds: float = 5.0) -> bool:
@@ -66,3 +66,35 @@ def test_a_killed_dvc_takes_its_stage_along(hanging: Project) -> None:
     dvc.kill()
     dvc.wait(60)
     assert is_gone(stage)
+
+
+@pytest.fixture
+def two_hanging(hanging: Project) -> Project:
+    hanging.behave(allocate__grpo_0="hang", allocate__sgpo_0="hang")
+    return hanging
+
+
+def test_an_interrupted_flow_lets_all_stages_save(two_hanging: Project) -> None:
+    flow = two_hanging.start("flows.pipeline", "--concurrency", "2")
+    stages = two_hanging.all_hanging(2)
+    os.killpg(flow.pid, signal.SIGINT)
+    output, _ = flow.communicate(timeout=60)
+    assert flow.returncode == 130, output
+    assert "killing it" not in output
+    assert "Traceback" not in output
+    assert (two_hanging.root / "graceful").read_text() == "allocateallocate"
+    assert all(is_gone(stage) for stage in stages)
+
+
+def test_a_killed_flow_takes_all_stages_along_and_the_next_one_loses_nothing(
+    two_hanging: Project,
+) -> None:
+    flow = two_hanging.start("flows.pipeline", "--concurrency", "2")
+    stages = two_hanging.all_hanging(2)
+    flow.kill()
+    flow.wait(60)
+    assert all(is_gone(stage) for stage in stages)
+    (two_hanging.root / "behaviour.json").unlink()
+    output = two_hanging.flow("--concurrency", "2", "--recipe", "grpo")
+    assert lines(output, "ran") == ["allocate@grpo-0", "train@grpo-0", "evaluate@grpo-0"]
+    assert "allocate@grpo_mixed-0" not in two_hanging.status()  # it had ended before the kill

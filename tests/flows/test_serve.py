@@ -47,6 +47,12 @@ def run_now(project: Project) -> str:
     return str(run["id"])
 
 
+def asked_to_start(project: Project, run: str) -> str:
+    """The name of a run's state after what every worker asks the server before it starts one."""
+    asked = {"state": {"type": "PENDING"}}
+    return str(project.post(f"flow_runs/{run}/set_state", asked)["state"]["name"])
+
+
 def state_of(project: Project, run: str) -> tuple[str, str]:
     """(type, message) of a run's state."""
     asked = {"flow_runs": {"id": {"any_": [run]}}}
@@ -55,12 +61,13 @@ def state_of(project: Project, run: str) -> tuple[str, str]:
 
 
 @pytest.mark.slow
-def test_a_terminated_schedule_cancels_its_run_and_lets_the_stage_save(
+def test_runs_do_not_overlap_and_a_terminated_schedule_cancels_its_run_and_lets_the_stage_save(
     project: Project, served: "subprocess.Popen[str]"
 ) -> None:
     project.behave(allocate__grpo_0="hang")
     run = run_now(project)
     stage = project.hanging()
+    assert asked_to_start(project, run_now(project)) == "AwaitingConcurrencySlot"
     served.send_signal(signal.SIGTERM)
     output, _ = served.communicate(timeout=90)
     assert served.returncode == 0, output
@@ -77,7 +84,11 @@ def test_it_is_what_prefect_yaml_says_and_watches_heartbeats(
     (wanted,) = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
     assert deployment["parameters"]["force"] == wanted["parameters"]["force"] == ["ingest"]
     assert deployment["parameters"]["retries"] == wanted["parameters"]["retries"]
-    assert deployment["global_concurrency_limit"]["limit"] == wanted["concurrency_limit"] == 1
+    limit = deployment["global_concurrency_limit"]["limit"]
+    assert {"limit": limit, **deployment["concurrency_options"]} == wanted["concurrency_limit"] | {
+        "grace_period_seconds": None
+    }
+    assert limit == 1
     described = deployment["parameter_openapi_schema"]["properties"]["overrides"]
     assert "train.learning_rate=1e-4" in described["description"]
     found = [one for one in project.post("automations/filter", {}) if "winnow" in one["name"]]

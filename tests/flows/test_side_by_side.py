@@ -1,0 +1,79 @@
+"""Stages side by side: what runs together, on which GPU, and what each says."""
+
+from typing import Any
+
+import pytest
+
+from flows.selection import ready
+from flows.side_by_side import Placing
+from tests.flows.project import Project, lines
+from tests.flows.test_pipeline import task_runs
+
+NEEDS = {"data": set(), "a": {"data"}, "b": {"data"}, "ab": {"a", "b"}, "end": {"ab"}}
+
+
+def test_a_stage_is_ready_when_all_that_it_needs_has_ended() -> None:
+    ordered = list(NEEDS)
+    assert ready(NEEDS, ordered, [], []) == ["data"]
+    assert ready(NEEDS, ordered, ["data"], []) == []
+    assert ready(NEEDS, ordered, ["data", "a"], ["data"]) == ["b"]
+    assert ready(NEEDS, ordered, ["data", "a", "b"], ["data", "b"]) == []
+    assert ready(NEEDS, ["ab", "end"], [], []) == ["ab"]  # the others are not of this run
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The section of a machine with GPUs 4, 5 and 7 to use."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,7")
+    return {"device": "auto", "num_processes": 1, "num_replicas": 1}
+
+
+def test_each_stage_has_a_gpu_of_its_own_while_there_are_enough(engine: dict[str, Any]) -> None:
+    placing = Placing.of({"engine": engine}, 4)
+    assert placing.take("allocate@grpo-0") == []
+    taken = [placing.take(f"train@grpo-{seed}") for seed in range(3)]
+    assert taken == [["4"], ["5"], ["7"]]
+    assert placing.environment(["5"]) == {"CUDA_VISIBLE_DEVICES": "5"}
+    assert placing.environment([]) == {}
+    placing.give_back(["5"])
+    assert placing.take("evaluate@grpo-0") == ["5"]
+    assert placing.take("profile") == ["4"]  # all are in use: its lock makes it wait
+
+
+@pytest.mark.parametrize(
+    ("changes", "concurrency", "taken"),
+    [
+        ({}, 1, ["4"]),
+        ({"num_processes": 2}, 4, ["4", "5"]),
+        ({"num_replicas": 3}, 4, ["4", "5", "7"]),
+        ({"device": "cpu"}, 4, []),
+    ],
+)
+def test_a_stage_that_is_alone_or_needs_several_sees_all_gpus(
+    changes: dict[str, Any], concurrency: int, taken: list[str], engine: dict[str, Any]
+) -> None:
+    placing = Placing.of({"engine": {**engine, **changes}}, concurrency)
+    assert placing.take("train@grpo-0") == taken
+    assert placing.environment(taken) == {}
+
+
+def test_cells_run_side_by_side_and_one_that_fails_stops_no_other(project: Project) -> None:
+    project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
+    project.behave(train__grpo_0="meet", train__winnow_0="meet", allocate__sgpo_0="fail")
+    project.environment["CUDA_VISIBLE_DEVICES"] = "4,7"
+    output = project.flow("--concurrency", "3", expect=1)
+    assert "failed: allocate@sgpo-0;" in output
+    assert lines(output, "not run") == ["train@sgpo-0", "evaluate@sgpo-0", "report"]
+    assert len(lines(output, "ran")) == 9
+    assert "\ntrain@grpo-0 | this is train@grpo-0, live\n" in output
+    assert set(project.status()) == {"allocate@sgpo-0", "train@sgpo-0", "report"}
+    tags = {task["name"]: task["tags"] for task in task_runs(project)}
+    assert tags["allocate@winnow-0"] == ["device:cpu"]
+    for stage in ("train@grpo-0", "train@winnow-0"):
+        (tag,) = tags[stage]
+        assert f"\n{stage} | GPUs: {tag.removeprefix('device:cuda:')}\n" in output
+    assert {tag for name in tags for tag in tags[name]} == {
+        "device:cpu",
+        "device:cuda:4",
+        "device:cuda:7",
+    }
