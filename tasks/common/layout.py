@@ -69,6 +69,10 @@ class Layout:
         people, and not an output of the stage."""
         return self.root / "draws" / f"{cell}.json"
 
+    def run_note(self, stage: str) -> Path:
+        """The note of when and why the flow last ran or restored a stage. It is for people."""
+        return self.root / "notes" / f"{stage}.json"
+
     @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"

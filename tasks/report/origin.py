@@ -1,4 +1,5 @@
-"""When, from which commit and on which machine the page was made, and why stages sampled anew.
+"""When, from which commit and on which machine the page was made, why stages ran, and why they
+sampled anew.
 
 Nothing but the page holds any of this: it differs between equal runs, and nothing depends on the
 page."""
@@ -17,10 +18,12 @@ from tasks.common.pipelines import git_tags, this_host
 
 @dataclass(frozen=True)
 class Origin:
-    """`made`: when, commit and machine, in words. `sampled`: stage, kind of samples, and what it
-    last reused, sampled and why."""
+    """`made`: when, commit and machine, in words. `ran`: stage, when the flow last ran it, what it
+    did and why, oldest first. `sampled`: stage, kind of samples, and what it last reused, sampled
+    and why."""
 
     made: Mapping[str, str]
+    ran: list[tuple[str, str, str, str]]
     sampled: list[tuple[str, str, str]]
 
 
@@ -29,7 +32,7 @@ def origin_of(layout: Layout) -> Origin:
     when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     machine = f"{this_host()}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}"
     made = {"made": when, "commit": commit_words(git_tags()), "machine": machine}
-    return Origin(made, notes(layout))
+    return Origin(made, run_notes(layout), notes(layout))
 
 
 def commit_words(tags: Mapping[str, str]) -> str:
@@ -39,6 +42,16 @@ def commit_words(tags: Mapping[str, str]) -> str:
         return "no git repository"
     name, _, changed = commit.partition("-")
     return f"{name[:10]}, with changes" if changed else name[:10]
+
+
+def run_notes(layout: Layout) -> list[tuple[str, str, str, str]]:
+    """Return when and why the flow last ran each stage. A damaged note is left out."""
+    found = []
+    for path in layout.run_note("*").parent.glob("*.json"):
+        with suppress(ArtifactError, KeyError, TypeError):
+            note = read_json(path)
+            found.append((path.stem, *(str(note[name]) for name in ("when", "outcome", "why"))))
+    return sorted(found, key=lambda one: (one[1], one[0]))
 
 
 def notes(layout: Layout) -> list[tuple[str, str, str]]:

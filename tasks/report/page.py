@@ -55,7 +55,7 @@ def page(
         verdict=escape(verdict(summary)),
         champion=champion_words(summary),
         facts=facts(evidence, origin),
-        why=tables.why_table(origin.sampled),
+        why=tables.why_table(origin.ran, origin.sampled),
         legend=figures.legend(evidence),
         leaderboard=tables.leaderboard_table(evidence, rows),
         differences=tables.differences_table(evidence, summary),

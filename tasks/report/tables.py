@@ -414,8 +414,11 @@ def seconds_table(evidence: Evidence, rows: Sequence[Row]) -> str:
     )
 
 
-def why_table(sampled: Sequence[tuple[str, str, str]]) -> str:
-    """Return what each stage last reused and sampled, and why it sampled anew."""
-    if not sampled:
-        return "<p>No stage left a note.</p>"
-    return html_table(["stage", "samples", "what it did, and why"], sampled)
+def why_table(ran: Sequence[tuple[str, ...]], sampled: Sequence[tuple[str, ...]]) -> str:
+    """Return when and why the flow last ran each stage, and what those that sample did."""
+    tables = []
+    if ran:
+        tables.append(html_table(["stage", "when", "what it did", "why"], ran))
+    if sampled:
+        tables.append(html_table(["stage", "samples", "what it reused and sampled"], sampled))
+    return "".join(tables) or "<p>No stage left a note.</p>"

@@ -10,8 +10,9 @@ from tasks.common.artifacts import TRAIN_ROLLOUTS, Layout
 from tasks.common.files import write_json
 from tasks.common.params import Experiment
 from tasks.report.evidence import read_evidence, read_tokens
-from tasks.report.origin import commit_words, notes, origin_of
+from tasks.report.origin import commit_words, notes, origin_of, run_notes
 from tasks.report.prompts import class_tokens
+from tasks.report.tables import why_table
 
 
 def test_the_page_says_when_from_which_commit_and_where(layout: Layout) -> None:
@@ -39,6 +40,19 @@ def test_stages_say_why_they_sampled(layout: Layout) -> None:
     layout.sampling_note("baseline").write_text("half a fi")
     write_json(layout.sampling_note("evaluate@a-0"), {"sampled": {"asked": {}}})
     assert notes(layout) == [("profile", "sampled", note["said"])]
+
+
+def test_stages_say_when_and_why_they_ran(layout: Layout) -> None:
+    ran = {"outcome": "ran", "why": "train.learning_rate 0.0003 -> 0.0001 <b>"}
+    write_json(layout.run_note("train@a-0"), {**ran, "when": "2026-01-02 10:00 UTC"})
+    write_json(layout.run_note("code"), {**ran, "when": "2026-01-02 09:00 UTC"})
+    layout.run_note("profile").write_text("half a fi")
+    write_json(layout.run_note("baseline"), {"when": "2026-01-02 09:00 UTC"})
+    found = run_notes(layout)
+    assert [(one[0], one[1][11:16]) for one in found] == [("code", "09:00"), ("train@a-0", "10:00")]
+    table = why_table(found, [])
+    assert "train.learning_rate 0.0003 -&gt; 0.0001 &lt;b&gt;" in table
+    assert why_table([], []) == "<p>No stage left a note.</p>"
 
 
 def test_tokens_are_counted_by_prompt_and_signal(layout: Layout) -> None:

@@ -56,7 +56,7 @@ def page_of(evidence: Evidence) -> str:
     fits = fit_curves(evidence, 200)
     rows, paired = rows_of(evidence), pair(evidence, 200)
     none = {"runs": [], "changes": [], "total": 0, "prompts": []}
-    made = Origin({}, [])
+    made = Origin({}, [], [])
     return page(evidence, rows, summary, curve_table(evidence), fits, paired, none, made)
 
 
