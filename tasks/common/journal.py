@@ -134,6 +134,23 @@ class Tracker:
             result=digest([told, metrics]),
         )
 
+    def benchmark(
+        self,
+        recipe: str | None,
+        seed: int | None,
+        evidence: Path,
+        metrics: Mapping[str, float | None],
+    ) -> None:
+        """What a policy reached on benchmarks of others: for this run, and where it is a trained
+        one for that of its recipe and seed, which is known by the file `evidence`."""
+        self._say(
+            "benchmark",
+            recipe=recipe,
+            seed=seed,
+            evidence=self._named(evidence),
+            points=[point(metrics, milliseconds())],
+        )
+
     def _named(self, path: Path | None) -> dict[str, str] | None:
         return None if path is None else {"key": self._key(path), "digest": digest_file(path)}
 
