@@ -177,6 +177,7 @@ class Journal:
         name = f"{start['name'].replace(' ', '-').replace('/', '-')}-{start['record']}"
         self.uri, self.start, self.pending = uri, start, folder / "pending" / f"{name}.jsonl"
         self.write: Write | None = None
+        self.listeners: list[Write] = []  # are told every event as well, and never raise
         try:
             with locked(folder):
                 self.write = open_run()
@@ -186,6 +187,8 @@ class Journal:
     def tell(self, kind: str, **fields: Any) -> None:
         """Write one event, where it can be written."""
         event = {"kind": kind, "time": milliseconds(), **fields}
+        for listen in self.listeners:
+            listen(event)
         if self.write is not None:
             try:
                 return self.write(event)

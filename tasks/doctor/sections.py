@@ -7,8 +7,9 @@ from types import ModuleType
 from typing import Any
 
 from tasks.common import params, registry
+from tasks.common.spelling import meant
 from tasks.doctor.declared import declared, of
-from tasks.doctor.problems import meant, problems, raised
+from tasks.doctor.problems import problems, raised
 
 Values = Mapping[str, Any]
 
@@ -57,6 +58,7 @@ def check(values: Values) -> list[str]:
     return [
         *numbers(values),
         *engine(values["engine"]),
+        *trackers(values["tracking"]),
         *sources(values),
         *families(values),
         *verifiers(values),
@@ -112,6 +114,22 @@ def engine(settings: Values) -> list[str]:
     if settings["name"] == "vllm" and importlib.util.find_spec("vllm") is None:
         found.append("engine.name is vllm, which is not installed: make env VLLM=gpu, or set auto")
     return found
+
+
+def trackers(settings: Values) -> list[str]:
+    """Trackers whose packages are not installed."""
+    return [
+        f"tracking.also names {name}, which is not installed: python -m pip install --constraint "
+        f'requirements.txt --editable ".[{name}]", or take it out'
+        for name in settings["also"]
+        if not is_installed(name)
+    ]
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package is there; a folder of its name, as a tracker leaves, is none."""
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
 
 
 def one_of(where: str, value: object, known: Collection[str]) -> list[str]:

@@ -108,6 +108,8 @@ def test_a_misspelt_key_is_said_once(tmp_path: Path) -> None:
     [
         ({"engine__name": "vlm"}, "engine.name is 'vlm'; there is: auto"),
         ({"engine__dtype": "float23"}, "did you mean float32?"),
+        ({"tracking__also": ["trackios"]}, "tracking.also[0] is 'trackios'; allowed: "),
+        ({"tracking__also": ["tensorbord"]}, "did you mean tensorboard?"),
         ({"engine__device": "cuda"}, "nvidia-smi finds no GPU"),
         ({"gatse": {}}, "section 'gatse' is unknown"),
         ({"gates__min_solved_rate": 2.0}, "gates.min_solved_rate is 2.0"),
@@ -230,6 +232,20 @@ def test_nvidia_smi_that_fails_is_no_gpu(monkeypatch) -> None:
 
     monkeypatch.setattr(subprocess, "run", fail)
     assert machine.gpus() == []
+
+
+def test_a_tracker_that_is_not_installed_is_said_with_the_command(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(sections, "is_installed", lambda name: name == "wandb")
+    (said,) = errors(tmp_path, tracking__also=["wandb", "trackio"])
+    assert said.startswith("tracking.also names trackio, which is not installed: python -m pip")
+    assert said.endswith('--editable ".[trackio]", or take it out')
+
+
+def test_a_folder_that_a_tracker_leaves_is_no_package(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "left_by_a_tracker").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not sections.is_installed("left_by_a_tracker")
+    assert sections.is_installed("yaml")
 
 
 def test_a_silent_tracking_server_is_a_remark(tmp_path: Path, monkeypatch) -> None:
