@@ -160,14 +160,18 @@ def test_results_reach_the_run_of_their_training_once(layout: Layout, said: Path
     curve = layout.train("grpo", 0) / "curve.parquet"
     with stage(layout, "evaluate", "grpo", 0) as tracker:
         tracker.metrics({"greedy": 0.5})
+        tracker.flush()
+        tracker.metrics({"tokens": 9.0})
     report(layout, 0.625)
     report(layout, 0.625)  # said again, it is sent once
     with stage(layout, "eval") as tracker:
         tracker.benchmark("grpo", 0, curve, {"eval/gsm8k/acc": 0.25})
     told = lines(said)
-    assert len({value["id"] for what, value in told if what == "init"}) == 1
+    ids = [value["id"] for what, value in told if what == "init"]
+    assert ids == [ids[0]] * 4  # once a stage
     assert [value for what, value in told if what == "summary"] == [
         {"greedy": 0.5},
+        {"tokens": 9.0},
         {"pass_at_1": 0.625},
         {"eval/gsm8k/acc": 0.25},
     ]

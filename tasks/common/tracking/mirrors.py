@@ -112,7 +112,7 @@ class Mirrors:
         self.folder = layout.tracking / "also"
         self.writers = [Writer(name, self.folder) for name in names]
         self.begun: list[Event] = []  # of a training, until it is known which one it is
-        self.is_open = False
+        self.open_run: str | None = None
 
     def listen(self, event: Event) -> None:
         """Take one event. Whatever goes wrong, the stage goes on."""
@@ -146,7 +146,7 @@ class Mirrors:
     def training(self, event: Event) -> None:
         """Parameters and inputs, which say which training it is; then its curves."""
         recipe, seed = self.tags["recipe"], int(self.tags["seed"])
-        if not self.is_open:
+        if self.open_run is None:
             if event["kind"] in ("params", "dataset"):
                 self.begun.append(event)
                 return
@@ -194,10 +194,13 @@ class Mirrors:
         self.remember(recipe, seed, {**known, "curve": curve, "result": event["result"]})
 
     def open(self, recipe: str, seed: int, identity: str) -> None:
+        """Begin a run, or go on with it; nothing where it is the open one."""
+        if self.open_run == identity:
+            return
         folder = str(self.layout.tracking.absolute())
         name = f"{recipe}/{seed}"
         self.send("open", id=identity, name=name, group=self.group, folder=folder)
-        self.is_open = True
+        self.open_run = identity
 
     def send(self, what: str, **fields: Any) -> None:
         for writer in self.writers:
@@ -205,7 +208,7 @@ class Mirrors:
 
     def close(self, finished: bool) -> None:
         """End the run as the stage ended. All trackers together have `LAST_SECONDS`."""
-        if self.is_open:
+        if self.open_run:
             self.send("close", finished=finished)
         deadline = time.monotonic() + LAST_SECONDS
         for writer in self.writers:
