@@ -25,6 +25,7 @@ WORDS = {
     "init": "ask for model, data and GPU, and write them into params.yaml",
     "doctor": "everything that is wrong, before anything is run",
     "plan": "what would run, why, and what it would cost; runs nothing",
+    "eval": "a policy on named benchmarks, by lm-evaluation-harness",
     "push": "a trained policy, with a model card, to a hub, a bucket or a folder",
     "read": "rollouts of a recipe, before and after training",
     "ui": "the pages of Prefect and MLflow, until Ctrl-C",

@@ -1,6 +1,7 @@
 """What a flow run leaves behind for people: its run in MLflow, and the last lines on the
 terminal."""
 
+import importlib
 import os
 import sys
 from collections.abc import Iterator
@@ -64,6 +65,7 @@ def left_out(stages: Stages) -> str:
 def places(layout: Layout) -> str:
     """The result, and where more is to be seen."""
     table = layout.report / "leaderboard.txt"
+    benchmarks = importlib.import_module("tasks.harness.records").table(layout)
     database = os.path.relpath(layout.tracking / "mlflow.db")
     uri = (
         params.load(commands.ROOT / "params.yaml").get("tracking", {}).get("uri")
@@ -72,6 +74,7 @@ def places(layout: Layout) -> str:
     return "\n".join(
         [
             table.read_text().rstrip() + "\n" if table.exists() else "",
+            *([f"{benchmarks}\n"] if benchmarks else []),
             f"report    {layout.report / 'index.html'}",
             f"MLflow    {uri if uri.startswith('http') else mlflow_place(uri)}",
         ]

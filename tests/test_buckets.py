@@ -170,7 +170,7 @@ def test_a_record_whose_bucket_is_cut_off_stops_nothing_and_is_replayed(
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
     s3.kill_gateway()
     try:
-        with track(Tracking(None, "test", 0.0), layout, "report", None, None) as tracker:
+        with track(Tracking(None, "test", 0.0, []), layout, "report", None, None) as tracker:
             tracker.artifact(kept)
     finally:
         s3.start_gateway()

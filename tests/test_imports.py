@@ -17,7 +17,11 @@ STAGES = {"code", "ingest", "policy", "profile", "baseline", "allocate", "train"
 STAGES |= {"report"}
 
 # Only these files, or folders, may import these libraries.
-ONE_FILE = {"vllm": "tasks/engines/vllm.py", "mlflow": "tasks/common/tracking/"}
+ONE_FILE = {
+    "vllm": "tasks/engines/vllm.py",
+    "mlflow": "tasks/common/tracking/",
+    "lm_eval": "tasks/harness/run.py",
+}
 NOT_IN_A_CORE = {"prefect", "dvc", "mlflow", "yaml", "argparse"}
 
 

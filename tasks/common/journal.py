@@ -134,6 +134,23 @@ class Tracker:
             result=digest([told, metrics]),
         )
 
+    def benchmark(
+        self,
+        recipe: str | None,
+        seed: int | None,
+        evidence: Path,
+        metrics: Mapping[str, float | None],
+    ) -> None:
+        """What a policy reached on benchmarks of others: for this run, and where it is a trained
+        one for that of its recipe and seed, which is known by the file `evidence`."""
+        self._say(
+            "benchmark",
+            recipe=recipe,
+            seed=seed,
+            evidence=self._named(evidence),
+            points=[point(metrics, milliseconds())],
+        )
+
     def _named(self, path: Path | None) -> dict[str, str] | None:
         return None if path is None else {"key": self._key(path), "digest": digest_file(path)}
 
@@ -160,6 +177,7 @@ class Journal:
         name = f"{start['name'].replace(' ', '-').replace('/', '-')}-{start['record']}"
         self.uri, self.start, self.pending = uri, start, folder / "pending" / f"{name}.jsonl"
         self.write: Write | None = None
+        self.listeners: list[Write] = []  # are told every event as well, and never raise
         try:
             with locked(folder):
                 self.write = open_run()
@@ -169,6 +187,8 @@ class Journal:
     def tell(self, kind: str, **fields: Any) -> None:
         """Write one event, where it can be written."""
         event = {"kind": kind, "time": milliseconds(), **fields}
+        for listen in self.listeners:
+            listen(event)
         if self.write is not None:
             try:
                 return self.write(event)

@@ -8,7 +8,7 @@ from typing import Any
 from tasks.common import params
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError
-from tasks.doctor import machine, places, recipes, sections
+from tasks.doctor import machine, places, recipes, sections, servers
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ def examine(file: Path, layout: Layout) -> Findings:
     if errors:
         return Findings([*errors, *what_can_be_seen(values)], [])
     model = places.describe_model(values, layout)
+    unanswered, silent = servers.check(values)
     errors = [
         *places.check_model(values),
         *places.check_data(values),
@@ -36,8 +37,9 @@ def examine(file: Path, layout: Layout) -> Findings:
         *places.check_context(values, model),
         *places.check_disk(values, layout, model),
         *machine.check(values, model, machine.gpus()),
+        *unanswered,
     ]
-    return Findings(errors, places.silent_tracking(values))
+    return Findings(errors, [*places.silent_tracking(values), *silent])
 
 
 def what_can_be_seen(values: Mapping[str, Any]) -> list[str]:

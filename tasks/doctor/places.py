@@ -17,8 +17,9 @@ from typing import Any
 
 from tasks.common.files import ArtifactError, read_json
 from tasks.common.layout import Layout
+from tasks.common.spelling import meant
 from tasks.doctor.declared import declared
-from tasks.doctor.problems import meant, raised
+from tasks.doctor.problems import raised
 
 Values = Mapping[str, Any]
 GIB = 2**30

@@ -1,27 +1,21 @@
 """What is wrong with values, all of it at once: `params.parse` stops at the first."""
 
 import dataclasses
-import difflib
 import inspect
 import re
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError, convert, parse
+from tasks.common.spelling import meant
 
 KNOWN = re.compile(
     r"(?P<before>(?P<key>[\w.\[\]]+)|'(?P<quoted>[^']*)') is unknown; [^:]*: (?P<known>.+)"
     r"|is '(?P<value>[^']*)'; (?:there is|allowed|choose from): (?P<values>.+)",
     re.DOTALL,
 )
-
-
-def meant(word: object, known: Iterable[object]) -> str | None:
-    """The one of `known` that is most like `word`, if one is."""
-    close = difflib.get_close_matches(str(word), [str(name) for name in known], 1)
-    return close[0] if close else None
 
 
 def suggested(message: str) -> str:

@@ -9,8 +9,9 @@ from typing import Any
 
 from tasks.common import params, registry
 from tasks.common.params import RECIPE_KEYS
+from tasks.common.spelling import meant
 from tasks.doctor.declared import declared, of
-from tasks.doctor.problems import bind_problems, meant, problems, raised
+from tasks.doctor.problems import bind_problems, problems, raised
 from tasks.doctor.sections import one_of, package
 
 Values = Mapping[str, Any]

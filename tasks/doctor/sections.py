@@ -2,13 +2,16 @@
 
 import importlib
 import importlib.util
+import re
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from tasks.common import params, registry
+from tasks.common.spelling import meant
 from tasks.doctor.declared import declared, of
-from tasks.doctor.problems import meant, problems, raised
+from tasks.doctor.problems import problems, raised
 
 Values = Mapping[str, Any]
 
@@ -33,6 +36,7 @@ SECTIONS = {
 }
 """Each section with the dataclass that its stage reads it into."""
 
+REGISTERED = re.compile(r'^(?:DATASET_NAME = |register_dataset\(\s*)"(\w+)"', re.MULTILINE)
 DTYPES = ("float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -57,6 +61,7 @@ def check(values: Values) -> list[str]:
     return [
         *numbers(values),
         *engine(values["engine"]),
+        *trackers(values["tracking"]),
         *sources(values),
         *families(values),
         *verifiers(values),
@@ -114,6 +119,22 @@ def engine(settings: Values) -> list[str]:
     return found
 
 
+def trackers(settings: Values) -> list[str]:
+    """Trackers whose packages are not installed."""
+    return [
+        f"tracking.also names {name}, which is not installed: python -m pip install --constraint "
+        f'requirements.txt --editable ".[{name}]", or take it out'
+        for name in settings["also"]
+        if not is_installed(name)
+    ]
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package is there; a folder of its name, as a tracker leaves, is none."""
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
+
+
 def one_of(where: str, value: object, known: Collection[str]) -> list[str]:
     """A value that is none of those known, with the one that was probably meant."""
     if value in known:
@@ -152,7 +173,39 @@ def source(entry: dict[str, Any], where: str) -> list[str]:
     preset = of(f"tasks.ingest.sources.{entry['preset']}")
     left_out = preset.get("OPTIONAL") if preset.has("OPTIONAL") else ()
     settings = {**dict.fromkeys(left_out), **entry["settings"]}
-    return found + problems(settings, preset.get("Settings"), f"{where}.settings")
+    found += problems(settings, preset.get("Settings"), f"{where}.settings")
+    if entry["preset"] == "reasoning_gym" and not found:
+        found += generated(settings["tasks"], f"{where}.settings.tasks")
+    return found
+
+
+def generated(tasks: list[dict[str, Any]], where: str) -> list[str]:
+    """Tasks that the library reasoning_gym does not have. It is imported, which takes seconds, only
+    where its files do not show one."""
+    known = reasoning_gym_tasks()
+    if {task["name"] for task in tasks} <= set(known):
+        return []
+    known = sorted(importlib.import_module("reasoning_gym.factory").DATASETS)
+    return [
+        message
+        for number, task in enumerate(tasks)
+        for message in suggestion(f"{where}[{number}].name", task["name"], known)
+    ]
+
+
+def suggestion(where: str, name: str, known: Collection[str]) -> list[str]:
+    """As `one_of`, for names that are too many to list where one is near."""
+    guess = meant(name, known)
+    if name in known or guess is None:
+        return one_of(where, name, known)
+    return [f"{where} is {name!r}, which reasoning_gym does not have; did you mean {guess}?"]
+
+
+def reasoning_gym_tasks() -> list[str]:
+    """The library's tasks, as its files register them."""
+    spec = importlib.util.find_spec("reasoning_gym")
+    files = Path(str(spec.origin)).parent.glob("**/*.py") if spec else ()
+    return sorted(name for path in files for name in REGISTERED.findall(path.read_text()))
 
 
 def whole_ingest(section: dict[str, Any]) -> list[str]:

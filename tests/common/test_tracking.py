@@ -29,7 +29,7 @@ from tasks.common.tracking import Tracker, Tracking, system, track
 from tests.stages import give_record
 
 ROOT = Path(__file__).resolve().parents[2]
-LOCAL = Tracking(uri=None, experiment="winnow", max_weights_gb=0.0)
+LOCAL = Tracking(uri=None, experiment="winnow", max_weights_gb=0.0, also=[])
 
 
 @pytest.fixture
@@ -145,6 +145,37 @@ def test_flatten_and_shorten() -> None:
     assert shorten("abc", 3) == "abc"
 
 
+def test_benchmarks_stand_in_the_run_of_the_cell_that_was_trained(layout: Layout) -> None:
+    """Beside the other results of that policy, and of no other policy."""
+    curve = layout.train("grpo", 0) / "curve.parquet"
+    for content in (b"first", b"second"):
+        curve.parent.mkdir(parents=True, exist_ok=True)
+        curve.write_bytes(content)
+        with track(LOCAL, layout, "train", "grpo", 0):
+            pass
+    curve.write_bytes(b"first")
+    with track(LOCAL, layout, "eval", None, None) as tracker:
+        tracker.benchmark("grpo", 0, curve, {"eval/gsm8k/exact_match": 0.625})
+    with track(LOCAL, layout, "eval", None, None) as tracker:
+        curve.write_bytes(b"not recorded")
+        tracker.benchmark("grpo", 0, curve, {"eval/gsm8k/exact_match": 0.5})
+        tracker.benchmark(None, None, curve, {"eval/hellaswag/acc": 0.25})
+    client = tracking.connect(tracking.address(LOCAL, layout))
+    experiment = client.get_experiment_by_name("winnow").experiment_id
+    runs = client.search_runs([experiment], order_by=["attributes.start_time ASC"])
+    told = {run.info.run_id: run.data.metrics for run in runs}
+    kinds = {kind: [r for r in runs if r.data.tags["kind"] == kind] for kind in ("cell", "stage")}
+    trainings = [run for run in kinds["stage"] if run.info.run_name == "train grpo/0"]
+    parent = trainings[0].data.tags["mlflow.parentRunId"]
+    assert told[parent] == {"eval/gsm8k/exact_match": 0.625}
+    evaluations = [run.data.metrics for run in kinds["stage"] if run.info.run_name == "eval"]
+    assert evaluations == [
+        {"eval/gsm8k/exact_match": 0.625},
+        {"eval/gsm8k/exact_match": 0.5, "eval/hellaswag/acc": 0.25},
+    ]
+    assert sum(bool(run.data.metrics) for run in kinds["cell"]) == 1
+
+
 def test_an_input_is_linked_to_the_run_that_made_it(layout: Layout) -> None:
     profile = layout.profile / "profile.parquet"
     with track(LOCAL, layout, "profile", None, None):
@@ -257,7 +288,7 @@ def test_stages_of_one_dvc_process_share_a_pipeline(layout: Layout, tmp_path: Pa
 def test_a_run_whose_process_is_gone_is_marked_killed(layout: Layout) -> None:
     script = (
         "from pathlib import Path; from tasks.common import tracking, artifacts; import os, sys\n"
-        "with tracking.track(tracking.Tracking(None, 'winnow', 0.0), "
+        "with tracking.track(tracking.Tracking(None, 'winnow', 0.0, []), "
         "artifacts.Layout(Path(sys.argv[1])), 'train', "
         "'grpo', 0):\n    os.kill(os.getpid(), 9)\n"
     )
@@ -272,7 +303,7 @@ def trained(layout: Layout, recipe: str, accuracy: float, weights: bool = False)
     """Record a training that wrote a curve and a policy."""
     folder = layout.train(recipe, 0)
     with track(
-        Tracking(None, "winnow", 1.0 if weights else 0.0), layout, "train", recipe, 0
+        Tracking(None, "winnow", 1.0 if weights else 0.0, []), layout, "train", recipe, 0
     ) as tracker:
         (folder / "policy").mkdir(parents=True)
         (folder / "policy" / "model.safetensors").write_text(recipe)
@@ -309,7 +340,7 @@ def test_a_policy_that_cannot_be_uploaded_costs_its_record_nothing_else(
     folder = layout.train("grpo", 0) / "policy"
     folder.mkdir(parents=True)
     (folder / "model.safetensors").write_text("weights without a config")
-    with track(Tracking(None, "winnow", 1.0), layout, "train", "grpo", 0) as tracker:
+    with track(Tracking(None, "winnow", 1.0, []), layout, "train", "grpo", 0) as tracker:
         tracker.model("grpo/0", folder, "abc")
         tracker.metrics({"loss": 0.5})
     assert "the weights of grpo/0 are not kept" in caplog.text
@@ -324,7 +355,7 @@ def test_mlflow_loads_the_champion_and_the_candidate_and_they_generate(layout: L
     folder.mkdir(parents=True)
     shutil.copytree(ROOT / "data" / "policy", folder / "policy")
     (folder / "curve.parquet").write_text("0.6")
-    with track(Tracking(None, "winnow", 1.0), layout, "train", "sgpo", 0) as tracker:
+    with track(Tracking(None, "winnow", 1.0, []), layout, "train", "sgpo", 0) as tracker:
         tracker.model("sgpo/0", folder / "policy", "abc")
     with track(LOCAL, layout, "report", None, None) as tracker:
         tracker.champion(folder / "curve.parquet", "it was better", folder / "curve.parquet")
@@ -386,7 +417,7 @@ def pending_files(layout: Layout, suffix: str = "jsonl") -> list[Path]:
 def test_a_server_that_is_not_there_delays_a_stage_by_seconds(
     layout: Layout, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = Tracking(f"http://127.0.0.1:{free_port()}", "winnow", 0.0)
+    settings = Tracking(f"http://127.0.0.1:{free_port()}", "winnow", 0.0, [])
     started = time.monotonic()
     with track(settings, layout, "train", "grpo", 0) as tracker:
         tracker.params({"a": 1})
@@ -406,7 +437,7 @@ def test_a_server_that_is_not_there_delays_a_stage_by_seconds(
 
 
 def test_a_pending_file_is_replayed_with_its_times(layout: Layout) -> None:
-    settings = Tracking(f"http://127.0.0.1:{free_port()}", "winnow", 0.0)
+    settings = Tracking(f"http://127.0.0.1:{free_port()}", "winnow", 0.0, [])
     with track(settings, layout, "train", "grpo", 0) as tracker:
         tracker.metrics({"loss": 0.5}, step=3)
     (pending,) = pending_files(layout)
@@ -429,7 +460,7 @@ def test_a_pending_file_is_replayed_with_its_times(layout: Layout) -> None:
 def test_a_file_that_is_still_written_is_not_replayed_and_a_broken_off_one_is_killed(
     layout: Layout,
 ) -> None:
-    settings = Tracking(f"http://127.0.0.1:{free_port()}", "winnow", 0.0)
+    settings = Tracking(f"http://127.0.0.1:{free_port()}", "winnow", 0.0, [])
     with track(settings, layout, "profile", None, None):
         (pending,) = pending_files(layout)
         with pytest.raises(BlockingIOError, match="still being written"):
@@ -551,7 +582,7 @@ def free_port() -> int:
 def test_a_server_killed_in_mid_stage_and_the_replay_into_the_same_run(
     layout: Layout, server: Server
 ) -> None:
-    settings = Tracking(server.uri, "winnow", 0.0)
+    settings = Tracking(server.uri, "winnow", 0.0, [])
     kept = layout.root / "kept" / "note.txt"
     kept.parent.mkdir(parents=True)
     kept.write_text("seen")

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,9 @@ def programs(name: str) -> list[Command]:
 
 
 def modules() -> list[Command]:
-    return [command for command in programs("python") if command.words[1] == "-m"]
+    """Those of this project."""
+    named = [command for command in programs("python") if command.words[1] == "-m"]
+    return [command for command in named if command.words[2] != "pip"]
 
 
 def package(name: str) -> Path:
@@ -46,6 +49,15 @@ def source(module: str) -> Path:
     base = ROOT.joinpath(*module.split("."))
     files = [base / "__main__.py", base.with_suffix(".py")]
     return next(path for path in files if path.exists())
+
+
+def test_extras_that_are_installed_exist() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    named = re.findall(r"--editable \"?\.\[([\w,]+)\]", "".join(b.text for b in blocks()))
+    assert named
+    assert {extra for names in named for extra in names.split(",")} <= set(extras)
 
 
 def test_blocks_are_in_known_languages() -> None:

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from tasks.common import params
+from tasks.harness import files
 from tests.docs.pages import PAGES, ROOT, Block, inline, of
 
 VALUES = params.load(ROOT / "params.yaml")
@@ -30,9 +31,20 @@ def unknown_keys(value: Any, known: Any, where: str) -> Iterator[str]:
             yield from unknown_keys(inner, known[key], name)
 
 
-@pytest.mark.parametrize("block", of("yaml"), ids=lambda block: f"{block.page} {block.text[:20]!r}")
+PARTS = [block for block in of("yaml") if block.caption in (None, "params.yaml")]
+
+
+@pytest.mark.parametrize("block", PARTS, ids=lambda block: f"{block.page} {block.text[:20]!r}")
 def test_yaml_blocks_are_parts_of_params(block: Block) -> None:
     assert list(unknown_keys(yaml.safe_load(block.text), VALUES, "")) == []
+
+
+def test_the_task_file_of_the_guide_is_one_that_is_run(tmp_path: Path) -> None:
+    """But for its table, which is the reader's."""
+    (block,) = [block for block in of("yaml") if block.caption == "mine/sums.yaml"]
+    (tmp_path / "sums.yaml").write_text(block.text)
+    files.check(files.task_files(tmp_path), ["exact_match"])
+    assert yaml.safe_load(block.text)["metric_list"][0]["metric"] == "exact_match"
 
 
 def test_json_blocks_are_json() -> None:

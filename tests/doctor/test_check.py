@@ -3,6 +3,9 @@
 import copy
 import socket
 import subprocess
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +111,8 @@ def test_a_misspelt_key_is_said_once(tmp_path: Path) -> None:
     [
         ({"engine__name": "vlm"}, "engine.name is 'vlm'; there is: auto"),
         ({"engine__dtype": "float23"}, "did you mean float32?"),
+        ({"tracking__also": ["trackios"]}, "tracking.also[0] is 'trackios'; allowed: "),
+        ({"tracking__also": ["tensorbord"]}, "did you mean tensorboard?"),
         ({"engine__device": "cuda"}, "nvidia-smi finds no GPU"),
         ({"gatse": {}}, "section 'gatse' is unknown"),
         ({"gates__min_solved_rate": 2.0}, "gates.min_solved_rate is 2.0"),
@@ -126,6 +131,11 @@ def test_a_misspelt_key_is_said_once(tmp_path: Path) -> None:
         ({"policy__tiny__families__0__name": "chainsum"}, "did you mean chain_sum?"),
         ({"verify__verifiers__new": {"method": "regx"}}, "did you mean regex?"),
         ({"ingest__sources__0__settings__tasks__0__verifier": "numerc"}, "mean numeric?"),
+        (
+            {"ingest__sources__0__settings__tasks__0__name": "chain_sums"},
+            "tasks[0].name is 'chain_sums', which reasoning_gym does not have; did you mean chain",
+        ),
+        ({"ingest__sources__0__settings__tasks__0__name": "!"}, "there is: ab, acre, advanced_"),
         ({"ingest__splits__validation": None}, "ingest.splits.validation is null"),
         ({"ingest__sources__0__settings__num_prompts": 5}, "5"),
         ({"sampling__max_tokens": "64"}, "sampling.max_tokens is '64', which is not int"),
@@ -230,6 +240,98 @@ def test_nvidia_smi_that_fails_is_no_gpu(monkeypatch) -> None:
 
     monkeypatch.setattr(subprocess, "run", fail)
     assert machine.gpus() == []
+
+
+def test_a_tracker_that_is_not_installed_is_said_with_the_command(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(sections, "is_installed", lambda name: name == "wandb")
+    (said,) = errors(tmp_path, tracking__also=["wandb", "trackio"])
+    assert said.startswith("tracking.also names trackio, which is not installed: python -m pip")
+    assert said.endswith('--editable ".[trackio]", or take it out')
+
+
+def test_a_folder_that_a_tracker_leaves_is_no_package(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "left_by_a_tracker").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not sections.is_installed("left_by_a_tracker")
+    assert sections.is_installed("yaml")
+
+
+def test_the_tasks_of_reasoning_gym_are_known_without_its_import() -> None:
+    from reasoning_gym.factory import DATASETS
+
+    assert sections.reasoning_gym_tasks() == sorted(DATASETS)
+
+
+class Models(BaseHTTPRequestHandler):
+    """A model server whose path says how it answers; `keyed` wants a key."""
+
+    def do_GET(self) -> None:
+        answers = {"empty": (200, '{"data": []}'), "page": (200, "<html>"), "gone": (404, "{}")}
+        answers |= {"loading": (503, "{}"), "moved": (302, "")}
+        name = self.path.split("/")[1]
+        status, text = answers.get(name, (200, '{"data": [{"id": "policy"}]}'))
+        if name == "keyed" and self.headers["Authorization"] != "Bearer secret":
+            status = 401
+        self.send_response(status)
+        if status == 302:
+            self.send_header("Location", "/good/models")
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch) -> Iterator[str]:
+    monkeypatch.undo()
+    monkeypatch.setattr(machine, "gpus", list)
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Models) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("good", None),
+        ("keyed", None),
+        ("empty", "/empty/models lists no model"),
+        ("page", "/page/models does not answer in JSON"),
+        ("gone", "/gone/models answers 404"),
+        ("moved", "/moved/models answers 302"),
+        ("loading", "/loading does not answer (it answers 503): start the server"),
+    ],
+)
+def test_model_servers_are_asked(tmp_path: Path, server: str, name: str, said: str | None) -> None:
+    found = errors(tmp_path, engine__name="server", engine__urls=[f"{server}/{name}"])
+    assert [said in line for line in found if said] == [True] * (said is not None)
+    assert bool(found) == (said is not None)
+
+
+def test_a_key_that_is_refused_is_said_without_it(tmp_path: Path, server: str, monkeypatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "other")
+    (said,) = errors(tmp_path, engine__urls=[f"{server}/keyed"])
+    assert "answers 401; set OPENAI_API_KEY" in said
+    assert "other" not in said
+
+
+def test_a_silent_model_server_is_an_error_only_where_no_other_answers(
+    tmp_path: Path, server: str
+) -> None:
+    silent = "http://127.0.0.1:1"
+    alone = found(tmp_path, changed(engine__urls=[silent]))
+    assert "does not answer ([Errno 111] Connection refused): start" in alone.errors[0]
+    both = found(tmp_path, changed(engine__urls=[silent, f"{server}/good"]))
+    assert both.errors == []
+    assert "engine.urls: http://127.0.0.1:1 does not answer" in both.remarks[0]
+
+
+def test_what_is_no_url_is_said(tmp_path: Path) -> None:
+    (said,) = errors(tmp_path, engine__urls=["localhost:8000"])
+    assert "is not a URL like http://127.0.0.1:8000/v1" in said
 
 
 def test_a_silent_tracking_server_is_a_remark(tmp_path: Path, monkeypatch) -> None:

@@ -16,6 +16,7 @@ class Tracking:
     uri: str | None
     experiment: str
     max_weights_gb: float
+    also: list[str]
 
 
 def start_pipeline(layout: Layout, kind: str = "flow") -> str:

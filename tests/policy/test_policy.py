@@ -460,7 +460,7 @@ def test_another_parameter_makes_another_policy(tmp_path):
 def test_the_command_makes_a_policy(tmp_path):
     params = {
         "policy": section(),
-        "tracking": {"uri": None, "experiment": "test", "max_weights_gb": 0.0},
+        "tracking": {"uri": None, "experiment": "test", "max_weights_gb": 0.0, "also": []},
     }
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
     arguments = ["--params", str(tmp_path / "params.yaml"), "--data", str(tmp_path / "data")]

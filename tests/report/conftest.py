@@ -268,7 +268,7 @@ def write_params(folder: Path, recipes: list[str], seeds: list[int]) -> Path:
     path.write_text(
         f"experiment: {{recipes: {recipes}, seeds: {seeds}}}\n"
         "report: {stale_above: 0.15, num_bootstrap: 200}\n"
-        "tracking: {uri: null, experiment: winnow, max_weights_gb: 0.0}\n"
+        "tracking: {uri: null, experiment: winnow, max_weights_gb: 0.0, also: []}\n"
     )
     return path
 

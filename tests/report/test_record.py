@@ -13,7 +13,7 @@ from tasks.common.files import read_json, write_json
 from tests.stages import give_record, run_stage
 
 ROOT = Path(__file__).resolve().parents[2]
-SETTINGS = tracking.Tracking(None, "winnow", 0.0)
+SETTINGS = tracking.Tracking(None, "winnow", 0.0, [])
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ PARAMS: dict[str, Any] = {
         "verifiers": {},
     },
     "checkpoint": {"every_seconds": 0.0, "keep": 2},
-    "tracking": {"uri": None, "experiment": "test", "max_weights_gb": 0.0},
+    "tracking": {"uri": None, "experiment": "test", "max_weights_gb": 0.0, "also": []},
     "evaluate": {"num_samples": 2, "pass_at": [1, 2], "num_bootstrap": 50},
     "train": {
         "batch": {"unit": "rollouts", "size": 12, "counts": "generated"},

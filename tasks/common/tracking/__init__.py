@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from tasks.common.files import ArtifactError, digest_file, read_json
 from tasks.common.journal import Event, Journal, Tracker, Write, key_of, refused
@@ -34,6 +35,7 @@ from tasks.common.pipelines import (
     start_pipeline,
 )
 from tasks.common.tracking.events import write_event
+from tasks.common.tracking.mirrors import Mirrors
 from tasks.common.tracking.runs import (
     Run,
     close_dead,
@@ -62,12 +64,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Tracking:
-    """The section `tracking`: where the record goes, and up to which size a policy's weights go
-    with it."""
+    """The section `tracking`: where the record goes, up to which size a policy's weights go with
+    it, and which other trackers get the curves and results."""
 
     uri: str | None
     experiment: str
     max_weights_gb: float
+    also: list[Literal["wandb", "trackio", "tensorboard"]]
 
 
 def address(settings: Tracking, layout: Layout) -> str:
@@ -86,6 +89,8 @@ def track(
         start_event(layout, settings.experiment, stage, recipe, seed),
     )
     journal = Journal(uri, start, layout.tracking, partial(open_stage, layout, uri, start))
+    if settings.also:
+        journal.listeners.append(Mirrors(settings.also, layout, start).listen)
     tracker = Tracker(journal, layout.root, settings.max_weights_gb)
     status = "FAILED"
     try:

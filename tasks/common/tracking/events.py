@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from tasks.common.journal import Event
 from tasks.common.tracking.models import write_champion, write_model
-from tasks.common.tracking.results import write_cell, write_experiment
+from tasks.common.tracking.results import write_benchmark, write_cell, write_experiment
 from tasks.common.tracking.runs import Run, close_with_children
 from tasks.common.tracking.writers import (
     write_artifact,
@@ -37,6 +37,7 @@ WRITERS: dict[str, Callable[[Run, Event], None]] = {
     "champion": write_champion,
     "experiment": write_experiment,
     "cell": write_cell,
+    "benchmark": write_benchmark,
     "end": write_end,
 }
 

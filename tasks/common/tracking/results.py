@@ -4,7 +4,7 @@ and results, so that one search compares them; and the pipeline's run with the e
 from dataclasses import replace
 
 from tasks.common.journal import Event, refused
-from tasks.common.tracking.runs import Run, find_cell, link
+from tasks.common.tracking.runs import DIGEST, Run, find_cell, link, producer
 from tasks.common.tracking.writers import (
     logger,
     write_dataset,
@@ -46,6 +46,27 @@ def write_cell(run: Run, event: Event) -> None:
         client.log_table(target.run_id, event["table"], "rollouts.json")
     write_tags(target, {"values": {RESULT: event["result"]}})
     client.set_terminated(target.run_id, "FINISHED")
+
+
+def write_benchmark(run: Run, event: Event) -> None:
+    """A policy's results on benchmarks, in this run, and in the run of its cell where one is
+    known."""
+    write_metrics(run, event)
+    cell = event["recipe"] and cell_of(run, event["evidence"])
+    if cell:
+        write_metrics(replace(run, run_id=cell), event)
+
+
+def cell_of(run: Run, evidence: dict[str, str]) -> str | None:
+    """The run of the cell whose training wrote the file `evidence`: the one that has its result,
+    else the one in which it was trained."""
+    key, value = evidence["key"], evidence["digest"]
+    has_result = f"tags.`{DIGEST}.result.{key}` = '{value}' AND tags.kind = 'cell'"
+    found = run.client.search_runs([run.experiment_id], has_result, max_results=1)
+    if found:
+        return str(found[0].info.run_id)
+    training = producer(run.client, run.experiment_id, key, value)
+    return training and run.client.get_run(training).data.tags.get("mlflow.parentRunId")
 
 
 def write_settings(run: Run, event: Event) -> None:

@@ -1,0 +1,45 @@
+"""TensorBoard: event files in `tensorboard/EXPERIMENT/RECIPE/SEED-ID` of the folder."""
+
+from typing import Any
+
+from tasks.common.tracking.also import Point, Run, with_gflops
+
+
+class Client:
+    """What a run reached stands under `final/`. After a kill its steps come again; what is drawn
+    are the new ones."""
+
+    def __init__(self, run: Run) -> None:
+        self.folder = run.folder / "tensorboard" / run.group / f"{run.name}-{run.id}"
+        self.config: dict[str, str] = {}
+        self.writer: Any = None
+
+    def params(self, values: dict[str, str]) -> None:
+        self.config.update(values)
+
+    def begin(self, step: int | None = None) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        has_run = any(self.folder.glob("events.*"))
+        self.writer = SummaryWriter(str(self.folder), purge_step=step if has_run else None)
+        rows = [f"| {key} | {value} |" for key, value in self.config.items()]
+        if rows:
+            table = "\n".join(["| name | value |", "|---|---|", *rows])
+            self.writer.add_text("parameters", table)
+
+    def points(self, points: list[Point]) -> None:
+        for one in points:
+            if self.writer is None:
+                self.begin(one["step"])
+            for name, value in with_gflops(one).items():
+                self.writer.add_scalar(name, value, one["step"], walltime=one["time"] / 1000)
+
+    def final(self, values: dict[str, float]) -> None:
+        if self.writer is None:
+            self.begin()
+        for name, value in values.items():
+            self.writer.add_scalar(f"final/{name}", value, 0)
+
+    def close(self, finished: bool) -> None:
+        if self.writer is not None:
+            self.writer.close()

@@ -1,0 +1,42 @@
+"""Weights & Biases. Offline unless WANDB_MODE says otherwise: `wandb sync` sends it later."""
+
+import os
+
+from tasks.common.tracking.also import PROJECT, Point, Run, with_gflops
+
+ENVIRONMENT = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
+
+
+class Client:
+    def __init__(self, run: Run) -> None:
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        import wandb
+
+        settings = wandb.Settings(
+            console="off", disable_code=True, disable_git=True, x_disable_stats=True
+        )
+        self.run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            id=run.id,
+            name=run.name,
+            group=run.group,
+            dir=os.environ.get("WANDB_DIR", str(run.folder)),
+            resume="allow",
+            settings=settings,
+        )
+
+    def params(self, values: dict[str, str]) -> None:
+        self.run.config.update(values, allow_val_change=True)
+
+    def points(self, points: list[Point]) -> None:
+        """Steps that a run has already are left out by wandb: after a kill they come again, and are
+        the same."""
+        for one in points:
+            self.run.log(with_gflops(one), step=one["step"])
+
+    def final(self, values: dict[str, float]) -> None:
+        self.run.summary.update(values)
+
+    def close(self, finished: bool) -> None:
+        self.run.finish(exit_code=0 if finished else 1)

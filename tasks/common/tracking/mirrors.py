@@ -1,0 +1,241 @@
+"""What `tracking.also` names gets of a record: of each recipe and seed its parameters, its curves
+over steps, and what it reached.
+
+Each tracker is written by a process of its own (`also`), through a pipe. A stage never waits for
+it: where messages pile up, or the process ends, the rest is left out, and a warning says so.
+
+The run of a training keeps its id when the training goes on after a kill: the id is kept in a file
+beside the record, with a digest of the training's parameters and inputs, and the report finds the
+run there by the digest of the curve. Of a training that no tracker has seen, such as one that DVC
+restored, the report sends the curves."""
+
+import json
+import logging
+import os
+import queue
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tasks.common.files import ArtifactError, digest, digest_file, read_json, write_json
+from tasks.common.journal import Event
+from tasks.common.layout import Layout
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING = 10_000  # messages, some hundred bytes each
+LAST_SECONDS = 15.0  # that a finished stage waits for its trackers
+MAX_LOG = 1 << 20
+ROOT = Path(__file__).resolve().parents[3]
+NOT_SENT = ("system/",)  # how busy the machine is: trackers measure that themselves
+Message = dict[str, Any]
+
+
+class Writer:
+    """One tracker's process, started with the first message."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.log = name, folder / f"{name}.log"
+        self.waiting: queue.Queue[Message | None] = queue.Queue(MAX_WAITING)
+        self.child: subprocess.Popen[str] | None = None
+        self.thread = threading.Thread(target=self.pass_on, daemon=True)
+        self.is_lost = False
+
+    def send(self, message: Message) -> None:
+        """Hand a message over; nothing where the tracker was lost."""
+        if self.is_lost:
+            return
+        if self.child is None:
+            self.start()
+        try:
+            self.waiting.put_nowait(message)
+        except queue.Full:
+            self.lose("it does not keep up")
+
+    def start(self) -> None:
+        """Start the process, in a session of its own: Ctrl-C is for the stage, which ends it."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        grown = self.log.exists() and self.log.stat().st_size > MAX_LOG
+        with self.log.open("wb" if grown else "ab") as log:
+            self.child = subprocess.Popen(
+                [sys.executable, "-m", "tasks.common.tracking.also", self.name],
+                cwd=ROOT,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+        self.thread.start()
+
+    def pass_on(self) -> None:
+        """Write messages into the pipe until there are no more, or nobody reads them."""
+        assert self.child is not None
+        assert self.child.stdin is not None
+        with suppress(OSError, ValueError):
+            while (message := self.waiting.get()) is not None:
+                self.child.stdin.write(json.dumps(message) + "\n")
+                self.child.stdin.flush()
+        with suppress(OSError):
+            self.child.stdin.close()
+
+    def close(self, deadline: float) -> None:
+        """Wait until everything is written, or until `deadline` (monotonic); the process then ends
+        by itself."""
+        if self.child is None or self.is_lost:
+            return
+        with suppress(queue.Full):
+            self.waiting.put_nowait(None)
+        try:
+            if self.child.wait(max(deadline - time.monotonic(), 0.0)):
+                self.lose(f"it ended with status {self.child.returncode}")
+        except subprocess.TimeoutExpired:
+            logger.info("%s is still writing, and ends by itself", self.name)
+
+    def lose(self, why: str) -> None:
+        self.is_lost = True
+        logger.warning("%s has not all of this run: %s; more in %s", self.name, why, self.log)
+
+
+class Mirrors:
+    """Turns the events of one stage into messages for its trackers."""
+
+    def __init__(self, names: Sequence[str], layout: Layout, start: Event) -> None:
+        self.layout, self.group, self.tags = layout, start["experiment"], start["tags"]
+        self.folder = layout.tracking / "also"
+        self.writers = [Writer(name, self.folder) for name in names]
+        self.begun: list[Event] = []  # of a training, until it is known which one it is
+        self.open_run: str | None = None
+
+    def listen(self, event: Event) -> None:
+        """Take one event. Whatever goes wrong, the stage goes on."""
+        if not self.writers:
+            return
+        try:
+            self.take(event)
+        except Exception as error:
+            logger.warning("nothing more for %s: %s", ", ".join(self.names()), error)
+            self.writers = []
+
+    def names(self) -> list[str]:
+        return [writer.name for writer in self.writers]
+
+    def take(self, event: Event) -> None:
+        """Send what one event is, by its kind and the stage's."""
+        kind, stage = event["kind"], self.tags["stage"]
+        if kind == "cell":
+            self.cell(event)
+        elif kind == "benchmark" and event["recipe"]:
+            self.reached(event["recipe"], event["seed"], event["evidence"]["digest"], event)
+        elif stage == "train" and kind != "end":
+            self.training(event)
+        elif stage == "evaluate" and kind == "metrics":
+            recipe, seed = self.tags["recipe"], int(self.tags["seed"])
+            curve = digest_file(self.layout.train(recipe, seed) / "curve.parquet")
+            self.reached(recipe, seed, curve, event)
+        elif kind == "end":
+            self.close(event["status"] == "FINISHED")
+
+    def training(self, event: Event) -> None:
+        """Parameters and inputs, which say which training it is; then its curves."""
+        recipe, seed = self.tags["recipe"], int(self.tags["seed"])
+        if self.open_run is None:
+            if event["kind"] in ("params", "dataset"):
+                self.begun.append(event)
+                return
+            key = digest([[e.get("values"), e.get("digest")] for e in self.begun])
+            known = self.known(recipe, seed)
+            if known.get("key") != key:
+                known = self.remember(recipe, seed, new_run(key))
+            self.open(recipe, seed, known["id"])
+            for told in self.begun:
+                if told["kind"] == "params":
+                    self.send("params", values=told["values"])
+        if event["kind"] == "metrics" and (points := list(of_training(event["points"]))):
+            self.send("points", points=points)
+        if event["kind"] == "output" and event["key"].endswith("train/curve.parquet"):
+            known = self.known(recipe, seed)
+            self.remember(recipe, seed, {**known, "curve": event["digest"]})
+
+    def reached(self, recipe: str, seed: int, curve: str, event: Event) -> None:
+        """Results of a training whose run is known; of another the report tells everything."""
+        known = self.known(recipe, seed)
+        if known.get("curve") != curve:
+            return
+        self.open(recipe, seed, known["id"])
+        values = {
+            k: v for point in of_training(event["points"]) for k, v in point["values"].items()
+        }
+        self.send("final", values=values)
+
+    def cell(self, event: Event) -> None:
+        """All of one recipe and seed, as the report knows it; nothing where that was sent."""
+        recipe, seed = event["recipe"], event["seed"]
+        curve = next(o["digest"] for o in event["outputs"] if o["key"].endswith("curve.parquet"))
+        known = self.known(recipe, seed)
+        if known.get("curve") == curve and known["result"] == event["result"]:
+            return
+        result, *curves = event["points"]
+        is_new = known.get("curve") != curve
+        if is_new:
+            known = new_run(None)
+        self.open(recipe, seed, known["id"])
+        self.send("params", values=event["values"])
+        if is_new and curves:
+            self.send("points", points=sorted(curves, key=lambda point: int(point["step"])))
+        self.send("final", values=result["values"])
+        self.remember(recipe, seed, {**known, "curve": curve, "result": event["result"]})
+
+    def open(self, recipe: str, seed: int, identity: str) -> None:
+        """Begin a run, or go on with it; nothing where it is the open one."""
+        if self.open_run == identity:
+            return
+        folder = str(self.layout.tracking.absolute())
+        name = f"{recipe}/{seed}"
+        self.send("open", id=identity, name=name, group=self.group, folder=folder)
+        self.open_run = identity
+
+    def send(self, what: str, **fields: Any) -> None:
+        for writer in self.writers:
+            writer.send({"do": what, **fields})
+
+    def close(self, finished: bool) -> None:
+        """End the run as the stage ended. All trackers together have `LAST_SECONDS`."""
+        if self.open_run:
+            self.send("close", finished=finished)
+        deadline = time.monotonic() + LAST_SECONDS
+        for writer in self.writers:
+            writer.close(deadline)
+
+    def known(self, recipe: str, seed: int) -> dict[str, Any]:
+        """What is kept of the run of a recipe and seed; empty where there is none."""
+        with suppress(ArtifactError):
+            return dict(read_json(self.file(recipe, seed)))
+        return {}
+
+    def remember(self, recipe: str, seed: int, run: dict[str, Any]) -> dict[str, Any]:
+        write_json(self.file(recipe, seed), run)
+        return run
+
+    def file(self, recipe: str, seed: int) -> Path:
+        return self.folder / recipe / f"{seed}.json"
+
+
+def new_run(key: str | None) -> dict[str, Any]:
+    """A run that has not begun: of which training it is, its curve, and its result."""
+    return {"id": secrets.token_hex(4), "key": key, "curve": None, "result": None}
+
+
+def of_training(points: Sequence[Event]) -> Iterator[Event]:
+    """The points that say something of the training."""
+    for point in points:
+        values = {k: v for k, v in point["values"].items() if not k.startswith(NOT_SENT)}
+        if values:
+            yield {**point, "values": values}

@@ -1,0 +1,314 @@
+"""A policy on tasks of lm-evaluation-harness, one after the other, each recorded when it is done.
+
+The policy is loaded by the harness itself (its models `hf` and `vllm`), from the files that any
+Hugging Face program reads, and not by an engine of ours: numbers are to be comparable with those of
+others. A task whose record is there already is not run again."""
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module, metadata
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from tasks.common import params, process
+from tasks.common.files import ArtifactError, digest_file, read_json, write_json
+from tasks.common.layout import Layout
+from tasks.common.spelling import meant
+from tasks.engines.engine import EngineSettings, engine_name
+from tasks.harness import files
+from tasks.harness.records import Cell, Record, path_of
+from tasks.models.policy import (
+    Policy,
+    load_tokenizer,
+    open_policy,
+    policy_digest,
+    read_policy,
+    torch_device,
+)
+
+logger = logging.getLogger(__name__)
+
+INSTALL = 'python -m pip install --constraint requirements.txt --editable ".[eval]"'
+BACKENDS = ("hf", "vllm")
+FAILURES = (OSError, ValueError, KeyError, ImportError, TemplateError, torch.OutOfMemoryError)
+COUNTS = ("alias", "sample_len")  # what the harness lists among metrics and is none
+BATCH_SIZE = 16  # of hf on a CPU; elsewhere the harness finds one
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked for. None: as the task's own file says; of `backend` and `batch_size`, what
+    fits the machine; of `limit`, all of a task."""
+
+    tasks: list[str]
+    limit: int | None
+    include: Path | None
+    trust_tasks: bool
+    few_shot: int | None
+    max_tokens: int | None
+    chat_template: bool | None
+    backend: str | None
+    batch_size: int | None
+
+
+@dataclass(frozen=True)
+class Index:
+    """The tasks that there are, and what the files of one's own among them are made of."""
+
+    manager: Any
+    include: Path | None
+    fingerprint: str | None
+
+    def names(self, asked: list[str]) -> list[str]:
+        """The tasks and groups that were asked for, tags replaced by what has them. Raises
+        ArtifactError for a name that is not known, and for a task that runs what a policy wrote."""
+        known, found = self.manager.task_index, list[str]()
+        for name in asked:
+            if name not in known:
+                guess = meant(name, known)
+                said = f"; did you mean {guess}?" if guess else ""
+                raise ArtifactError(f"there is no task {name!r} in the harness{said}")
+            entry = known[name]
+            if (entry.cfg or {}).get("unsafe_code"):
+                raise ArtifactError(
+                    f"{name} runs programs that the policy writes, outside of any sandbox: it is "
+                    "not run here. The verifier `code` runs them in one"
+                )
+            found += sorted(entry.tags) if entry.kind.name == "TAG" else [name]
+        return list(dict.fromkeys(found))
+
+    def source(self, name: str) -> str | None:
+        """The digest of the files that a task comes from; None for one of the harness, which its
+        version stands for."""
+        file = self.manager.task_index[name].yaml_path
+        is_own = self.include and file and Path(file).is_relative_to(self.include)
+        return self.fingerprint if is_own else None
+
+
+def require_harness() -> ModuleType:
+    """The package `lm_eval`. Raises ArtifactError with the command that installs it."""
+    missing = [name for name in ("lm_eval", "accelerate") if find_spec(name) is None]
+    if missing:
+        raise ArtifactError(f"not installed: {', '.join(missing)}; install them with: {INSTALL}")
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    return import_module("lm_eval")
+
+
+def open_index(asked: list[str], include: Path | None, trust_tasks: bool) -> Index:
+    """The tasks of the harness, and those of the folder `include`, whose code is refused unless it
+    is trusted. Those of the harness, some ten thousand files, are read where one is asked for."""
+    harness = require_harness()
+    tasks = import_module("lm_eval.tasks")
+    import_module("lm_eval.api.metrics")
+    known = import_module("lm_eval.api.registry").metric_registry
+    fingerprint, needs_all = None, True
+    if include is not None:
+        include = include.expanduser().resolve()
+        own = files.task_files(include, trusted=Path(str(harness.__file__)).resolve().parent)
+        if not trust_tasks:
+            files.check(own, [str(name) for name in known])
+        fingerprint = files.fingerprint(own)
+        manager = tasks.TaskManager(include_path=include, include_defaults=False)
+        needs_all = not set(asked) <= set(manager.all_subtasks)
+    if not trust_tasks:
+        sandbox_templates(import_module("lm_eval.utils"))
+    if needs_all:
+        manager = tasks.TaskManager(include_path=include)
+    return Index(manager, include, fingerprint)
+
+
+def sandbox_templates(utils: Any) -> None:
+    """Have the harness render prompts in jinja2's sandbox: in a plain environment, as it has, a
+    template reaches all of Python."""
+    plain = utils.env
+    utils.env = ImmutableSandboxedEnvironment(
+        undefined=plain.undefined, keep_trailing_newline=plain.keep_trailing_newline
+    )
+    utils.env.filters.update(plain.filters)
+
+
+def open_cell(layout: Layout, cell: Cell) -> Policy:
+    """The policy of a cell. Raises ArtifactError where it has not been trained."""
+    if cell.recipe is None or cell.seed is None:
+        return read_policy(layout)
+    folder = layout.train(cell.recipe, cell.seed) / "policy"
+    if not folder.is_dir():
+        raise ArtifactError(f"{cell.name} has no {folder}: run the pipeline first")
+    return open_policy(folder, policy_digest(folder), read_json(layout.policy_card))
+
+
+class Harness:
+    """One policy on the tasks that were asked for. It is loaded for the first that must be run."""
+
+    def __init__(
+        self, layout: Layout, values: Mapping[str, Any], cell: Cell, asked: Asked, index: Index
+    ) -> None:
+        self.layout, self.cell, self.asked, self.index = layout, cell, asked, index
+        self.engine = params.section(dict(values), "engine", EngineSettings)
+        self.policy = open_cell(layout, cell)
+        self.device = str(torch_device(self.engine.device))
+        self.backend = asked.backend or backend(self.engine)
+        self.chat_template = asked.chat_template
+        if self.chat_template is None:
+            tokenizer = load_tokenizer(
+                self.policy.folder, trust_remote_code=self.policy.trust_remote_code
+            )
+            self.chat_template = tokenizer.chat_template is not None
+        self.model: Any = None
+
+    def settings(self, task: str) -> dict[str, Any]:
+        """What a task is measured with."""
+        return {
+            "backend": self.backend,
+            "dtype": self.engine.dtype,
+            "limit": self.asked.limit,
+            "few_shot": self.asked.few_shot,
+            "max_tokens": self.asked.max_tokens,
+            "chat_template": self.chat_template,
+            "task_files": self.index.source(task),
+        }
+
+    def path(self, task: str) -> Path:
+        """Where the record of a task stands."""
+        key = {
+            "policy": self.policy.digest,
+            "settings": self.settings(task),
+            "versions": versions(self.backend),
+        }
+        return path_of(self.layout, self.cell, task, key)
+
+    def run(self, task: str) -> Record:
+        """Measure the policy on one task, and write the record."""
+        started = time.perf_counter()
+        results = self.evaluate(task)
+        record = {
+            "cell": self.cell.name,
+            "recipe": self.cell.recipe,
+            "seed": self.cell.seed,
+            "policy": self.policy.digest,
+            "evidence": digest_file(self.cell.evidence(self.layout)),
+            "task": task,
+            "settings": self.settings(task),
+            "versions": versions(self.backend),
+            "seconds": round(time.perf_counter() - started, 1),
+            "is_told": False,
+            **measured(task, results),
+        }
+        write_json(self.path(task), record)
+        return record
+
+    def evaluate(self, task: str) -> Mapping[str, Any]:
+        """What the harness returns for one task."""
+        limit = self.asked.max_tokens
+        try:
+            found = import_module("lm_eval").simple_evaluate(
+                model=self.loaded(),
+                tasks=[task],
+                num_fewshot=self.asked.few_shot,
+                limit=self.asked.limit,
+                apply_chat_template=self.chat_template,
+                gen_kwargs=None if limit is None else {"max_gen_toks": limit},
+                task_manager=self.index.manager,
+                log_samples=False,
+            )
+        except FAILURES as error:
+            said = str(error).strip().partition("\n")[0] or type(error).__name__
+            raise ArtifactError(f"{task}: {said}") from error
+        return dict(found)
+
+    def loaded(self) -> Any:
+        """The policy as a model of the harness."""
+        if self.model is None:
+            torch.set_num_threads(self.engine.threads)
+            registry = import_module("lm_eval.api.registry")
+            size: int | str = "auto"
+            if self.backend == "hf" and self.device == "cpu":
+                size = BATCH_SIZE
+            self.model = registry.get_model(self.backend).create_from_arg_obj(
+                {
+                    "pretrained": str(self.policy.folder),
+                    "dtype": self.engine.dtype,
+                    "trust_remote_code": self.policy.trust_remote_code,
+                },
+                {"batch_size": self.asked.batch_size or size, "device": self.device},
+            )
+        return self.model
+
+
+def backend(engine: EngineSettings) -> str:
+    """The model of the harness that is like our engine; `hf` in place of servers."""
+    name = engine_name(engine)
+    return name if name in BACKENDS else "hf"
+
+
+def versions(backend: str) -> dict[str, str]:
+    """The packages that the numbers come from."""
+    names = ("lm_eval", "torch", "vllm" if backend == "vllm" else "transformers")
+    return {name: version_of(name) for name in names}
+
+
+def version_of(name: str) -> str:
+    """The version of an installed module, whatever its distribution is called."""
+    return metadata.version(metadata.packages_distributions()[name][0])
+
+
+def measured(task: str, results: Mapping[str, Any]) -> dict[str, Any]:
+    """A record's part of what the harness returned: the metrics of the task or group, those of a
+    group's tasks, and how many problems there were."""
+    named = {**results["results"], **results.get("groups", {})}
+    samples = results["n-samples"]
+    return {
+        "task_version": results.get("versions", {}).get(task),
+        "metrics": metrics(named.get(task, {})),
+        "subtasks": {name: metrics(named[name]) for name in sorted(named) if name != task},
+        "num_samples": sum(count["effective"] for count in samples.values()),
+    }
+
+
+def metrics(values: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
+    """`exact_match,strict-match` and its standard error as one metric, `exact_match/strict-match`;
+    a filter that is none is left out of the name."""
+    found = {}
+    for key, value in values.items():
+        name, _, kind = key.partition(",")
+        if name.endswith("_stderr") or name in COUNTS or not is_number(value):
+            continue
+        error: Any = values.get(f"{name}_stderr,{kind}")
+        found[name if kind in ("", "none") else f"{name}/{kind}"] = {
+            "value": float(value),
+            "stderr": float(error) if is_number(error) else None,
+        }
+    return found
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is one; the harness writes N/A where it has none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value
+
+
+def measure(
+    layout: Layout, values: Mapping[str, Any], cells: list[Cell], asked: Asked
+) -> Iterator[tuple[Cell, Path, Record]]:
+    """Yield the record of every cell and task: those that are there already, and those that are
+    made now."""
+    index = open_index(asked.tasks, asked.include, asked.trust_tasks)
+    tasks = index.names(asked.tasks)
+    for cell in cells:
+        harness = Harness(layout, values, cell, asked, index)
+        lock = layout.locks / f"device-{torch.device(harness.device).type}"
+        for task in tasks:
+            path = harness.path(task)
+            if path.exists():
+                logger.info("%s on %s: it has been measured", cell.name, task)
+                yield cell, path, read_json(path)
+                continue
+            with process.exclusive(lock, "the device"):
+                yield cell, path, harness.run(task)

@@ -1,0 +1,382 @@
+"""Trackers beside MLflow: which run gets what, that nothing of them stops a stage, and what the
+real ones have written."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.common.files import digest_file, read_json
+from tasks.common.journal import Journal, Tracker, point
+from tasks.common.layout import Layout
+from tasks.common.tracking import mirrors
+from tasks.common.tracking.mirrors import Mirrors
+from tests.files import plant
+
+ROOT = Path(__file__).resolve().parents[2]
+PARAMS = {"train": {"learning_rate": 0.001}}
+
+# Stands for the package `wandb`: it writes down what it is asked for, and misbehaves when told to.
+WANDB = """
+import json, os, time
+class Settings:
+    def __init__(self, **settings): pass
+class Part:
+    def __init__(self, name): self.name = name
+    def update(self, values, **options): say(self.name, values)
+class Run:
+    config, summary = Part("config"), Part("summary")
+    def log(self, values, step): say("log", {"step": step, **values})
+    def finish(self, exit_code): say("finish", exit_code)
+def say(what, value):
+    with open(os.environ["SAID"], "a") as file:
+        file.write(json.dumps([what, value]) + "\\\\n")
+def init(**options):
+    behaviour = os.environ.get("BEHAVIOUR")
+    if behaviour == "hang":
+        time.sleep(600)
+    if behaviour == "fail":
+        raise RuntimeError("no such project")
+    say("init", {key: options[key] for key in ("project", "id", "name", "group", "resume")})
+    return Run()
+""".replace("\\\\n", "\\n")
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    return Layout(tmp_path / "data")
+
+
+@pytest.fixture
+def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the stand-in for wandb was asked for, a line each."""
+    plant(tmp_path, {"stand_in/wandb.py": WANDB})
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "stand_in"))
+    monkeypatch.setenv("SAID", str(tmp_path / "said"))
+    return tmp_path / "said"
+
+
+def lines(said: Path) -> list[tuple[str, Any]]:
+    return [tuple(json.loads(line)) for line in said.read_text().splitlines()]
+
+
+@contextlib.contextmanager
+def stage(
+    layout: Layout, name: str, recipe: str | None = None, seed: int | None = None, also: Any = None
+) -> Iterator[Tracker]:
+    """A stage's record, as `tracking.track` opens it, without MLflow."""
+    tags = {"stage": name} | ({"recipe": recipe, "seed": str(seed)} if recipe else {})
+    start = {"name": name, "record": "r", "experiment": "mine", "tags": tags}
+    journal = Journal("nowhere", start, layout.tracking, lambda: lambda event: None)
+    journal.listeners.append(Mirrors(also or ["wandb"], layout, start).listen)
+    tracker, status = Tracker(journal, layout.root), "FAILED"
+    try:
+        yield tracker
+        status = "FINISHED"
+        if name == "train":
+            curve = layout.train(str(recipe), int(seed or 0)) / "curve.parquet"
+            tracker.output(curve, digest_file(curve))
+    finally:
+        tracker.flush()
+        journal.tell("end", status=status, closes_parent=True)
+
+
+def train(
+    layout: Layout,
+    steps: range,
+    *,
+    killed: bool = False,
+    rate: float = 0.001,
+    also: list[str] | None = None,
+) -> None:
+    """One training of grpo with seed 0, from and to a step."""
+    curve = layout.train("grpo", 0) / "curve.parquet"
+    curve.parent.mkdir(parents=True, exist_ok=True)
+    curve.write_bytes(f"{rate}".encode())
+    with contextlib.suppress(InterruptedError), stage(layout, "train", "grpo", 0, also) as tracker:
+        tracker.params({"train": {"learning_rate": rate}})
+        tracker.dataset("plan", curve, "abc", "train")
+        for step in steps:
+            tracker.metrics({"loss": 1 / (step + 1), "system/cpu": 9.0}, step, flops=step * 2e9)
+        if killed:
+            raise InterruptedError
+
+
+def report(layout: Layout, accuracy: float, also: list[str] | None = None) -> None:
+    """What the report says of grpo with seed 0: two points, of two curves each."""
+    curve = layout.train("grpo", 0) / "curve.parquet"
+    curves = [{"accuracy": [0.25, accuracy]}, {"reward": [0.5, 0.75]}]
+    points = [
+        point({name: values[step]}, 1_000, step, flops=step * 2e9)
+        for one in curves
+        for name, values in one.items()
+        for step in (0, 1)
+    ]
+    with stage(layout, "report", also=also) as tracker:
+        result = point({"pass_at_1": accuracy}, 2_000)
+        tracker.cell("grpo", 0, PARAMS, [result, *points], datasets={}, outputs=[curve], table={})
+
+
+def test_a_run_has_parameters_and_curves_and_goes_on_after_a_kill(
+    layout: Layout, said: Path
+) -> None:
+    train(layout, range(3), killed=True)
+    train(layout, range(2, 5))
+    told = lines(said)
+    inits = [value for what, value in told if what == "init"]
+    assert inits[0] == inits[1]
+    assert {**inits[0], "id": ""} == {
+        "project": "winnow",
+        "id": "",
+        "name": "grpo/0",
+        "group": "mine",
+        "resume": "allow",
+    }
+    assert ("config", {"train.learning_rate": "0.001"}) in told
+    steps = [value for what, value in told if what == "log"]
+    assert [value["step"] for value in steps] == [0, 1, 2, 2, 3, 4]
+    assert steps[3] == {"step": 2, "loss": pytest.approx(1 / 3), "gflops": 4.0}
+    assert [value for what, value in told if what == "finish"] == [1, 0]
+
+
+def test_another_training_is_another_run(layout: Layout, said: Path) -> None:
+    train(layout, range(1))
+    train(layout, range(1), rate=0.01)
+    first, second = [value["id"] for what, value in lines(said) if what == "init"]
+    assert first != second
+
+
+def test_results_reach_the_run_of_their_training_once(layout: Layout, said: Path) -> None:
+    train(layout, range(2))
+    curve = layout.train("grpo", 0) / "curve.parquet"
+    with stage(layout, "evaluate", "grpo", 0) as tracker:
+        tracker.metrics({"greedy": 0.5})
+        tracker.flush()
+        tracker.metrics({"tokens": 9.0})
+    report(layout, 0.625)
+    report(layout, 0.625)  # said again, it is sent once
+    with stage(layout, "eval") as tracker:
+        tracker.benchmark("grpo", 0, curve, {"eval/gsm8k/acc": 0.25})
+    told = lines(said)
+    ids = [value["id"] for what, value in told if what == "init"]
+    assert ids == [ids[0]] * 4  # once a stage
+    assert [value for what, value in told if what == "summary"] == [
+        {"greedy": 0.5},
+        {"tokens": 9.0},
+        {"pass_at_1": 0.625},
+        {"eval/gsm8k/acc": 0.25},
+    ]
+    assert [value["step"] for what, value in told if what == "log"] == [0, 1]  # the training's
+
+
+def test_a_training_that_no_tracker_saw_gets_its_curves_from_the_report(
+    layout: Layout, said: Path
+) -> None:
+    train(layout, range(1))
+    curve = layout.train("grpo", 0) / "curve.parquet"
+    curve.write_bytes(b"restored by DVC")
+    with stage(layout, "evaluate", "grpo", 0) as tracker:
+        tracker.metrics({"greedy": 0.5})  # belongs to no run that is known
+    report(layout, 0.625)
+    told = lines(said)
+    begin = max(n for n, (what, _) in enumerate(told) if what == "init")
+    assert told[begin][1]["id"] != told[0][1]["id"]
+    assert [value for what, value in told[begin:] if what != "init"] == [
+        {"train.learning_rate": "0.001"},
+        {"step": 0, "accuracy": 0.25, "gflops": 0.0},
+        {"step": 0, "reward": 0.5, "gflops": 0.0},
+        {"step": 1, "accuracy": 0.625, "gflops": 2.0},
+        {"step": 1, "reward": 0.75, "gflops": 2.0},
+        {"pass_at_1": 0.625},
+        0,
+    ]
+    assert ("summary", {"greedy": 0.5}) not in told
+
+
+def test_a_tracker_that_hangs_slows_no_stage(
+    layout: Layout, said: Path, monkeypatch: pytest.MonkeyPatch, caplog
+) -> None:
+    monkeypatch.setenv("BEHAVIOUR", "hang")
+    monkeypatch.setattr(mirrors, "LAST_SECONDS", 0.2)
+    monkeypatch.setattr(mirrors, "MAX_WAITING", 50)
+    caplog.set_level("INFO")
+    children: list[Any] = []
+    started = subprocess.Popen
+
+    def popen(*arguments: Any, **options: Any) -> Any:
+        children.append(started(*arguments, **options))
+        return children[-1]
+
+    monkeypatch.setattr(mirrors.subprocess, "Popen", popen)
+    begun = time.monotonic()
+    train(layout, range(2000))
+    assert time.monotonic() - begun < 5
+    assert "wandb is still writing, and ends by itself" in caplog.text
+    children[0].kill()
+
+
+def test_a_tracker_that_reads_nothing_is_left(
+    layout: Layout, said: Path, monkeypatch: pytest.MonkeyPatch, caplog
+) -> None:
+    monkeypatch.setattr(mirrors, "MAX_WAITING", 20)
+    writer = mirrors.Writer("wandb", layout.tracking)
+    writer.start()
+    assert writer.child is not None
+    writer.child.send_signal(signal.SIGSTOP)
+    for _ in range(40):
+        writer.send({"do": "final", "values": {"x" * 100_000: 1.0}})
+    assert writer.is_lost
+    assert caplog.text.count("wandb has not all of this run: it does not keep up") == 1
+    writer.close(time.monotonic())
+    writer.child.kill()
+
+
+def test_a_tracker_that_fails_is_said_and_stops_nothing(
+    layout: Layout, said: Path, monkeypatch: pytest.MonkeyPatch, caplog
+) -> None:
+    monkeypatch.setenv("BEHAVIOUR", "fail")
+    train(layout, range(3))
+    assert "wandb has not all of this run: it ended with status 1" in caplog.text
+    log = layout.tracking / "also" / "wandb.log"
+    assert str(log) in caplog.text
+    assert "RuntimeError: no such project" in log.read_text()
+
+
+def test_what_a_killed_stage_has_sent_is_written(layout: Layout, said: Path) -> None:
+    program = (
+        "import os, signal, sys, time; from pathlib import Path; "
+        "from tasks.common.layout import Layout; from tests.common.test_mirrors import stage\n"
+        "with stage(Layout(Path(sys.argv[1])), 'train', 'grpo', 0) as tracker:\n"
+        "    tracker.params({'a': 1})\n"
+        "    tracker.add({'loss': 0.5}, 0)\n"
+        "    tracker.flush()\n"
+        "    time.sleep(0.2)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    path = os.pathsep.join([os.environ["PYTHONPATH"], str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(layout.root)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert done.returncode == -signal.SIGKILL
+    deadline = time.monotonic() + 60
+    while not (said.exists() and "finish" in said.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert lines(said)[-2:] == [("log", {"step": 0, "loss": 0.5}), ("finish", 1)]
+
+
+def test_no_tracker_is_no_process_and_no_file(layout: Layout) -> None:
+    start = {"experiment": "mine", "tags": {"stage": "train", "recipe": "grpo", "seed": "0"}}
+    Mirrors([], layout, start).listen({"kind": "metrics", "points": []})
+    assert not layout.tracking.exists()
+
+
+def needs(package: str) -> pytest.MarkDecorator:
+    spec = importlib.util.find_spec(package)
+    is_there = spec is not None and spec.origin is not None
+    return pytest.mark.skipif(not is_there, reason=f"{package} is not installed")
+
+
+def run_all(layout: Layout, tracker: str) -> str:
+    """A training that is killed at step 3, goes on from step 2, and is reported: the run's id."""
+    train(layout, range(3), killed=True, also=[tracker])
+    train(layout, range(2, 5), also=[tracker])
+    report(layout, 0.625, also=[tracker])
+    return str(read_json(layout.tracking / "also" / "grpo" / "0.json")["id"])
+
+
+LOSSES = [(step, pytest.approx(1 / (step + 1))) for step in range(5)]
+
+
+@needs("tensorboard")
+@pytest.mark.slow
+def test_tensorboard_draws_one_curve(layout: Layout) -> None:
+    identity = run_all(layout, "tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(
+        str(layout.tracking / "tensorboard" / "mine" / "grpo" / f"0-{identity}")
+    ).Reload()
+    assert [(one.step, one.value) for one in events.Scalars("loss")] == LOSSES
+    assert [one.value for one in events.Scalars("gflops")] == [0, 2, 4, 6, 8]
+    assert [one.value for one in events.Scalars("final/pass_at_1")] == [0.625]
+    (text,) = {one.tensor_proto.string_val[0] for one in events.Tensors("parameters/text_summary")}
+    assert b"| train.learning_rate | 0.001 |" in text
+
+
+@needs("trackio")
+@pytest.mark.slow
+def test_trackio_keeps_one_run(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRACKIO_DIR", raising=False)
+    run_all(layout, "trackio")
+    import sqlite3
+
+    (database,) = (layout.tracking / "trackio").glob("*.db")
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        rows = connection.execute("SELECT run_name, step, metrics FROM metrics ORDER BY step")
+        found = [(name, step, json.loads(metrics)) for name, step, metrics in rows]
+        (config,) = {row[0] for row in connection.execute("SELECT config FROM configs")}
+    assert {name for name, _, _ in found} == {"grpo/0"}
+    assert [(step, one["loss"]) for _, step, one in found if "loss" in one] == LOSSES
+    assert [one["pass_at_1"] for _, _, one in found if "pass_at_1" in one] == [0.625]
+    assert json.loads(config)["train.learning_rate"] == "0.001"
+    assert json.loads(config)["_Group"] == "mine"
+
+
+def wandb_records(path: Path) -> Iterator[Any]:
+    """The records of an offline file: LevelDB's log format, in which wandb-core writes it. After 7
+    bytes of header, blocks of 32 KiB of (checksum, length, type, part of a record)."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, place, whole = path.read_bytes(), 7, b""
+    while place + 7 <= len(data):
+        length = int.from_bytes(data[place + 4 : place + 6], "little")
+        kind = data[place + 6]  # 1: whole, 2 to 4: first, middle and last part, 0: the block's rest
+        whole += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):
+            yield Record.FromString(whole)
+            whole = b""
+        if 32768 - place % 32768 < 7 or kind == 0:
+            place += -place % 32768
+
+
+@needs("wandb")
+@pytest.mark.slow
+def test_wandb_writes_offline_files_of_one_run(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WANDB_MODE", "WANDB_DIR", "WANDB_PROJECT"):
+        monkeypatch.delenv(name, raising=False)
+    identity = run_all(layout, "wandb")
+    files = sorted((layout.tracking / "wandb").glob(f"offline-run-*/run-{identity}.wandb"))
+    assert len(files) == 3  # `wandb sync` puts them together
+    found = [record for path in files for record in wandb_records(path)]
+    (run,) = {(one.run.run_id, one.run.display_name) for one in found if one.HasField("run")}
+    assert run == (identity, "grpo/0")
+    assert {one.run.run_group for one in found if one.HasField("run")} == {"mine"}
+    rows = [
+        {item.key or item.nested_key[0]: json.loads(item.value_json) for item in one.history.item}
+        for one in found
+        if one.HasField("history")
+    ]
+    assert sorted((row["_step"], row["loss"]) for row in rows if "loss" in row) == sorted(
+        [*LOSSES, LOSSES[2]], key=lambda pair: pair[0]
+    )
+    reached = {
+        (item.key or item.nested_key[0]): json.loads(item.value_json)
+        for one in found
+        if one.HasField("summary")
+        for item in one.summary.update
+    }
+    assert reached["pass_at_1"] == 0.625

@@ -1,0 +1,61 @@
+"""The options of `winnow eval`."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from flows import eval as word
+from tasks.common import params
+from tasks.harness.records import Cell
+from tests.flows.project import ROOT
+
+VALUES = params.load(ROOT / "params.yaml")
+
+
+def options(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    word.add_options(parser)
+    return parser.parse_args(arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cells"),
+    [
+        (("sgpo",), [Cell("sgpo", VALUES["experiment"]["seeds"][0])]),
+        (("sgpo", "--seed", "7", "--baseline"), [Cell(), Cell("sgpo", 7)]),
+        (("--baseline",), [Cell()]),
+    ],
+)
+def test_policies_are_named(arguments: tuple[str, ...], cells: list[Cell]) -> None:
+    assert word.cells_of(options(*arguments, "--tasks", "gsm8k"), VALUES, Cell) == cells
+
+
+def test_a_policy_must_be_named() -> None:
+    with pytest.raises(params.ParamsError, match="name a RECIPE, or --baseline"):
+        word.cells_of(options("--tasks", "gsm8k"), VALUES, Cell)
+
+
+def test_tasks_are_a_list_with_commas() -> None:
+    asked = word.asked_of(options("grpo", "--tasks", "gsm8k, hellaswag,", "--limit", "8"))
+    assert asked["tasks"] == ["gsm8k", "hellaswag"]
+    assert (asked["limit"], asked["few_shot"], asked["chat_template"]) == (8, None, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--tasks", ","), "--tasks names no task"),
+        (("--tasks", "gsm8k", "--limit", "0"), "limit is 0; it must be at least 1"),
+        (("--tasks", "gsm8k", "--few-shot", "-1"), "few_shot is -1; it must be at least 0"),
+    ],
+)
+def test_wrong_options_are_refused(arguments: tuple[str, ...], said: str) -> None:
+    with pytest.raises(params.ParamsError, match=said):
+        word.asked_of(options("grpo", *arguments))
+
+
+def test_a_folder_is_meant_from_where_it_was_typed(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = word.asked_of(options("grpo", "--tasks", "sums", "--include-path", "mine"))
+    assert asked["include"] == tmp_path / "mine"

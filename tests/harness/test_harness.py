@@ -1,0 +1,283 @@
+"""Policies on tasks of lm-evaluation-harness: what is recorded, shown and resumed. With the
+package, on sums of the embedded policy; without it, everything around it."""
+
+import importlib.util
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from tasks.common import params
+from tasks.common.files import ArtifactError, write_json
+from tasks.common.layout import Layout
+from tasks.harness import records, run
+from tasks.harness.records import Cell
+from tasks.models.policy import load_tokenizer
+from tests.files import plant
+
+ROOT = Path(__file__).resolve().parents[2]
+VALUES = params.load(ROOT / "params.yaml")
+HAS_HARNESS = all(importlib.util.find_spec(name) for name in ("lm_eval", "accelerate"))
+with_harness = pytest.mark.skipif(
+    not HAS_HARNESS, reason=f"lm-evaluation-harness is not installed ({run.INSTALL})"
+)
+TRAINED = Cell("grpo", 0)
+ANSWERS = {"exact_match,last": 0.75, "exact_match_stderr,last": 0.25, "acc,none": 0.5}
+RESULTS = {"alias": "sums", "sample_len": 4, "acc_stderr,none": "N/A", **ANSWERS}
+TASK = """\
+task: {name}
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {folder}/sums.jsonl}}, cache_dir: {folder}/cache}}
+test_split: test
+output_type: generate_until
+doc_to_text: "{text}"
+doc_to_target: "{{{{answer}}}}"
+generation_kwargs: {{until: ["\\n"], max_gen_toks: 48}}
+filter_list:
+  - name: last
+    filter:
+      - {{function: regex, regex_pattern: "(-?[0-9]+)", group_select: -1}}
+      - {{function: take_first}}
+metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}]
+metadata: {{version: 1.0}}
+"""
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    """The embedded policy, once as it is and once as what `grpo` with seed 0 has made of it."""
+    layout = Layout(tmp_path / "data")
+    trained = layout.train("grpo", 0)
+    shutil.copytree(ROOT / "data" / "policy", layout.policy)
+    shutil.copy(ROOT / "data" / "policy.json", layout.policy_card)
+    shutil.copytree(layout.policy, trained / "policy")
+    (trained / "curve.parquet").write_bytes(b"first")
+    write_json(layout.baseline / "metrics.json", {"pass_at_1": 0.45})
+    write_json(layout.evaluation("grpo", 0) / "metrics.json", {"pass_at_1": 0.651})
+    return layout
+
+
+def asked(*tasks: str, **changes: Any) -> run.Asked:
+    nothing: dict[str, Any] = dict.fromkeys(run.Asked.__dataclass_fields__)
+    return run.Asked(**{**nothing, "tasks": list(tasks), "trust_tasks": False, **changes})
+
+
+def record(layout: Layout, cell: Cell, task: str, **changes: Any) -> Path:
+    """Write one record."""
+    measured = run.measured(task, {"results": {task: RESULTS}, "n-samples": {}})
+    path = records.path_of(layout, cell, task, changes)
+    evidence = records.digest_file(cell.evidence(layout))
+    where = {"recipe": cell.recipe, "seed": cell.seed, "task": task, "evidence": evidence}
+    write_json(path, {**measured, **where, "num_samples": 1319, **changes})
+    return path
+
+
+def test_what_the_harness_returns_becomes_metrics() -> None:
+    found = run.measured(
+        "sums",
+        {
+            "results": {"sums": RESULTS},
+            "n-samples": {"sums": {"original": 40, "effective": 4}},
+            "versions": {"sums": 1.0},
+        },
+    )
+    assert found == {
+        "task_version": 1.0,
+        "num_samples": 4,
+        "subtasks": {},
+        "metrics": {
+            "exact_match/last": {"value": 0.75, "stderr": 0.25},
+            "acc": {"value": 0.5, "stderr": None},
+        },
+    }
+
+
+def test_a_group_has_its_own_metrics_and_those_of_its_tasks() -> None:
+    results = {
+        "results": {
+            "easy": {"acc,none": 1.0},
+            "hard": {"acc,none": 0.0},
+            "both": {"alias": "both"},
+        },
+        "groups": {"both": {"acc,none": 0.5}},
+        "n-samples": {"easy": {"effective": 3}, "hard": {"effective": 2}},
+    }
+    found = {"task": "both", **run.measured("both", results)}
+    assert found["num_samples"] == 5
+    assert [(task, one["value"]) for task, _, one in records.shown(found)] == [("both", 0.5)]
+    del results["groups"]
+    found = {"task": "both", **run.measured("both", results)}
+    assert [(task, one["value"]) for task, _, one in records.shown(found)] == [
+        ("easy", 1.0),
+        ("hard", 0.0),
+    ]
+
+
+def test_the_table_stands_beside_pass_at_1(layout: Layout) -> None:
+    assert records.table(layout) == ""
+    record(layout, TRAINED, "sums")
+    record(layout, Cell(), "sums")
+    assert records.table(layout).splitlines() == [
+        "policy   pass@1  benchmark  metric             value  stderr  samples",
+        "initial   45.0%  sums       acc               0.5000            1,319",
+        "initial   45.0%  sums       exact_match/last  0.7500  0.2500    1,319",
+        "grpo/0    65.1%  sums       acc               0.5000            1,319",
+        "grpo/0    65.1%  sums       exact_match/last  0.7500  0.2500    1,319",
+    ]
+
+
+def test_records_of_a_policy_that_was_trained_again_are_not_shown(layout: Layout) -> None:
+    path = record(layout, TRAINED, "sums")
+    (TRAINED.evidence(layout)).write_bytes(b"second")
+    assert records.table(layout) == ""
+    assert path.exists()
+    record(layout, TRAINED, "sums", limit=8)
+    assert len(records.table(layout).splitlines()) == 3
+
+
+def test_a_missing_harness_is_said_with_the_command(layout: Layout, monkeypatch) -> None:
+    monkeypatch.setattr(run, "find_spec", lambda name: None)
+    with pytest.raises(ArtifactError, match=r"not installed: lm_eval, accelerate; .*\.\[eval\]"):
+        next(run.measure(layout, VALUES, [TRAINED], asked("gsm8k")))
+
+
+def test_a_policy_that_was_not_trained_is_named(layout: Layout) -> None:
+    with pytest.raises(ArtifactError, match=r"sgpo/1 has no .*policy: run the pipeline first"):
+        run.open_cell(layout, Cell("sgpo", 1))
+
+
+class Kind:
+    name = "TASK"
+
+
+class Entry:
+    """A task of an index that has no files."""
+
+    kind, yaml_path, cfg, tags = Kind, None, None, frozenset()
+
+
+class Manager:
+    task_index = MappingProxyType({"one": Entry, "two": Entry})
+
+
+@pytest.fixture
+def answered(monkeypatch) -> list[str]:
+    """The harness, as far as it is not installed: each task it is asked for is written down."""
+    evaluated: list[str] = []
+
+    def evaluate(self: run.Harness, task: str) -> dict[str, Any]:
+        evaluated.append(f"{self.cell.name} {task}")
+        return {"results": {task: RESULTS}, "n-samples": {task: {"effective": 4}}}
+
+    monkeypatch.setattr(run.Harness, "evaluate", evaluate)
+    monkeypatch.setattr(run, "open_index", lambda *_: run.Index(Manager, None, None))
+    monkeypatch.setattr(run, "versions", lambda _: {"lm_eval": "0"})
+    return evaluated
+
+
+def test_what_was_measured_before_an_interrupt_is_not_measured_again(
+    layout: Layout, answered: list[str]
+) -> None:
+    cells, wanted = [Cell(), TRAINED], asked("one", "two")
+    begun = run.measure(layout, VALUES, cells, wanted)
+    for _ in range(3):
+        next(begun)
+    begun.close()
+    assert answered == ["initial one", "initial two", "grpo/0 one"]
+    assert len(list(run.measure(layout, VALUES, cells, wanted))) == 4
+    assert answered[3:] == ["grpo/0 two"]
+    list(run.measure(layout, VALUES, cells, wanted))
+    assert len(answered) == 4
+
+
+def test_another_policy_or_another_way_is_measured_anew(
+    layout: Layout, answered: list[str]
+) -> None:
+    for changes in ({}, {"limit": 2}, {"few_shot": 3}, {"max_tokens": 9}, {"limit": 2}):
+        list(run.measure(layout, VALUES, [TRAINED], asked("one", **changes)))
+    assert len(answered) == 4
+    with (layout.train("grpo", 0) / "policy" / "config.json").open("a") as file:
+        file.write("\n")
+    list(run.measure(layout, VALUES, [TRAINED], asked("one")))
+    assert len(answered) == 5
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Task files on a table of 16 sums, one of them with a template that reaches for Python."""
+    folder = tmp_path_factory.mktemp("tasks")
+    prompt = "State the final answer to the following arithmetic problem: {} + 4 ="
+    sums = [{"question": prompt.format(n), "answer": str(n + 4)} for n in range(1, 17)]
+    reach = f"{{{{ cycler.__init__.__globals__.os.mkdir('{folder}/reached') }}}}"
+    return plant(
+        folder,
+        {
+            "sums.jsonl": "".join(json.dumps(row) + "\n" for row in sums),
+            "sums.yaml": TASK.format(name="sums", folder=folder, text="{{question}}"),
+            "reach.yaml": TASK.format(name="reach", folder=folder, text=reach),
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def harness_utils() -> Iterator[Any]:
+    """The harness's templates as they were, after the test."""
+    utils = importlib.import_module("lm_eval.utils")
+    plain = utils.env
+    yield utils
+    utils.env = plain
+
+
+def share_solved(folder: Path, table: Path) -> float:
+    """How many of a table's questions a policy answers, greedily, by transformers alone."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), load_tokenizer(folder)
+    solved = []
+    for line in table.read_text().splitlines():
+        row = json.loads(line)
+        ids = tokenizer(row["question"], return_tensors="pt").input_ids
+        written = model.generate(ids, do_sample=False, max_new_tokens=48)[0, ids.shape[1] :]
+        text = tokenizer.decode(written, skip_special_tokens=True)
+        solved.append(re.findall(r"-?[0-9]+", text)[-1:] == [row["answer"]])
+    return sum(solved) / len(solved)
+
+
+@with_harness
+@pytest.mark.slow
+def test_the_embedded_policy_on_a_task_of_ones_own(
+    layout: Layout, tasks: Path, harness_utils: Any
+) -> None:
+    both = [Cell(), TRAINED]
+    found = list(run.measure(layout, VALUES, both, asked("sums", include=tasks)))
+    values = [one["metrics"]["exact_match/last"]["value"] for _, _, one in found]
+    assert values == [share_solved(layout.policy, tasks / "sums.jsonl")] * 2  # the same policy
+    assert 0 < values[0] < 1
+    assert found[0][2]["num_samples"] == 16
+    assert found[0][2]["task_version"] == 1.0
+    assert len(records.table(layout).splitlines()) == 3
+    files = {path: path.read_bytes() for _, path, _ in found}
+    list(run.measure(layout, VALUES, both, asked("sums", include=tasks)))
+    assert {path: path.read_bytes() for path in files} == files
+    with pytest.raises(ArtifactError, match="reach: access to attribute '__init__'"):
+        list(run.measure(layout, VALUES, [TRAINED], asked("reach", include=tasks)))
+    assert not (tasks / "reached").exists()
+
+
+@with_harness
+@pytest.mark.slow
+def test_names_are_checked_before_anything_is_loaded() -> None:
+    index = run.open_index([], None, trust_tasks=True)
+    for name, said in (
+        ("gsm8", "there is no task 'gsm8' in the harness; did you mean gsm8k?"),
+        ("humaneval", "humaneval runs programs that the policy writes"),
+    ):
+        with pytest.raises(ArtifactError, match=said):
+            index.names(["gsm8k", name])
+    assert index.names(["gsm8k", "mmlu", "gsm8k"]) == ["gsm8k", "mmlu"]
+    assert "gsm8k" in index.names(["math_word_problems"])  # a tag is the tasks that have it
+    assert index.source("gsm8k") is None
