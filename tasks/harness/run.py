@@ -28,9 +28,8 @@ from tasks.harness.records import Cell, Record, path_of
 from tasks.models.policy import (
     Policy,
     load_tokenizer,
-    open_policy,
-    policy_digest,
     read_policy,
+    read_trained,
     torch_device,
 )
 
@@ -142,7 +141,7 @@ def open_cell(layout: Layout, cell: Cell) -> Policy:
     folder = layout.train(cell.recipe, cell.seed) / "policy"
     if not folder.is_dir():
         raise ArtifactError(f"{cell.name} has no {folder}: run the pipeline first")
-    return open_policy(folder, policy_digest(folder), read_json(layout.policy_card))
+    return read_trained(layout, cell.recipe, cell.seed)
 
 
 class Harness:

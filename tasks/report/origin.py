@@ -50,7 +50,8 @@ def run_notes(layout: Layout) -> list[tuple[str, str, str, str]]:
     for path in layout.run_note("*").parent.glob("*.json"):
         with suppress(ArtifactError, KeyError, TypeError):
             note = read_json(path)
-            found.append((path.stem, *(str(note[name]) for name in ("when", "outcome", "why"))))
+            when, outcome, why = (str(note[name]) for name in ("when", "outcome", "why"))
+            found.append((path.stem, when, outcome, why))
     return sorted(found, key=lambda one: (one[1], one[0]))
 
 
