@@ -18,6 +18,7 @@ from tasks.common.files import ArtifactError, write_json
 from tasks.common.layout import Layout
 from tasks.harness import records, run
 from tasks.harness.records import Cell
+from tasks.models.folder import policy_digest
 from tasks.models.policy import load_tokenizer
 from tests.files import plant
 
@@ -57,10 +58,17 @@ def layout(tmp_path: Path) -> Layout:
     shutil.copytree(ROOT / "data" / "policy", layout.policy)
     shutil.copy(ROOT / "data" / "policy.json", layout.policy_card)
     shutil.copytree(layout.policy, trained / "policy")
+    describe(layout)
     (trained / "curve.parquet").write_bytes(b"first")
     write_json(layout.baseline / "metrics.json", {"pass_at_1": 0.45})
     write_json(layout.evaluation("grpo", 0) / "metrics.json", {"pass_at_1": 0.651})
     return layout
+
+
+def describe(layout: Layout) -> None:
+    """The digest that training writes beside the policy."""
+    trained = layout.train("grpo", 0) / "policy"
+    write_json(layout.trained_card("grpo", 0), {"digest": policy_digest(trained)})
 
 
 def asked(*tasks: str, **changes: Any) -> run.Asked:
@@ -204,6 +212,9 @@ def test_another_policy_or_another_way_is_measured_anew(
     assert len(answered) == 4
     with (layout.train("grpo", 0) / "policy" / "config.json").open("a") as file:
         file.write("\n")
+    with pytest.raises(ArtifactError, match="is not what training wrote"):
+        list(run.measure(layout, VALUES, [TRAINED], asked("one")))
+    describe(layout)
     list(run.measure(layout, VALUES, [TRAINED], asked("one")))
     assert len(answered) == 5
 
