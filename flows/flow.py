@@ -7,8 +7,7 @@ Importing Prefect takes two seconds, so `flows.pipeline` imports this only where
 to run or to record."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from typing import Annotated, Any
 
 from prefect import Flow, Task
@@ -17,25 +16,15 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 from pydantic import Field
 
-from flows import commands, doctor, logs, overrides, records, summary
+from flows import logs, records, rounds, summary
+from flows.roots import MAIN
+from flows.rounds import Request
 from flows.stages import Stages, code_version
-from tasks.common import process
-from tasks.common.layout import Layout
 
 logs.speak()  # after Prefect's import, which silences the root logger
 
 OverrideText = Annotated[str, Field(pattern=r"^[^=\s]+=")]
-LAYOUT = Layout(commands.ROOT / "data")
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a run is asked for: some recipes and seeds, stages to force, values of params.yaml."""
-
-    recipes: list[str]
-    seeds: list[str]
-    force: list[str]
-    overrides: list[str]
+StartText = Annotated[str, Field(pattern=rf"^({rounds.CHAMPION}|\S+/\d+)$")]
 
 
 class PipelineError(RuntimeError):
@@ -44,23 +33,24 @@ class PipelineError(RuntimeError):
 
 def as_task(stages: Stages, stage: str, retries: int) -> Task[[str], State]:
     """The Prefect task of one stage. It is handed the name only."""
+    title = stages.root.titled(stage)
 
     def bring_up_to_date(stage: str) -> State:
-        watch = stages.dvc.watch = records.Watch(stage)
+        watch = stages.dvc.watch = records.Watch(title)
         try:
             name, reason = stages.bring_up_to_date(stage)
         finally:
             watch.finish(stages.dvc.output)
             stages.dvc.watch = None
         if name != "Cached":
-            records.tables(stage, LAYOUT)
+            records.tables(stage, stages.root)
         return Completed(name=name, message=reason)
 
     return Task(
         bring_up_to_date,
-        name=stage,
-        task_run_name=stage,
-        version=code_version(stage),
+        name=title,
+        task_run_name=title,
+        version=code_version(stages.root, stage),
         cache_policy=NO_CACHE,
         persist_result=False,
         retries=retries,
@@ -87,29 +77,43 @@ def run_all(stages: Stages, retries: int) -> dict[str, State]:
 
 
 def run(stages: Stages, retries: int) -> dict[str, str]:
-    """Every stage's final state by name. Raises PipelineError when not all of them completed."""
+    """Every stage's final state by its title. Raises PipelineError when not all of them
+    completed."""
     states = run_all(stages, retries)
     failed = [stage for stage, state in states.items() if state.is_failed()]
     if failed:
-        raise PipelineError(f"failed: {', '.join(failed)}; {summary.conclusion(stages)}")
-    return {stage: str(state.name) for stage, state in states.items()}
+        titles = ", ".join(map(stages.root.titled, failed))
+        raise PipelineError(f"failed: {titles}; {summary.conclusion([stages])}")
+    return {stages.root.titled(stage): str(state.name) for stage, state in states.items()}
 
 
-@contextmanager
-def examined(request: Request) -> Iterator[Stages]:
-    """The stages of a request, while no other flow runs here."""
-    with (
-        process.exclusive(LAYOUT.locks / "pipeline", "the pipeline"),
-        overrides.applied(commands.ROOT / "params.yaml", LAYOUT, request.overrides),
-        commands.Dvc() as dvc,
-    ):
-        yield doctor.examine(dvc, request.recipes, request.seeds, request.force)
+def run_root(stages: Stages, retries: int) -> dict[str, str]:
+    """As `run`, with a record where there is something to do."""
+    if stages.idle:
+        return run(stages, retries)
+    if len(stages.stale) > 1:  # one alone imports its libraries just as fast itself
+        stages.dvc.fork_stages()
+    with summary.recorded(stages):
+        return run(stages, retries)
+
+
+def run_roots(found: Iterator[Stages], retries: int) -> dict[str, str]:
+    """The roots one after the other. The run is named by the first with something to do, else by
+    the last."""
+    states: dict[str, str] = {}
+    named = False
+    for stages in found:
+        if not named:
+            records.attempt(lambda: records.name_run(stages))  # noqa: B023
+            named = not stages.idle
+        states |= run_root(stages, retries)
+    return states
 
 
 def flow_over(
-    look: Callable[[Request], AbstractContextManager[Stages]],
+    look: Callable[[Request], AbstractContextManager[Iterator[Stages]]],
 ) -> Flow[Any, dict[str, str]]:
-    """The flow, over the stages that `look` finds for a request."""
+    """The flow, over the stages of each data root that `look` finds for a request."""
 
     def winnow(
         recipes: list[str] | None = None,
@@ -117,6 +121,9 @@ def flow_over(
         force: list[str] | None = None,
         retries: Annotated[int, Field(ge=0)] = 0,
         overrides: list[OverrideText] | None = None,
+        data: str = MAIN,
+        rounds: Annotated[int, Field(ge=1)] = 1,
+        starts: list[StartText] | None = None,
     ) -> dict[str, str]:
         """Bring the experiment up to date; returns the name of every stage's final state.
 
@@ -128,16 +135,24 @@ def flow_over(
             retries: How often a stage that failed is tried again.
             overrides: Values of params.yaml for this run alone, as KEY=VALUE:
                 `train.learning_rate=1e-4`, `experiment.seeds=[0,1]`.
+            data: The data root: a folder at the top of the project. A new one gets a copy of
+                params.yaml, to be changed; `data/rounds/2` is a later round by itself.
+            rounds: How many rounds of profiling and training. A later round starts from a policy
+                that the one before it trained, and stands in `rounds/N` below the data root.
+            starts: What each round after the first starts from: `champion` (which is also what is
+                not named here), or RECIPE/SEED of the round before it.
         """
-        chosen = [str(seed) for seed in seeds or []]
-        with look(Request(recipes or [], chosen, force or [], overrides or [])) as stages:
-            records.attempt(lambda: records.name_run(stages))
-            if stages.idle:
-                return run(stages, retries)
-            if len(stages.stale) > 1:  # one alone imports its libraries just as fast itself
-                stages.dvc.fork_stages()
-            with summary.recorded(LAYOUT, stages):
-                return run(stages, retries)
+        request = Request(
+            recipes or [],
+            [str(seed) for seed in seeds or []],
+            force or [],
+            overrides or [],
+            data,
+            rounds,
+            tuple(starts or ()),
+        )
+        with look(request) as found:
+            return run_roots(found, retries)
 
     return Flow(
         winnow,
@@ -148,5 +163,5 @@ def flow_over(
     )
 
 
-pipeline = flow_over(examined)
+pipeline = flow_over(rounds.opened)
 """The flow by itself, for schedules and workers."""

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flows import commands, reasons, selection
+from flows import commands, reasons, roots, selection
+from flows.roots import Root
 from tasks.common.code import installed_version
 from tasks.common.files import ArtifactError, digest_file, read_json
-from tasks.common.layout import Layout
 
 CODE = "code"  # the stage that digests the code: all others depend on what it writes
 LABELS = {"Cached": "up to date", "Ran": "ran", "Restored": "restored from the run cache"}
@@ -20,9 +20,11 @@ class StageFailed(RuntimeError):
 
 @dataclass
 class Stages:
-    """What one look at the project found, and what has happened since."""
+    """What one look at a data root found, and what has happened since. Stages go by their names in
+    its own pipeline."""
 
     dvc: commands.Dvc
+    root: Root
     needs: Mapping[str, set[str]]
     ordered: list[str]
     left_out: list[str]
@@ -33,16 +35,16 @@ class Stages:
 
     @classmethod
     def examine(
-        cls, dvc: commands.Dvc, recipes: list[str], seeds: list[str], force: list[str]
+        cls, dvc: commands.Dvc, root: Root, recipes: list[str], seeds: list[str], force: list[str]
     ) -> "Stages":
         """Ask DVC for the graph, digest the code anew where it changed, and then ask DVC, once, for
         everything that changed."""
-        needs = dvc.graph()
+        needs = roots.own_needs(root, dvc.graph())
         forced = selection.choose(needs, force, "stage") if force else set()
-        code_reason = digest_code(dvc, CODE in forced)
-        changed = dvc.status()
+        code_reason = digest_code(dvc, root, CODE in forced)
+        changed = changes_of(dvc, root, root.pipeline)
         ordered, left_out = selection.select(needs, changed, recipes, seeds)
-        stages = cls(dvc, needs, ordered, left_out, changed, forced - {CODE})
+        stages = cls(dvc, root, needs, ordered, left_out, changed, forced - {CODE})
         if code_reason:
             stages.code_reason = code_reason
             stages.say(CODE, LABELS["Ran"], code_reason)
@@ -69,7 +71,7 @@ class Stages:
             reason, started = self.reason(stage, changes), time.time()
             self.say(stage, "starts", reason)
             self.outcomes[stage] = self.repro(stage)
-            note = Layout(commands.ROOT / "data").sampling_note(stage)
+            note = self.root.layout.sampling_note(stage)
             if said := reasons.sampled(note, started):
                 reason += f"; {said}"
         else:
@@ -81,9 +83,10 @@ class Stages:
 
     def repro(self, stage: str) -> str:
         """Have DVC run the stage, or restore it: Ran or Restored."""
-        code, started = self.dvc.repro(stage, stage in self.forced)
+        address = self.root.address(stage)
+        code, started = self.dvc.repro(address, stage in self.forced)
         if code:
-            raise StageFailed(failure(stage, code, started, self.dvc.output.lines.tail))
+            raise StageFailed(failure(address, code, started, self.dvc.output.lines.tail))
         return "Ran" if started else "Restored"
 
     def look_again(self, stage: str) -> list[Any]:
@@ -91,45 +94,54 @@ class Stages:
         out equal. The code is digested before the first look."""
         ran = {name for name, outcome in self.outcomes.items() if outcome != "Cached"} - {CODE}
         if selection.upstream(self.needs, self.needs[stage]) & ran:
-            return self.dvc.status(stage).get(stage, [])
+            return changes_of(self.dvc, self.root, self.root.address(stage)).get(stage, [])
         return self.changed.get(stage, [])
 
     def reason(self, stage: str, changes: list[Any]) -> str:
-        phrases = explain(stage, changes) if changes else []
+        phrases = explain(self.root, stage, changes) if changes else []
         return "; ".join((["asked for by --force"] if stage in self.forced else []) + phrases)
 
     def say(self, stage: str, what: str, why: str = "") -> None:
         """One line on the terminal, now."""
         place = f"[{self.ordered.index(stage) + 1}/{len(self.ordered)}]"
-        print(f"{place} {stage}: {what}" + (f" ({why})" if why else ""), flush=True)
+        print(
+            f"{place} {self.root.titled(stage)}: {what}" + (f" ({why})" if why else ""), flush=True
+        )
 
 
-def digest_code(dvc: commands.Dvc, forced: bool) -> str:
+def changes_of(dvc: commands.Dvc, root: Root, target: str) -> dict[str, list[Any]]:
+    """What dvc finds changed of a target in the root, by the stages' own names."""
+    changed = dvc.status(target)
+    return {name: changed[address] for address, name in root.own(changed).items()}
+
+
+def digest_code(dvc: commands.Dvc, root: Root, forced: bool) -> str:
     """Run the stage `code` where it is stale, and say why; nothing where it is up to date.
 
     DVC sees another file or another requirement. What it cannot see is a library that was installed
     without a change of the requirements: the digest files name the versions, so that is asked
     here."""
-    changes = dvc.status(CODE).get(CODE, [])
-    moved = [] if changes else moved_versions(Layout(commands.ROOT / "data"))
+    address = root.address(CODE)
+    changes = changes_of(dvc, root, address).get(CODE, [])
+    moved = [] if changes else moved_versions(root)
     reasons_to_run = [
         *(["asked for by --force"] if forced else []),
-        *(explain(CODE, changes) if changes else []),
+        *(explain(root, CODE, changes) if changes else []),
         *moved,
     ]
     if not reasons_to_run:
         return ""
-    answer = dvc.ask("repro", "--single-item", *(["--force"] if forced or moved else []), CODE)
+    answer = dvc.ask("repro", "--single-item", *(["--force"] if forced or moved else []), address)
     if answer["code"]:
         lines = str(answer["output"]).splitlines()
-        raise commands.CommandError(failure(CODE, answer["code"], True, lines))
+        raise commands.CommandError(failure(address, answer["code"], True, lines))
     return "; ".join(reasons_to_run)
 
 
-def moved_versions(layout: Layout) -> list[str]:
+def moved_versions(root: Root) -> list[str]:
     """`torch 2.13.0 -> 2.14.0` for every installed library that the digest files name otherwise."""
     recorded: dict[str, str | None] = {}
-    for path in layout.code_folder.rglob("*.json"):
+    for path in root.layout.code_folder.rglob("*.json"):
         try:
             recorded |= read_json(path)["versions"]
         except (ArtifactError, KeyError):
@@ -142,9 +154,11 @@ def moved_versions(layout: Layout) -> list[str]:
     ]
 
 
-def explain(stage: str, changes: list[Any]) -> list[str]:
-    lock = reasons.read_lock(commands.ROOT / "dvc.lock")
-    return reasons.explain(stage, changes, lock, commands.ROOT)
+def explain(root: Root, stage: str, changes: list[Any]) -> list[str]:
+    """Why a stage of the root is out of date. What it reads of earlier rounds is in their locks."""
+    lock = reasons.read_lock(root.lock)
+    made = [entry for other in root.earlier for entry in reasons.read_lock(other.lock).values()]
+    return reasons.explain(stage, changes, lock, commands.ROOT, root.folder, made)
 
 
 def failure(stage: str, code: int, started: bool, lines: Iterable[str]) -> str:
@@ -157,8 +171,8 @@ def failure(stage: str, code: int, started: bool, lines: Iterable[str]) -> str:
     )
 
 
-def code_version(stage: str) -> str | None:
+def code_version(root: Root, stage: str) -> str | None:
     """A digest of the code that `stage` can run; None for the stage `code` itself."""
     name, recipe, _ = selection.coordinates(stage)
-    path = Layout(commands.ROOT / "data").code(name, recipe)
+    path = root.layout.code(name, recipe)
     return digest_file(path) if path.exists() else None
