@@ -85,12 +85,10 @@ def opened(request: Request, recipes: str | None = None) -> Iterator[Iterator[St
         prepare(first)
         set_recipes(first, recipes)
         try:
-            with (
-                overrides.applied(first.params, first.layout, request.overrides),
-                commands.Dvc() as dvc,
-            ):
+            with overrides.applied(first.params, first.layout, request.overrides):
                 check_starts(first.params, request.starts)
-                yield each(dvc, request)
+                with commands.Dvc() as dvc:
+                    yield each(dvc, request)
         finally:
             if request.overrides:  # they are gone from the first round's file, and now from these
                 for root in later:

@@ -61,7 +61,8 @@ def digest(entry: dict[str, Any]) -> str:
 def write(out: Any, text: str) -> None:
     path = Path(out if isinstance(out, str) else next(iter(out)))
     if path.name == "policy":
-        return write_policy(path, text)
+        write_policy(path, text)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{path.name} {text}\n")
 
