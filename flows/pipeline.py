@@ -18,7 +18,6 @@ from contextlib import nullcontext
 from itertools import chain
 
 from flows import commands, logs, rounds, server, summary
-from flows.rounds import Request
 from flows.selection import SelectionError
 from flows.stages import Stages
 from tasks.common import process
@@ -61,7 +60,7 @@ def bring_up_to_date(options: argparse.Namespace) -> int:
     """Look, and run what is stale: 0, or 1 when a stage failed. Roots with nothing to do are looked
     at without Prefect, as far as there are no others."""
     seen: list[Stages] = []
-    with rounds.opened(request_of(options), options.experiment) as found:
+    with rounds.opened(rounds.request_of(options), options.experiment) as found:
         found = noted(found, seen)
         for stages in found:
             if not stages.idle:
@@ -76,19 +75,6 @@ def bring_up_to_date(options: argparse.Namespace) -> int:
         print(f"{summary.conclusion(seen)}\n", flush=True)
     print(f"{summary.places(seen[-1].root)}\nPrefect   {place}", flush=True)
     return 0
-
-
-def request_of(options: argparse.Namespace) -> Request:
-    seeds = [str(seed) for seed in options.seed or []]
-    return Request(
-        options.recipe or [],
-        seeds,
-        options.force or [],
-        options.overrides,
-        options.data,
-        options.rounds,
-        tuple(options.starts or ()),
-    )
 
 
 def noted(found: Iterator[Stages], seen: list[Stages]) -> Iterator[Stages]:

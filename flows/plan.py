@@ -15,7 +15,7 @@ from typing import Any
 from flows import commands, reasons, roots, rounds, selection
 from flows.roots import Root
 from flows.rounds import Request
-from flows.stages import CODE, changes_of, explain
+from flows.stages import CODE, changes_of, explain, forced_of
 from tasks.common import params
 
 AFTER = "after "  # how the reason of a stage begins that only follows others
@@ -31,33 +31,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force", action="append", metavar="STAGE", help="as if this stage were forced"
     )
-    rounds.add_options(parser)
+    rounds.add_options(parser, starts=False)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the plan of every data root."""
-    seeds = [str(seed) for seed in options.seed or []]
-    request = Request(
-        options.recipe or [],
-        seeds,
-        options.force or [],
-        [],
-        options.data,
-        options.rounds,
-        tuple(options.starts or ()),
-    )
+    request = rounds.request_of(options)
     request.check()
     first, *later = request.chain
     roots.existing(first.folder)
-    rounds.check_starts(first.params, request.starts)
     with commands.Dvc() as dvc:
         for root in request.chain:
             if not (commands.ROOT / root.pipeline).exists():
                 print(f"{root.folder}: never run; all of it would run after the round before it")
                 return 0
+            planned = plan_of(dvc, root, request)
             if later:
-                print(f"{root.folder}:")
-            print(plan_of(dvc, root, request))
+                print(f"{root.folder}, from {params.load(root.params)['policy']['source']}:")
+            print(planned)
     return 0
 
 
@@ -68,7 +59,7 @@ def plan_of(dvc: commands.Dvc, root: Root, request: Request) -> str:
     values = params.load(root.params)
     needs = roots.own_needs(root, dvc.graph())
     changed = changes_of(dvc, root, root.pipeline)
-    forced = selection.choose(needs, request.force, "stage") if request.force else set()
+    forced = forced_of(root, needs, request.force)
     found = why(root, needs, changed, digests(values), forced)
     ordered, left_out = selection.select(needs, list(found), request.recipes, request.seeds)
     stages = [stage for stage in ordered if stage in found]

@@ -57,8 +57,22 @@ class Request:
         return [root, *(Root(root.first, number) for number in range(2, self.rounds + 1))]
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options that say which data roots a run is about."""
+def request_of(options: argparse.Namespace) -> Request:
+    """What a command line asks for."""
+    return Request(
+        options.recipe or [],
+        [str(seed) for seed in options.seed or []],
+        options.force or [],
+        getattr(options, "overrides", []),
+        options.data,
+        options.rounds,
+        tuple(getattr(options, "starts", None) or ()),
+    )
+
+
+def add_options(parser: argparse.ArgumentParser, *, starts: bool = True) -> None:
+    """The options that say which data roots a command is about, and what later rounds start
+    from."""
     roots.add_option(parser)
     parser.add_argument(
         "--rounds",
@@ -66,6 +80,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=1,
         help="how many rounds; a later one starts from the champion",
     )
+    if not starts:
+        return
     parser.add_argument(
         "--from",
         dest="starts",

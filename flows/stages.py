@@ -40,7 +40,7 @@ class Stages:
         """Ask DVC for the graph, digest the code anew where it changed, and then ask DVC, once, for
         everything that changed."""
         needs = roots.own_needs(root, dvc.graph())
-        forced = selection.choose(needs, force, "stage") if force else set()
+        forced = forced_of(root, needs, force)
         code_reason = digest_code(dvc, root, CODE in forced)
         changed = changes_of(dvc, root, root.pipeline)
         ordered, left_out = selection.select(needs, changed, recipes, seeds)
@@ -107,6 +107,14 @@ class Stages:
         print(
             f"{place} {self.root.titled(stage)}: {what}" + (f" ({why})" if why else ""), flush=True
         )
+
+
+def forced_of(root: Root, needs: Mapping[str, set[str]], force: list[str]) -> set[str]:
+    """The stages of the root that are to run although nothing changed. A later round has none for
+    what it takes from the first; the first has refused what is nowhere."""
+    if root.number > 1:
+        return set(force) & set(needs)
+    return selection.choose(needs, force, "stage") if force else set()
 
 
 def changes_of(dvc: commands.Dvc, root: Root, target: str) -> dict[str, list[Any]]:

@@ -14,6 +14,7 @@ from flows import pipeline, rounds
 from flows.roots import Root, root_of
 from flows.rounds import Request
 from flows.selection import SelectionError
+from flows.stages import forced_of
 from tasks.common.params import ParamsError
 from tests.flows.project import ROOT, Project, lines, shell
 
@@ -54,9 +55,16 @@ def test_a_start_that_is_not_in_the_experiment_is_refused_with_what_is() -> None
 
 def test_the_command_line_asks_for_the_same_as_a_form() -> None:
     options = pipeline.parse(["--rounds", "3", "--from", "sgpo/0", "--data", "other", "a.b=1"])
-    asked = pipeline.request_of(options)
+    asked = rounds.request_of(options)
     assert asked == Request([], [], [], ["a.b=1"], "other", 3, ("sgpo/0",))
     assert [root.folder for root in asked.chain] == ["other", "other/rounds/2", "other/rounds/3"]
+
+
+def test_what_is_forced_is_forced_in_every_round_that_has_it() -> None:
+    needs: dict[str, set[str]] = {"profile": set(), "report": {"profile"}}
+    assert forced_of(Root("data", 2), needs, ["ingest", "profile"]) == {"profile"}
+    with pytest.raises(SelectionError, match="stage ingest is not in the experiment"):
+        forced_of(Root(), needs, ["ingest", "profile"])
 
 
 def test_stages_go_by_their_own_names_in_every_root() -> None:
@@ -135,7 +143,7 @@ def test_a_new_data_root_gets_its_own_parameters(project: Project) -> None:
 def test_a_plan_of_a_round_that_never_ran_says_so(project: Project) -> None:
     command = [sys.executable, "-m", "flows", "plan", "--rounds", "2"]
     printed = shell(project.root, project.environment, *command)
-    assert "data:\nnothing to do: all 18 stages are up to date" in printed
+    assert "data, from tiny:\nnothing to do: all 18 stages are up to date" in printed
     assert f"{SECOND}: never run" in printed
 
 
