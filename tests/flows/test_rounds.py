@@ -93,10 +93,10 @@ def test_the_form_describes_what_can_change_an_experiment() -> None:
 
 
 def test_a_second_round_starts_from_the_champion_and_runs_once(project: Project) -> None:
-    output = project.flow("--rounds", "2")
-    assert lines(output, "starts") == []  # the first round has nothing to do
-    assert set(titled(output, "starts")) >= {"policy", "profile", "train@sgpo-0", "report"}
-    assert "ingest" not in output
+    output = project.flow("--rounds", "2", "--experiment", "sgpo")  # the fewest stages
+    assert lines(output, "starts") == ["report"]  # of fewer recipes
+    cell = ["allocate@sgpo-0", "train@sgpo-0", "evaluate@sgpo-0"]
+    assert titled(output, "ran") == ["code", "policy", "profile", "baseline", *cell, "report"]
     second = lock(project.root / SECOND / "dvc.lock")
     champion = digest_of(lock(project.root / "dvc.lock")["train@sgpo-0"], "outs", SGPO)
     assert digest_of(second["policy"], "deps", SGPO) == champion
@@ -108,13 +108,16 @@ def test_a_second_round_starts_from_the_champion_and_runs_once(project: Project)
         for name in (".gitignore", "dvc.lock", "dvc.yaml", "params.yaml", "prompts")
     }
     output = project.flow("--rounds", "2")
-    assert "nothing to do: all 35 stages of 2 rounds are up to date" in output
+    assert "nothing to do: all 17 stages of 2 rounds are up to date" in output
     assert f"{SECOND}/report/index.html" in output
     assert project.status() == {}
 
 
 @pytest.mark.slow
 def test_what_changes_for_one_run_changes_both_rounds_and_is_gone_again(project: Project) -> None:
+    project.edit(
+        "params.yaml", "recipes: \\[grpo, grpo_mixed, sgpo, winnow", "recipes: [grpo, sgpo"
+    )
     project.behave(**{f"{SECOND}/dvc.yaml:baseline": "fail"})
     output = project.flow("--rounds", "2", "evaluate.num_samples=9", expect=1)
     assert "baseline" in lines(output, "ran")
