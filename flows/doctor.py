@@ -5,48 +5,50 @@ memory. Nothing is downloaded, and torch is not imported. The flow looks in the 
 first stage that is stale."""
 
 import argparse
+import contextlib
 import importlib
 import sys
 from typing import Any
 
-from flows import commands
+from flows import commands, roots
+from flows.roots import Root
 from flows.stages import Stages
-from tasks.common.layout import Layout
 from tasks.common.params import ParamsError
-
-LAYOUT = Layout(commands.ROOT / "data")
 
 
 class DoctorError(ParamsError):
     """The pipeline would fail; the message lists every reason."""
 
 
-def findings() -> Any:
-    """What is wrong, as `tasks.doctor.check.Findings`: flows import no stage, so it is loaded by
-    name."""
+def findings(root: Root) -> Any:
+    """What is wrong with a data root, as `tasks.doctor.check.Findings`: flows import no stage, so
+    it is loaded by name."""
     check = importlib.import_module("tasks.doctor.check")
-    return check.examine(commands.ROOT / "params.yaml", LAYOUT)
+    with contextlib.chdir(commands.ROOT):  # where the stages run: a path may be relative to it
+        return check.examine(root.params, root.layout)
 
 
-def require_health() -> None:
+def require_health(root: Root) -> None:
     """Raise DoctorError with everything that is wrong."""
-    found = findings()
+    found = findings(root)
     for remark in found.remarks:
         print(f"note: {remark}", file=sys.stderr, flush=True)
     if found.errors:
         raise DoctorError(f"refused: {listed(found.errors)}")
 
 
-def examine(dvc: commands.Dvc, recipes: list[str], seeds: list[str], force: list[str]) -> Stages:
+def examine(
+    dvc: commands.Dvc, root: Root, recipes: list[str], seeds: list[str], force: list[str]
+) -> Stages:
     """The stages of a request. Raises DoctorError where there is something to run and something
     wrong."""
     try:
-        stages = Stages.examine(dvc, recipes, seeds, force)
+        stages = Stages.examine(dvc, root, recipes, seeds, force)
     except (commands.CommandError, ParamsError):
-        require_health()  # DVC and the stage `code` stop at the first thing that is wrong
+        require_health(root)  # DVC and the stage `code` stop at the first thing that is wrong
         raise
     if not stages.idle:
-        require_health()
+        require_health(root)
     return stages
 
 
@@ -56,12 +58,17 @@ def listed(errors: list[str]) -> str:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """It has none: it looks at params.yaml and data/ of this project."""
+    roots.add_option(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print what is wrong: 1 where something is."""
-    found = findings()
+    return say(roots.existing(options.data))
+
+
+def say(root: Root) -> int:
+    """As `run`, of a root."""
+    found = findings(root)
     for remark in found.remarks:
         print(f"note: {remark}")
     if found.errors:

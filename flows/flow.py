@@ -6,9 +6,8 @@ decision alone. A stage that failed keeps those that need it from running; the o
 Importing Prefect takes two seconds, so `flows.pipeline` imports this only where there is something
 to run or to record."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Annotated, Any
 
 from prefect import Flow, Task
@@ -17,37 +16,15 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 from pydantic import Field
 
-from flows import (
-    commands,
-    doctor,
-    elsewhere,
-    logs,
-    overrides,
-    records,
-    selection,
-    side_by_side,
-    summary,
-)
+from flows import commands, elsewhere, logs, records, rounds, selection, side_by_side, summary
+from flows.roots import MAIN
+from flows.rounds import Request
 from flows.stages import Stages, code_version
-from tasks.common import process
-from tasks.common.layout import Layout
 
 logs.speak()  # after Prefect's import, which silences the root logger
 
 OverrideText = Annotated[str, Field(pattern=r"^[^=\s]+=")]
-LAYOUT = Layout(commands.ROOT / "data")
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a run is asked for: some recipes and seeds, stages to force, values of params.yaml, and
-    how many stages may run side by side."""
-
-    recipes: list[str]
-    seeds: list[str]
-    force: list[str]
-    overrides: list[str]
-    concurrency: int
+StartText = Annotated[str, Field(pattern=rf"^({rounds.CHAMPION}|\S+/\d+)$")]
 
 
 class PipelineError(RuntimeError):
@@ -58,23 +35,24 @@ def as_task(
     stages: Stages, stage: str, retries: int, dvc: commands.Dvc, tags: set[str]
 ) -> Task[[str], State]:
     """The Prefect task of one stage. It is handed the name only."""
+    title = stages.root.titled(stage)
 
     def bring_up_to_date(stage: str) -> State:
-        watch = dvc.watch = records.Watch(stage)
+        watch = dvc.watch = records.Watch(title)
         try:
             name, reason = stages.bring_up_to_date(stage, dvc)
         finally:
             watch.finish(dvc.output)
             dvc.watch = None
         if name != "Cached":
-            records.tables(stage, LAYOUT)
+            records.tables(stage, stages.root)
         return Completed(name=name, message=reason)
 
     return Task(
         bring_up_to_date,
-        name=stage,
-        task_run_name=stage,
-        version=code_version(stage),
+        name=title,
+        task_run_name=title,
+        version=code_version(stages.root, stage),
         tags=tags,
         cache_policy=NO_CACHE,
         persist_result=False,
@@ -87,7 +65,7 @@ def run_all(stages: Stages, retries: int, concurrency: int) -> dict[str, State]:
     not run (Prefect's NotReady)."""
     states: dict[str, State] = {}
     begun: set[str] = set()
-    with side_by_side.running(stages.dvc, concurrency) as running:
+    with side_by_side.running(stages.dvc, concurrency, stages.root.params) as running:
         while len(states) < len(stages.ordered):
             ready = selection.ready(stages.needs, stages.ordered, begun, states)
             for stage in ready[: running.room]:
@@ -100,7 +78,8 @@ def run_all(stages: Stages, retries: int, concurrency: int) -> dict[str, State]:
                     task = as_task(stages, stage, retries, dvc, tags)
                     return task(stage, wait_for=list(needed.values()), return_state=True)
 
-                running.start(stage, work, is_here=stage not in stages.elsewhere)
+                title, is_here = stages.root.titled(stage), stage not in stages.elsewhere
+                running.start(stage, title, work, is_here=is_here)
             for stage, state in running.ended():
                 if state.is_crashed():
                     raise KeyboardInterrupt(stage)
@@ -125,29 +104,48 @@ def say_failure(stages: Stages, stage: str, states: dict[str, State]) -> None:
 
 
 def run(stages: Stages, retries: int, concurrency: int) -> dict[str, str]:
-    """Every stage's final state by name. Raises PipelineError when not all of them completed."""
+    """Every stage's final state by its title. Raises PipelineError when not all of them
+    completed."""
     states = run_all(stages, retries, concurrency)
     failed = [stage for stage in stages.ordered if states[stage].is_failed()]
     if failed:
-        raise PipelineError(f"failed: {', '.join(failed)}; {summary.conclusion(stages)}")
-    return {stage: str(states[stage].name) for stage in stages.ordered}
+        titles = ", ".join(map(stages.root.titled, failed))
+        raise PipelineError(f"failed: {titles}; {summary.conclusion([stages])}")
+    return {stages.root.titled(stage): str(states[stage].name) for stage in stages.ordered}
 
 
-@contextmanager
-def examined(request: Request) -> Iterator[Stages]:
-    """The stages of a request, while no other flow runs here."""
-    with (
-        process.exclusive(LAYOUT.locks / "pipeline", "the pipeline"),
-        overrides.applied(commands.ROOT / "params.yaml", LAYOUT, request.overrides),
-        commands.Dvc(is_labelled=request.concurrency > 1) as dvc,
-    ):
-        yield doctor.examine(dvc, request.recipes, request.seeds, request.force)
+def run_root(
+    stages: Stages, retries: int, concurrency: int, on: Mapping[str, str]
+) -> dict[str, str]:
+    """As `run`, with a record where there is something to do."""
+    elsewhere.prepare(on, stages)
+    if stages.idle:
+        return run(stages, retries, 1)
+    if len(stages.stale) > 1:  # one alone imports its libraries just as fast itself
+        stages.dvc.fork_stages()
+    with summary.recorded(stages):
+        return run(stages, retries, concurrency)
+
+
+def run_roots(
+    found: Iterator[Stages], retries: int, concurrency: int, on: Mapping[str, str]
+) -> dict[str, str]:
+    """The roots one after the other. The run is named by the first with something to do, else by
+    the last."""
+    states: dict[str, str] = {}
+    named = False
+    for stages in found:
+        if not named:
+            records.attempt(lambda: records.name_run(stages))  # noqa: B023
+            named = not stages.idle
+        states |= run_root(stages, retries, concurrency, on)
+    return states
 
 
 def flow_over(
-    look: Callable[[Request], AbstractContextManager[Stages]],
+    look: Callable[[Request], AbstractContextManager[Iterator[Stages]]],
 ) -> Flow[Any, dict[str, str]]:
-    """The flow, over the stages that `look` finds for a request."""
+    """The flow, over the stages of each data root that `look` finds for a request."""
 
     def winnow(
         recipes: list[str] | None = None,
@@ -157,6 +155,9 @@ def flow_over(
         overrides: list[OverrideText] | None = None,
         concurrency: Annotated[int, Field(ge=1)] = 1,
         on: dict[str, str] | None = None,
+        data: str = MAIN,
+        rounds: Annotated[int, Field(ge=1)] = 1,
+        starts: list[StartText] | None = None,
     ) -> dict[str, str]:
         """Bring the experiment up to date; returns the name of every stage's final state.
 
@@ -171,18 +172,26 @@ def flow_over(
             concurrency: How many stages may run side by side, where none needs another.
             on: Kinds of stages, such as `train`, that workers of a work pool run on other
                 machines: {"train": "gpu-pool"}.
+            data: The data root: a folder at the top of the project. A new one gets a copy of
+                params.yaml, to be changed; `data/rounds/2` is a later round by itself.
+            rounds: How many rounds of profiling and training. A later round starts from a policy
+                that the one before it trained, and stands in `rounds/N` below the data root.
+            starts: What each round after the first starts from: `champion` (which is also what is
+                not named here), or RECIPE/SEED of the round before it.
         """
-        chosen = [str(seed) for seed in seeds or []]
-        asked = Request(recipes or [], chosen, force or [], overrides or [], concurrency)
-        with look(asked) as stages:
-            records.attempt(lambda: records.name_run(stages))
-            elsewhere.prepare(on or {}, stages)
-            if stages.idle:
-                return run(stages, retries, 1)
-            if len(stages.stale) > 1:  # one alone imports its libraries just as fast itself
-                stages.dvc.fork_stages()
-            with summary.recorded(LAYOUT, stages):
-                return run(stages, retries, concurrency)
+        request = Request(
+            recipes or [],
+            [str(seed) for seed in seeds or []],
+            force or [],
+            overrides or [],
+            data,
+            rounds,
+            tuple(starts or ()),
+            concurrency,
+            on or {},
+        )
+        with look(request) as found:
+            return run_roots(found, retries, concurrency, on or {})
 
     return Flow(
         winnow,
@@ -193,5 +202,5 @@ def flow_over(
     )
 
 
-pipeline = flow_over(examined)
+pipeline = flow_over(rounds.opened)
 """The flow by itself, for schedules and workers."""

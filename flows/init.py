@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from flows import commands, doctor
+from flows.roots import Root
 from tasks.common.editing import set_values
 from tasks.common.files import replace_file
 from tasks.common.params import ParamsError
@@ -44,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
             return 1
     replace_file(FILE, lambda file: file.write(changed.encode()))
     print("params.yaml is written: git diff params.yaml")
-    return doctor.run(options)
+    return doctor.say(Root())
 
 
 def answers(options: argparse.Namespace) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Bring the experiment up to date.
 
     python -m flows.pipeline [--recipe sgpo ...] [--seed 0 ...] [--force ingest ...] [--retries 1]
-    [--concurrency 4] [--on train=gpu-pool ...] [--experiment all] [train.learning_rate=1e-4 ...]
+    [--concurrency 4] [--on train=gpu-pool ...] [--experiment all] [--rounds 2 [--from sgpo/0]]
+    [--data other] [train.learning_rate=1e-4 ...]
 
 Every stage ends as `Cached` (nothing changed), `Restored` (its outputs were in DVC's run cache) or
 `Ran`, with the reason. Whether something must run is DVC's decision alone, so `dvc repro` after a
@@ -14,28 +15,17 @@ nothing to run, it is not started at all.
 import argparse
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from pathlib import Path
+from contextlib import nullcontext
+from itertools import chain
 
-from flows import (
-    commands,
-    doctor,
-    experiment,
-    logs,
-    overrides,
-    selection,
-    server,
-    side_by_side,
-    summary,
-)
+from flows import commands, logs, rounds, selection, server, side_by_side, summary
 from flows.selection import SelectionError
 from flows.stages import Stages
 from tasks.common import process
-from tasks.common.layout import Layout
+from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
 
-LAYOUT = Layout(commands.ROOT / "data")
-REFUSALS = (SelectionError, ParamsError, commands.CommandError)
+REFUSALS = (SelectionError, ParamsError, ArtifactError, commands.CommandError)
 
 PROGRAM = sys.argv[0] if sys.argv[0].startswith("winnow ") else "python -m flows.pipeline"
 
@@ -60,6 +50,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         metavar="KEY=VALUE",
         help="values of params.yaml for this run alone: train.learning_rate=1e-4",
     )
+    rounds.add_options(parser)
     parser.add_argument(
         "--retries", type=int, default=0, help="how often a failed stage is tried again"
     )
@@ -81,50 +72,45 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def bring_up_to_date(options: argparse.Namespace) -> int:
-    """Look, and run what is stale: 0, or 1 when a stage failed."""
-    seeds = [str(seed) for seed in options.seed or []]
-    path = commands.ROOT / "params.yaml"
-    with (
-        process.exclusive(LAYOUT.locks / "pipeline", "the pipeline"),
-        recipes_set(path, options.experiment),
-        overrides.applied(path, LAYOUT, options.overrides),
-        commands.Dvc(is_labelled=options.concurrency > 1) as dvc,
-    ):
-        stages = doctor.examine(dvc, options.recipe or [], seeds, options.force or [])
-        if stages.left_out:
-            print(summary.left_out(stages), flush=True)
+    """Look, and run what is stale: 0, or 1 when a stage failed. Roots with nothing to do are looked
+    at without Prefect, as far as there are no others."""
+    seen: list[Stages] = []
+    with rounds.opened(rounds.request_of(options), options.experiment) as found:
+        found = noted(found, seen)
+        for stages in found:
+            if not stages.idle:
+                break
         place = summary.prefect_place()
         named = server.named_url()
-        if not stages.idle or (named and server.answers(named)):
-            failure = run_flow(stages, options)
+        if not seen[-1].idle or (named and server.answers(named)):
+            failure = run_flow(chain(list(seen), found), options)
             if failure:
                 print(failure, file=sys.stderr)
                 return 1
-        print(f"{summary.conclusion(stages)}\n", flush=True)
-    print(f"{summary.places(LAYOUT)}\nPrefect   {place}", flush=True)
+        print(f"{summary.conclusion(seen)}\n", flush=True)
+    print(f"{summary.places(seen[-1].root)}\nPrefect   {place}", flush=True)
     return 0
 
 
-@contextmanager
-def recipes_set(path: Path, words: str | None) -> Iterator[None]:
-    """Write the experiment's recipes into the file, once what a killed run left there is undone and
-    while no other run has values of its own in it."""
-    if words:
-        overrides.put_back(path, overrides.note_of(LAYOUT))
-        experiment.set_recipes(path, words)
-    yield
+def noted(found: Iterator[Stages], seen: list[Stages]) -> Iterator[Stages]:
+    """The same stages, each put on the list when it has been looked at."""
+    for stages in found:
+        seen.append(stages)
+        if stages.left_out:
+            print(summary.left_out(stages), flush=True)
+        yield stages
 
 
-def run_flow(stages: Stages, options: argparse.Namespace) -> str:
-    """Run the flow over `stages`; what failed, or nothing. Prefect is imported only here: it takes
-    two seconds."""
+def run_flow(found: Iterator[Stages], options: argparse.Namespace) -> str:
+    """Run the flow over the stages of each root; what failed, or nothing. Prefect is imported only
+    here: it takes two seconds."""
     from prefect.exceptions import TerminationSignal
 
     from flows.flow import PipelineError, flow_over
 
     try:
         server.provide()
-        flow = flow_over(lambda request: nullcontext(stages))
+        flow = flow_over(lambda request: nullcontext(found))
         flow(
             options.recipe,
             options.seed,
@@ -133,6 +119,9 @@ def run_flow(stages: Stages, options: argparse.Namespace) -> str:
             options.overrides,
             options.concurrency,
             dict(options.on or []),
+            options.data,
+            options.rounds,
+            options.starts,
         )
     except (PipelineError, server.ServerError) as error:
         return str(error)

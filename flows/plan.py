@@ -1,7 +1,8 @@
 """winnow plan: which stages would run and why, and what they would cost. It runs nothing.
 
 The reasons are DVC's, with the code looked at as it is now. A stage after one that would run may
-turn out to have nothing to do. The costs are intervals: see what the rates are from, below the
+turn out to have nothing to do; a later round may start from another policy, once the round before
+it has run. The costs are intervals: see what the rates are from, below the
 table."""
 
 import argparse
@@ -11,12 +12,12 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from flows import commands, reasons, selection
-from flows.stages import CODE, explain
+from flows import commands, reasons, roots, rounds, selection
+from flows.roots import Root
+from flows.rounds import Request
+from flows.stages import CODE, changes_of, explain, forced_of
 from tasks.common import params
-from tasks.common.layout import Layout
 
-LAYOUT = Layout(commands.ROOT / "data")
 AFTER = "after "  # how the reason of a stage begins that only follows others
 MISSING = "input missing"  # said only where nothing else is: what makes it would run before
 WIDTH = 72
@@ -30,26 +31,42 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force", action="append", metavar="STAGE", help="as if this stage were forced"
     )
+    rounds.add_options(parser, starts=False)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the plan."""
-    values = params.load(commands.ROOT / "params.yaml")
-    seeds = [str(seed) for seed in options.seed or []]
+    """Print the plan of every data root."""
+    request = rounds.request_of(options)
+    request.check()
+    first, *later = request.chain
+    roots.existing(first.folder)
     with commands.Dvc() as dvc:
-        needs = dvc.graph()
-        changed = dvc.status()
-    forced = selection.choose(needs, options.force, "stage") if options.force else set()
-    found = why(needs, changed, digests(values), forced)
-    ordered, left_out = selection.select(needs, list(found), options.recipe, seeds)
-    stages = [stage for stage in ordered if stage in found]
-    if left_out:
-        print(f"left out: {', '.join(left_out)}")
-    if not stages:
-        print(f"nothing to do: all {len(ordered)} stages are up to date")
-        return 0
-    print(table(values, stages, found))
+        for root in request.chain:
+            if not (commands.ROOT / root.pipeline).exists():
+                print(f"{root.folder}: never run; all of it would run after the round before it")
+                return 0
+            planned = plan_of(dvc, root, request)
+            if later:
+                print(f"{root.folder}, from {params.load(root.params)['policy']['source']}:")
+            print(planned)
     return 0
+
+
+def plan_of(dvc: commands.Dvc, root: Root, request: Request) -> str:
+    """The plan of one data root."""
+    if root.number > 1:
+        roots.refresh(root)
+    values = params.load(root.params)
+    needs = roots.own_needs(root, dvc.graph())
+    changed = changes_of(dvc, root, root.pipeline)
+    forced = forced_of(root, needs, request.force)
+    found = why(root, needs, changed, digests(values), forced)
+    ordered, left_out = selection.select(needs, list(found), request.recipes, request.seeds)
+    stages = [stage for stage in ordered if stage in found]
+    said = [f"left out: {', '.join(left_out)}"] if left_out else []
+    if stages:
+        return "\n".join([*said, table(root, values, stages, found)])
+    return "\n".join([*said, f"nothing to do: all {len(ordered)} stages are up to date"])
 
 
 def digests(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,23 +76,24 @@ def digests(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def why(
+    root: Root,
     needs: Mapping[str, set[str]],
     changed: Mapping[str, list[Any]],
     code: Mapping[str, Any],
     forced: set[str],
 ) -> dict[str, str]:
     """The reason of every stage that would run, or may because one before it would."""
-    lock = reasons.read_lock(commands.ROOT / "dvc.lock")
+    lock = reasons.read_lock(root.lock)
     found: dict[str, str] = {}
     for stage in selection.order(needs):
         phrases = ["asked for by --force"] if stage in forced else []
         if stage not in lock:
             phrases.append("never run")
         else:
-            if others := without_code(changed.get(stage, [])):
-                said = explain(stage, others)
+            if others := without_code(root, changed.get(stage, [])):
+                said = explain(root, stage, others)
                 phrases += [word for word in said if not word.startswith(MISSING)] or said
-            phrases += code_reasons(stage, lock[stage], code)
+            phrases += code_reasons(root, stage, lock[stage], code)
         before = sorted((needs[stage] - {CODE}) & set(found))
         if phrases:
             found[stage] = "; ".join(dict.fromkeys(phrases))
@@ -84,7 +102,7 @@ def why(
     return found
 
 
-def without_code(changes: list[Any]) -> list[Any]:
+def without_code(root: Root, changes: list[Any]) -> list[Any]:
     """The changes but for the digest files of the code: those on the disk are of the last run."""
     kept = []
     for change in changes:
@@ -92,7 +110,7 @@ def without_code(changes: list[Any]) -> list[Any]:
             deps = {
                 path: how
                 for path, how in change["changed deps"].items()
-                if not path.startswith(reasons.CODE_FOLDER)
+                if not path.startswith(f"{root.folder}/code/")
             }
             change = {"changed deps": deps} if deps else None
         if change:
@@ -100,11 +118,13 @@ def without_code(changes: list[Any]) -> list[Any]:
     return kept
 
 
-def code_reasons(stage: str, entry: Mapping[str, Any], code: Mapping[str, Any]) -> list[str]:
+def code_reasons(
+    root: Root, stage: str, entry: Mapping[str, Any], code: Mapping[str, Any]
+) -> list[str]:
     """What differs between the code now and that of the stage's last run."""
     name, recipe, _ = selection.coordinates(stage)
     now = code.get(f"{recipe}/{name}" if recipe else name)
-    path = LAYOUT.code(name, recipe).relative_to(commands.ROOT).as_posix()
+    path = root.layout.code(name, recipe).relative_to(commands.ROOT).as_posix()
     locked = {dep["path"]: dep.get("md5", "") for dep in entry.get("deps", [])}
     if now is None or path not in locked or md5(now) == locked[path]:
         return []
@@ -117,11 +137,13 @@ def md5(value: Any) -> str:
     return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
 
 
-def table(values: Mapping[str, Any], stages: list[str], found: Mapping[str, str]) -> str:
+def table(
+    root: Root, values: Mapping[str, Any], stages: list[str], found: Mapping[str, str]
+) -> str:
     """A line a stage with its cost and its reason, and the sum."""
     forecast = importlib.import_module("tasks.doctor.forecast")
     places = [selection.coordinates(stage) for stage in stages]
-    costs, source = forecast.forecast(values, LAYOUT, places, places)
+    costs, source = forecast.forecast(values, root.layout, places, places)
     lines = [f"{'stage':24} {'tokens':>22} {'FLOPs':>26} {'hours':>22}  why"]
     for stage, cost in zip(stages, costs, strict=True):
         numbers = columns(cost) if cost else f"{'unknown':>22} {'':26} {'':22}"

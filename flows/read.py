@@ -9,11 +9,9 @@ import importlib
 import os
 import sys
 
-from flows import commands
+from flows import roots
 from tasks.common import params
-from tasks.common.layout import Layout
 
-LAYOUT = Layout(commands.ROOT / "data")
 CLASSES = (
     *("learned", "lost", "solved", "unsolved"),
     *("correct", "wrong", "unparsed", "truncated", "timeout", "error"),
@@ -27,19 +25,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--class", dest="kind", choices=CLASSES, help="only such prompts")
     parser.add_argument("--prompts", type=int, default=5, help="at most; default: %(default)s")
     parser.add_argument("--samples", type=int, default=2, help="a side; default: %(default)s")
+    roots.add_option(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the rollouts."""
     params.at_least(1, prompts=options.prompts, samples=options.samples)
-    seed = options.seed
+    root, seed = roots.existing(options.data), options.seed
     if seed is None:
-        values = params.load(commands.ROOT / "params.yaml")
+        values = params.load(root.params)
         seed = params.section(values, "experiment", params.Experiment).seeds[0]
     part = importlib.import_module("tasks.reading.rollouts")
     wanted = part.Wanted(options.prompt, options.kind, options.prompts, options.samples)
     try:
-        for text in part.read(LAYOUT, options.recipe, seed, wanted):
+        for text in part.read(root.layout, options.recipe, seed, wanted):
             print(text, flush=True)
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -6,7 +6,7 @@ of the code that it ran with. The rest is comparing."""
 
 import configparser
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from tasks.common.changes import MISSING, differences
 from tasks.common.files import ArtifactError, read_json
 
 GONE = ("deleted", "not in cache")
-CODE_FOLDER = "data/code/"
 MAX_FILES = 5
 
 
@@ -24,28 +23,42 @@ def read_lock(path: Path) -> dict[str, Any]:
     return dict(params.load(path).get("stages") or {}) if path.exists() else {}
 
 
-def explain(stage: str, changes: list[Any], lock: Mapping[str, Any], root: Path) -> list[str]:
-    """One phrase a difference between now and the last run of `stage`."""
+def explain(
+    stage: str,
+    changes: list[Any],
+    lock: Mapping[str, Any],
+    root: Path,
+    data: str = "data",
+    made: Iterable[Mapping[str, Any]] = (),
+) -> list[str]:
+    """One phrase a difference between now and the last run of `stage`, in the data root `data` of
+    the project `root`. `made` are entries of other locks, whose outputs it may read."""
     if stage not in lock:
         return ["never run"]
+    entries = [*made, *lock.values()]
     phrases: list[str] = []
     for change in changes:
         if isinstance(change, str):
             phrases.append(change.removeprefix("changed ") + " changed")
         else:
-            phrases += explain_deps(change.get("changed deps", {}), lock[stage], lock, root)
+            phrases += explain_deps(
+                change.get("changed deps", {}), lock[stage], entries, root, f"{data}/code/"
+            )
             phrases += explain_outs(change.get("changed outs", {}))
     return phrases
 
 
 def explain_deps(
-    changed: Mapping[str, Any], entry: Mapping[str, Any], lock: Mapping[str, Any], root: Path
+    changed: Mapping[str, Any],
+    entry: Mapping[str, Any],
+    entries: Iterable[Mapping[str, Any]],
+    root: Path,
+    code: str,
 ) -> list[str]:
-    """Parameters key by key, code file by file, data with the digests that the lock knows."""
+    """Parameters key by key, code file by file, data with the digests that the
+    entries of locks know. `code` is the folder of digests of the code."""
     before = {dep["path"]: dep.get("md5", "") for dep in entry.get("deps", [])}
-    now = {
-        out["path"]: out.get("md5", "") for other in lock.values() for out in other.get("outs", [])
-    }
+    now = {out["path"]: out.get("md5", "") for other in entries for out in other.get("outs", [])}
     phrases: list[str] = []
     for path, how in changed.items():
         if isinstance(how, dict):
@@ -54,7 +67,7 @@ def explain_deps(
             )
         elif how == "deleted":
             phrases.append(f"input missing: {path}")
-        elif path.startswith(CODE_FOLDER):
+        elif path.startswith(code):
             phrases += explain_code(path, before.get(path, ""), root)
         elif now.get(path, before.get(path)) != before.get(path):
             phrases.append(f"{path} {before.get(path, '')[:4] or 'new'} -> {now[path][:4]}")

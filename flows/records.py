@@ -15,10 +15,10 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.logging import get_run_logger
 
 from flows.output import Output
+from flows.roots import Root
 from flows.selection import coordinates, upstream
 from flows.stages import Stages
 from tasks.common.files import ArtifactError, read_json
-from tasks.common.layout import Layout
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +41,8 @@ class Watch:
     """Looks at what a stage writes, in the thread of its task: once a second, for the log, and
     every few seconds for its progress."""
 
-    def __init__(self, stage: str) -> None:
-        self.stage, self.log = stage, get_run_logger()
+    def __init__(self, title: str) -> None:
+        self.title, self.log = title, get_run_logger()
         self.bars: dict[str, UUID] = {}
         self.seen: dict[str, float] = {}
         self.next_progress = time.monotonic() + PROGRESS_SECONDS
@@ -71,19 +71,20 @@ class Watch:
             artifacts.update_progress_artifact(self.bars[label], progress=percent, description=text)
         else:
             found: Any = artifacts.create_progress_artifact(
-                percent, key=key(f"{self.stage} {label}"), description=text
+                percent, key=key(f"{self.title} {label}"), description=text
             )
             self.bars[label] = found
 
 
 def name_run(stages: Stages) -> None:
-    """Name the flow run by its recipes, how much there is to do, and the first reason."""
+    """Name the flow run by its data root, its recipes, how much there is to do, and the first
+    reason."""
     cells = [coordinates(stage) for stage in stages.ordered]
     recipes = ", ".join(dict.fromkeys(recipe for _, recipe, _ in cells if recipe))
     stale = [stage for stage in stages.ordered if stage in stages.stale]
     most = [s for s in stages.ordered if upstream(stages.needs, {s}) & stages.stale]
     counted = f"up to {len(most)} of {len(stages.ordered)} stages" if stale else "nothing to do"
-    words = [counted, recipes]
+    words = [stages.root.name, counted, recipes]
     if stages.code_reason:
         words.append(f"code: {first_of(stages.code_reason)}")
     elif stale:
@@ -125,21 +126,22 @@ def key(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
-def tables(stage: str, layout: Layout) -> None:
+def tables(stage: str, root: Root) -> None:
     """The tables of what a stage has made: a plan's forecast, the report's leaderboard."""
     name, recipe, seed = coordinates(stage)
+    layout = root.layout
     try:
         if name == "allocate" and recipe and seed is not None:
             forecast = read_json(layout.plan(recipe, int(seed)) / "forecast.json")
-            attempt(lambda: forecast_table(stage, forecast))
+            attempt(lambda: forecast_table(root.titled(stage), forecast))
         if name == "report":
             text = (layout.report / "leaderboard.txt").read_text()
-            attempt(lambda: leaderboard(text, layout))
+            attempt(lambda: leaderboard(text, root))
     except (ArtifactError, OSError) as error:
-        logger.warning("no table of %s in Prefect: %s", stage, error)
+        logger.warning("no table of %s in Prefect: %s", root.titled(stage), error)
 
 
-def forecast_table(stage: str, forecast: dict[str, Any]) -> None:
+def forecast_table(title: str, forecast: dict[str, Any]) -> None:
     """The forecast of a plan beside the uniform plan's."""
     rows = [
         {"": name, "plan": forecast["plan"][name], "uniform": forecast["uniform"][name]}
@@ -147,13 +149,14 @@ def forecast_table(stage: str, forecast: dict[str, Any]) -> None:
         if name in forecast["plan"]
     ]
     artifacts.create_table_artifact(
-        rows, key=key(f"forecast {stage}"), description=f"What {stage} is expected to cost"
+        rows, key=key(f"forecast {title}"), description=f"What {title} is expected to cost"
     )
 
 
-def leaderboard(text: str, layout: Layout) -> None:
+def leaderboard(text: str, root: Root) -> None:
     """The leaderboard as the terminal shows it, and where the report is."""
-    report = (layout.report / "index.html").resolve()
+    report = (root.layout.report / "index.html").resolve()
     artifacts.create_markdown_artifact(
-        f"```\n{text.rstrip()}\n```\n\nThe report: `{report}`\n", key="leaderboard"
+        f"```\n{text.rstrip()}\n```\n\nThe report: `{report}`\n",
+        key=key(f"leaderboard {root.name}"),
     )

@@ -13,6 +13,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from flows import commands, lock, logs, records
+from flows.roots import Root
 from flows.stages import StageFailed, failure, moved_versions
 from tasks.common import process
 from tasks.common.files import write_json
@@ -59,7 +60,7 @@ def bring_up_to_date(stage: str, force: bool, dvc: commands.Dvc) -> tuple[str, s
     if stage not in needs:
         raise CheckoutError(f"this checkout has no stage {stage}: its dvc.yaml is another")
     dvc.look("pull", "--force", *sorted(needs[stage]))
-    if moved := moved_versions(LAYOUT):
+    if moved := moved_versions(Root()):
         raise CheckoutError(
             f"other versions are installed here than at the sender's: {', '.join(moved)} (the "
             "sender's first); install the same requirements"

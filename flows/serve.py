@@ -1,7 +1,7 @@
 """The pipeline on a schedule, for as long as this process runs.
 
     python -m flows.serve [--cron "0 3 * * *"] [--every SECONDS] [--force ingest] [--recipe ...]
-    [--seed ...] [--concurrency N] [KEY=VALUE ...]
+    [--seed ...] [--rounds 2 [--from sgpo/0]] [--data other] [--concurrency N] [KEY=VALUE ...]
 
 What is not asked for here is as prefect.yaml says. Needs a Prefect server that lasts: `prefect
 server start`, and its address in PREFECT_API_URL (or in the profile, by `prefect config set`). Runs
@@ -29,7 +29,7 @@ from prefect.events.schemas.events import ResourceSpecification
 from prefect.runner import Runner
 from prefect.settings import PREFECT_API_URL
 
-from flows import HEARTBEAT_SECONDS, commands, records, selection, side_by_side
+from flows import HEARTBEAT_SECONDS, commands, records, rounds, selection, side_by_side
 from flows.flow import pipeline
 from tasks.common import params, process
 
@@ -87,6 +87,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         default=parameters["retries"],
         help="how often a failed stage is tried again (default: %(default)s)",
     )
+    rounds.add_options(parser)
     parser.add_argument(
         "--concurrency",
         type=side_by_side.number,
@@ -128,6 +129,9 @@ async def serve(options: argparse.Namespace) -> None:
             "overrides": options.overrides,
             "concurrency": options.concurrency,
             "on": dict(options.on or []),
+            "data": options.data,
+            "rounds": options.rounds,
+            "starts": options.starts,
         },
     )
     signal.signal(signal.SIGINT, runner.handle_sigterm)

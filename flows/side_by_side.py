@@ -13,6 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field
+from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
 
@@ -110,10 +111,9 @@ class Running:
     """The stages that run, at most `concurrency` at a time. The first dvc process is the flow's;
     others are started when they are needed."""
 
-    def __init__(self, first: commands.Dvc, concurrency: int) -> None:
-        values = params.load(commands.ROOT / "params.yaml")
+    def __init__(self, first: commands.Dvc, concurrency: int, parameters: Path) -> None:
         self.concurrency = concurrency
-        self.placing = Placing.of(values, concurrency)
+        self.placing = Placing.of(params.load(parameters), concurrency)
         self.shared = dict(first.extra)
         self.dvcs = [first]
         self.idle = [first]
@@ -125,7 +125,12 @@ class Running:
         return self.concurrency - len(self.stages)
 
     def start(
-        self, stage: str, work: Callable[[commands.Dvc, set[str]], object], *, is_here: bool
+        self,
+        stage: str,
+        title: str,
+        work: Callable[[commands.Dvc, set[str]], object],
+        *,
+        is_here: bool,
     ) -> None:
         """Do the work of a stage, given a dvc process of its own and the tags of its devices, none
         where another machine computes. That process is started in this thread: the kernel ends it
@@ -133,7 +138,7 @@ class Running:
         dvc = self.idle.pop() if self.idle else self.another()
         taken = self.placing.take(stage) if is_here else []
         dvc.extra = {**self.shared, **self.placing.environment(taken)}
-        dvc.output.label = stage
+        dvc.output.label = title
         submit = here if self.concurrency == 1 else in_thread
         named = tags(taken) if is_here else set()
         self.stages[submit(lambda: work(dvc, named))] = (stage, dvc, taken)
@@ -157,9 +162,10 @@ class Running:
 
 
 @contextmanager
-def running(first: commands.Dvc, concurrency: int) -> Iterator[Running]:
-    """Stages side by side. Whatever interrupts the block ends all of them and waits for each."""
-    this = Running(first, concurrency)
+def running(first: commands.Dvc, concurrency: int, parameters: Path) -> Iterator[Running]:
+    """Stages side by side; the parameter file says what they compute on. Whatever interrupts the
+    block ends all of them and waits for each."""
+    this = Running(first, concurrency, parameters)
     with ExitStack() as stack:
         try:
             yield this

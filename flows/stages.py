@@ -2,13 +2,15 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
-from flows import commands, reasons, selection
+from flows import commands, reasons, roots, selection
+from flows.roots import Root
 from tasks.common.code import installed_version
-from tasks.common.files import ArtifactError, digest_file, read_json
-from tasks.common.layout import Layout
+from tasks.common.files import ArtifactError, digest_file, read_json, write_json
 
 CODE = "code"  # the stage that digests the code: all others depend on what it writes
 LABELS = {"Cached": "up to date", "Ran": "ran", "Restored": "restored from the run cache"}
@@ -20,9 +22,11 @@ class StageFailed(RuntimeError):
 
 @dataclass
 class Stages:
-    """What one look at the project found, and what has happened since."""
+    """What one look at a data root found, and what has happened since. Stages go by their names in
+    its own pipeline."""
 
     dvc: commands.Dvc
+    root: Root
     needs: Mapping[str, set[str]]
     ordered: list[str]
     left_out: list[str]
@@ -34,16 +38,16 @@ class Stages:
 
     @classmethod
     def examine(
-        cls, dvc: commands.Dvc, recipes: list[str], seeds: list[str], force: list[str]
+        cls, dvc: commands.Dvc, root: Root, recipes: list[str], seeds: list[str], force: list[str]
     ) -> "Stages":
         """Ask DVC for the graph, digest the code anew where it changed, and then ask DVC, once, for
         everything that changed."""
-        needs = dvc.graph()
-        forced = selection.choose(needs, force, "stage") if force else set()
-        code_reason = digest_code(dvc, CODE in forced)
-        changed = dvc.status()
+        needs = roots.own_needs(root, dvc.graph())
+        forced = forced_of(root, needs, force)
+        code_reason = digest_code(dvc, root, CODE in forced)
+        changed = changes_of(dvc, root, root.pipeline)
         ordered, left_out = selection.select(needs, changed, recipes, seeds)
-        stages = cls(dvc, needs, ordered, left_out, changed, forced - {CODE})
+        stages = cls(dvc, root, needs, ordered, left_out, changed, forced - {CODE})
         if code_reason:
             stages.code_reason = code_reason
             stages.say(CODE, LABELS["Ran"], code_reason)
@@ -63,6 +67,7 @@ class Stages:
         Raises StageFailed when the stage did not succeed."""
         if stage == CODE and self.code_reason:
             self.outcomes[stage] = "Ran"
+            self.note(stage, self.code_reason)
             return "Ran", self.code_reason
         self.outcomes[stage] = "Failed"
         changes = self.look_again(stage, dvc)
@@ -70,9 +75,10 @@ class Stages:
             reason, started = self.reason(stage, changes), time.time()
             self.say(stage, "starts", reason)
             self.outcomes[stage] = self.repro(stage, dvc)
-            note = Layout(commands.ROOT / "data").sampling_note(stage)
+            note = self.root.layout.sampling_note(stage)
             if said := reasons.sampled(note, started):
                 reason += f"; {said}"
+            self.note(stage, reason)
         else:
             reason = "nothing changed"
             self.outcomes[stage] = "Cached"
@@ -80,15 +86,23 @@ class Stages:
             self.say(stage, LABELS[self.outcomes[stage]])
         return self.outcomes[stage], reason
 
+    def note(self, stage: str, why: str) -> None:
+        """Keep when and why a stage ran, for the report."""
+        when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+        note = {"when": when, "outcome": LABELS[self.outcomes[stage]], "why": why}
+        with suppress(OSError):  # for people: nothing fails without it
+            write_json(self.root.layout.run_note(stage), note)
+
     def repro(self, stage: str, dvc: commands.Dvc) -> str:
         """Have DVC run the stage, or restore it: Ran or Restored. Those in `elsewhere` run on
         another machine."""
         if stage in self.elsewhere:
             self.elsewhere[stage](dvc)
             return "Ran"
-        code, started = dvc.repro(stage, stage in self.forced)
+        address = self.root.address(stage)
+        code, started = dvc.repro(address, stage in self.forced)
         if code:
-            raise StageFailed(failure(stage, code, started, dvc.output.lines.tail))
+            raise StageFailed(failure(address, code, started, dvc.output.lines.tail))
         return "Ran" if started else "Restored"
 
     def look_again(self, stage: str, dvc: commands.Dvc) -> list[Any]:
@@ -97,46 +111,61 @@ class Stages:
         outcomes = self.outcomes.copy()  # other threads add theirs
         ran = {name for name, outcome in outcomes.items() if outcome != "Cached"} - {CODE}
         if selection.upstream(self.needs, self.needs[stage]) & ran:
-            return dvc.status(stage).get(stage, [])
+            return changes_of(dvc, self.root, self.root.address(stage)).get(stage, [])
         return self.changed.get(stage, [])
 
     def reason(self, stage: str, changes: list[Any]) -> str:
-        phrases = explain(stage, changes) if changes else []
+        phrases = explain(self.root, stage, changes) if changes else []
         return "; ".join((["asked for by --force"] if stage in self.forced else []) + phrases)
 
     def say(self, stage: str, what: str, why: str = "") -> None:
         """One line on the terminal, now."""
         place = f"[{self.ordered.index(stage) + 1}/{len(self.ordered)}]"
-        said = f"{place} {stage}: {what}" + (f" ({why})" if why else "")
+        said = f"{place} {self.root.titled(stage)}: {what}" + (f" ({why})" if why else "")
         print(f"{said}\n", end="", flush=True)  # in one piece, from whichever thread
 
 
-def digest_code(dvc: commands.Dvc, forced: bool) -> str:
+def forced_of(root: Root, needs: Mapping[str, set[str]], force: list[str]) -> set[str]:
+    """The stages of the root that are to run although nothing changed. A later round has none for
+    what it takes from the first; the first has refused what is nowhere."""
+    if root.number > 1:
+        return set(force) & set(needs)
+    return selection.choose(needs, force, "stage") if force else set()
+
+
+def changes_of(dvc: commands.Dvc, root: Root, target: str) -> dict[str, list[Any]]:
+    """What dvc finds changed of a target in the root, by the stages' own names."""
+    changed = dvc.status(target)
+    return {name: changed[address] for address, name in root.own(changed).items()}
+
+
+def digest_code(dvc: commands.Dvc, root: Root, forced: bool) -> str:
     """Run the stage `code` where it is stale, and say why; nothing where it is up to date.
 
     DVC sees another file or another requirement. What it cannot see is a library that was installed
     without a change of the requirements: the digest files name the versions, so that is asked
     here."""
-    changes = dvc.status(CODE).get(CODE, [])
-    moved = [] if changes else moved_versions(Layout(commands.ROOT / "data"))
+    address = root.address(CODE)
+    changes = changes_of(dvc, root, address).get(CODE, [])
+    moved = [] if changes else moved_versions(root)
     reasons_to_run = [
         *(["asked for by --force"] if forced else []),
-        *(explain(CODE, changes) if changes else []),
+        *(explain(root, CODE, changes) if changes else []),
         *moved,
     ]
     if not reasons_to_run:
         return ""
-    answer = dvc.ask("repro", "--single-item", *(["--force"] if forced or moved else []), CODE)
+    answer = dvc.ask("repro", "--single-item", *(["--force"] if forced or moved else []), address)
     if answer["code"]:
         lines = str(answer["output"]).splitlines()
-        raise commands.CommandError(failure(CODE, answer["code"], True, lines))
+        raise commands.CommandError(failure(address, answer["code"], True, lines))
     return "; ".join(reasons_to_run)
 
 
-def moved_versions(layout: Layout) -> list[str]:
+def moved_versions(root: Root) -> list[str]:
     """`torch 2.13.0 -> 2.14.0` for every installed library that the digest files name otherwise."""
     recorded: dict[str, str | None] = {}
-    for path in layout.code_folder.rglob("*.json"):
+    for path in root.layout.code_folder.rglob("*.json"):
         try:
             recorded |= read_json(path)["versions"]
         except (ArtifactError, KeyError):
@@ -149,10 +178,12 @@ def moved_versions(layout: Layout) -> list[str]:
     ]
 
 
-def explain(stage: str, changes: list[Any]) -> list[str]:
-    with commands.whole_lock() as path:
-        lock = reasons.read_lock(path)
-    return reasons.explain(stage, changes, lock, commands.ROOT)
+def explain(root: Root, stage: str, changes: list[Any]) -> list[str]:
+    """Why a stage of the root is out of date. What it reads of earlier rounds is in their locks."""
+    with commands.whole_lock():
+        lock = reasons.read_lock(root.lock)
+        made = [entry for other in root.earlier for entry in reasons.read_lock(other.lock).values()]
+    return reasons.explain(stage, changes, lock, commands.ROOT, root.folder, made)
 
 
 def failure(stage: str, code: int, started: bool, lines: Iterable[str]) -> str:
@@ -165,8 +196,8 @@ def failure(stage: str, code: int, started: bool, lines: Iterable[str]) -> str:
     )
 
 
-def code_version(stage: str) -> str | None:
+def code_version(root: Root, stage: str) -> str | None:
     """A digest of the code that `stage` can run; None for the stage `code` itself."""
     name, recipe, _ = selection.coordinates(stage)
-    path = Layout(commands.ROOT / "data").code(name, recipe)
+    path = root.layout.code(name, recipe)
     return digest_file(path) if path.exists() else None

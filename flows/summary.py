@@ -4,21 +4,22 @@ terminal."""
 import importlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from flows import commands, server
+from flows import server
+from flows.roots import Root
 from flows.selection import coordinates
 from flows.stages import Stages
 from tasks.common import params
-from tasks.common.layout import Layout
 
 
 @contextmanager
-def recorded(layout: Layout, stages: Stages) -> Iterator[None]:
+def recorded(stages: Stages) -> Iterator[None]:
     """One parent run in MLflow for the stages that run meanwhile, linked to what was cached."""
     from tasks.common import tracking  # a run that has nothing to do needs none of it
 
+    layout = stages.root.layout
     identity = tracking.start_pipeline(layout)
     os.environ[tracking.PIPELINE_VARIABLE] = identity
     status = "KILLED"
@@ -30,47 +31,41 @@ def recorded(layout: Layout, stages: Stages) -> Iterator[None]:
         raise
     finally:
         del os.environ[tracking.PIPELINE_VARIABLE]
-        settings = params.section(
-            params.load(commands.ROOT / "params.yaml"), "tracking", tracking.Tracking
-        )
+        settings = params.section(params.load(stages.root.params), "tracking", tracking.Tracking)
         cached = [
             coordinates(stage) for stage, outcome in stages.outcomes.items() if outcome == "Cached"
         ]
         tracking.end_pipeline(settings, layout, identity, status, cached)
 
 
-def conclusion(stages: Stages) -> str:
-    """What happened, in one sentence."""
-    if stages.idle:
-        return f"nothing to do: all {len(stages.ordered)} stages are up to date"
-    counts = [
-        (name, list(stages.outcomes.values()).count(name))
-        for name in ("Ran", "Restored", "Cached", "Failed")
-    ]
-    not_run = len(stages.ordered) - len(stages.outcomes)
-    words = [
-        f"{number} {name.lower()}" for name, number in [*counts, ("not run", not_run)] if number
-    ]
-    return f"{len(stages.ordered)} stages: {', '.join(words)}"
+def conclusion(looked_at: Sequence[Stages]) -> str:
+    """What happened in all roots, in one sentence."""
+    number = sum(len(stages.ordered) for stages in looked_at)
+    of = f" of {len(looked_at)} rounds" if len(looked_at) > 1 else ""
+    if all(stages.idle for stages in looked_at):
+        return f"nothing to do: all {number} stages{of} are up to date"
+    outcomes = [outcome for stages in looked_at for outcome in stages.outcomes.values()]
+    counts = [(name, outcomes.count(name)) for name in ("Ran", "Restored", "Cached", "Failed")]
+    not_run = number - len(outcomes)
+    words = [f"{count} {name.lower()}" for name, count in [*counts, ("not run", not_run)] if count]
+    return f"{number} stages{of}: {', '.join(words)}"
 
 
 def left_out(stages: Stages) -> str:
     """What a restriction to some cells did not look at, and why the report is among it."""
-    names = ", ".join(stages.left_out)
+    names = ", ".join(map(stages.root.titled, stages.left_out))
     return f"left out: {names}" + (
         " (the report waits for all cells)" if "report" in stages.left_out else ""
     )
 
 
-def places(layout: Layout) -> str:
+def places(root: Root) -> str:
     """The result, and where more is to be seen."""
+    layout = root.layout
     table = layout.report / "leaderboard.txt"
     benchmarks = importlib.import_module("tasks.harness.records").table(layout)
     database = os.path.relpath(layout.tracking / "mlflow.db")
-    uri = (
-        params.load(commands.ROOT / "params.yaml").get("tracking", {}).get("uri")
-        or f"sqlite:///{database}"
-    )
+    uri = params.load(root.params).get("tracking", {}).get("uri") or f"sqlite:///{database}"
     return "\n".join(
         [
             table.read_text().rstrip() + "\n" if table.exists() else "",

@@ -15,7 +15,8 @@ def set_values(text: str, values: Mapping[str, Any]) -> str:
     for name, value in values.items():
         node = find(yaml.compose(text, Loader=yaml.SafeLoader), name)
         start, end = node.start_mark.index, end_of(node)
-        text = text[:start] + written(value, node.start_mark.column) + text[end:]
+        space = " " if text[start - 1 : start] == ":" else ""  # after a key without a value
+        text = text[:start] + space + written(value, node.start_mark.column) + text[end:]
     return text
 
 

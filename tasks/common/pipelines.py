@@ -130,7 +130,8 @@ def start_event(
     layout: Layout, experiment: str, stage: str, recipe: str | None, seed: int | None
 ) -> Event:
     """The first event of a record: all that is needed to make the run, now or in a replay."""
-    coordinates = {"stage": stage, "recipe": recipe, "seed": seed}
+    number = round_of(layout.root)
+    coordinates = {"stage": stage, "recipe": recipe, "seed": seed, "round": number}
     tags = {key: str(value) for key, value in coordinates.items() if value is not None}
     run = f" {recipe}/{seed}" if seed is not None else f" {recipe}" if recipe else ""
     return {
@@ -139,7 +140,7 @@ def start_event(
         "record": secrets.token_hex(8),
         "experiment": experiment,
         "pipeline": current_pipeline(layout),
-        "name": f"{stage}{run}",
+        "name": f"{stage}{run}{round_words(number)}",
         "tags": {
             **tags,
             **git_tags(),
@@ -147,6 +148,17 @@ def start_event(
             "mlflow.source.name": f"tasks.{stage}",
         },
     }
+
+
+def round_of(root: Path) -> int:
+    """Which round of an experiment a data root is: 2 for `data/rounds/2`, 1 for any other."""
+    parent, name = root.absolute().parent, root.absolute().name
+    return int(name) if parent.name == "rounds" and name.isdigit() else 1
+
+
+def round_words(number: int | str) -> str:
+    """What the name of a run has to say of its round: nothing of the first."""
+    return f", round {number}" if int(number) > 1 else ""
 
 
 def outputs(layout: Layout, stage: str, recipe: str | None, seed: int | None) -> list[Path]:

@@ -56,7 +56,9 @@ class Stage:
         seed: int | None = None,
     ) -> "Stage":
         """A run without a record, for callers that are no command."""
-        options = argparse.Namespace(dry_run=False, from_rollouts=None, resume=None)
+        options = argparse.Namespace(
+            dry_run=False, from_rollouts=None, resume=None, copy=False, before=[]
+        )
         return cls(name, values, layout, recipe, seed, options, tracking.Tracker())
 
     def section(self, name: str, cls: type[T]) -> T:

@@ -5,12 +5,13 @@ pipeline.
      "architecture": "Qwen3ForCausalLM", "num_parameters": 438656, ..., "vocab_size": 100}
 
 A policy made here is complete in `policy/`. Of an external policy only configuration and tokenizer
-are copied there: the weights stay at `location`, and are not loaded to describe them."""
+are copied there: the weights stay at `location`, and are not loaded to describe them. Of one that
+is copied (`--copy`), as a later round's is, the weights are there as well."""
 
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreT
 
 from tasks.common.files import sync_folder
 from tasks.common.stage import StageError
-from tasks.models.folder import check_folder, policy_digest
+from tasks.models.folder import POLICY_FILES, check_folder, policy_digest
 from tasks.models.policy import describe, load_tokenizer, save_policy
 
 # files of an external policy that are copied
@@ -41,14 +42,32 @@ def write_external(
 ) -> dict[str, Any]:
     """Check the policy at `location` and copy the files that describe it to `folder`. Return its
     card."""
+    model = checked(location, trust_remote_code)
+    copy_files(location, DESCRIPTIVE_FILES, folder)
+    return card(source, str(location), policy_digest(location), trust_remote_code, model)
+
+
+def write_copy(
+    source: str, location: Path, trust_remote_code: bool, folder: Path
+) -> dict[str, Any]:
+    """As `write_external`, with the weights: the policy in `folder` needs nothing elsewhere."""
+    model = checked(location, trust_remote_code)
+    copy_files(location, POLICY_FILES, folder)
+    return card(source, None, policy_digest(folder), trust_remote_code, model)
+
+
+def checked(location: Path, trust_remote_code: bool) -> PreTrainedModel:
+    """Return the model at `location` without its weights, once it is known to be complete."""
     check_folder(location)
     load_tokenizer(location, trust_remote_code=trust_remote_code)
-    model = skeleton(location, trust_remote_code)
+    return skeleton(location, trust_remote_code)
+
+
+def copy_files(location: Path, patterns: Iterable[str], folder: Path) -> None:
+    """Make `folder` hold exactly the files at `location` that match one of the patterns."""
     with whole_folder(folder) as temporary:
-        found = {path for pattern in DESCRIPTIVE_FILES for path in location.glob(pattern)}
-        for path in sorted(found):
+        for path in sorted({path for pattern in patterns for path in location.glob(pattern)}):
             shutil.copyfile(path, temporary / path.name)
-    return card(source, str(location), policy_digest(location), trust_remote_code, model)
 
 
 def card(

@@ -5,7 +5,7 @@ from typing import Any
 
 from tasks.common.files import write_json
 from tasks.common.layout import Layout
-from tasks.policy.card import write_external, write_own
+from tasks.policy.card import write_copy, write_external, write_own
 from tasks.policy.source import resolve
 from tasks.policy.tiny import Tiny, make
 
@@ -19,18 +19,19 @@ class Policy:
     tiny: Tiny
 
 
-def provide(settings: Policy, layout: Layout) -> dict[str, Any]:
+def provide(settings: Policy, layout: Layout, *, copy: bool = False) -> dict[str, Any]:
     """Train the tiny policy, or find the external one, into `policy/`, and write its card,
-    `policy.json`; returns the card."""
-    card = build(settings, layout)
+    `policy.json`; returns the card. With `copy` the external one's weights are there, too."""
+    card = build(settings, layout, copy=copy)
     write_json(layout.policy_card, card)
     return card
 
 
-def build(settings: Policy, layout: Layout) -> dict[str, Any]:
+def build(settings: Policy, layout: Layout, *, copy: bool) -> dict[str, Any]:
     """Write the tiny policy, or what describes the external one, to the policy's folder. Return its
     card."""
     if settings.source == "tiny":
         return write_own(*make(settings.tiny), layout.policy)
     location = resolve(settings.source, layout.root / "policy_download", settings.trust_remote_code)
-    return write_external(settings.source, location, settings.trust_remote_code, layout.policy)
+    write = write_copy if copy else write_external
+    return write(settings.source, location, settings.trust_remote_code, layout.policy)

@@ -12,7 +12,7 @@ logger = logging.getLogger("tasks.policy")
 def main(stage: Stage) -> None:
     """Make or fetch the policy, and record it."""
     settings = stage.section("policy", Policy)
-    card = provide(settings, stage.layout)
+    card = provide(settings, stage.layout, copy=stage.options.copy)
     stage.tracker.params({"policy": stage.params["policy"]})
     stage.tracker.model("policy", Path(card["location"] or stage.layout.policy), card["digest"])
     logger.info(

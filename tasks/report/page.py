@@ -17,7 +17,7 @@ from typing import Any
 import polars as pl
 from plotly.offline import get_plotlyjs
 
-from tasks.report import budget, figures, prompts, tables
+from tasks.report import budget, figures, prompts, rounds, tables
 from tasks.report.charts import Chart
 from tasks.report.drift import Drift
 from tasks.report.evidence import Evidence
@@ -40,11 +40,13 @@ def page(
     paired: Paired,
     rollouts: Mapping[str, Any],
     origin: Origin,
+    side_by_side: Sequence[rounds.Round] = (),
 ) -> str:
     """Return the whole page as HTML."""
     template = Template((HERE / "page.html").read_text())
     advices = budget.advise(fits)
     charts = all_charts(evidence, rows, summary, curves, fits, paired)
+    charts |= rounds.charts(side_by_side, evidence)
     charts["budget"] = budget.chances(advices, figures.colours(evidence))
     words = {axis: [budget.advice_words(axis, a) for a in found] for axis, found in advices.items()}
     scripts = [get_plotlyjs(), *((HERE / name).read_text() for name in SCRIPTS)]
@@ -57,6 +59,7 @@ def page(
         facts=facts(evidence, origin),
         why=tables.why_table(origin.ran, origin.sampled),
         legend=figures.legend(evidence),
+        rounds=rounds.section(side_by_side),
         leaderboard=tables.leaderboard_table(evidence, rows),
         differences=tables.differences_table(evidence, summary),
         seeds=tables.seeds_table(evidence, summary["recipes"]),

@@ -6,6 +6,7 @@ from pathlib import Path
 from tasks.common.files import replace_file, write_json
 from tasks.common.params import Experiment
 from tasks.common.stage import Stage
+from tasks.report import rounds
 from tasks.report.drift import Drift, drift_of, groups_of
 from tasks.report.evidence import Evidence, read_evidence
 from tasks.report.leaderboard import curve_table, fit_curves, leaderboard, summarise
@@ -34,6 +35,9 @@ def main(stage: Stage) -> None:
     fits = fit_curves(evidence, settings.num_bootstrap)
     drifts = measure(evidence, settings)
     summary = {**summarise(evidence, rows, paired, fits), "drift": drifts}
+    side_by_side = rounds.read_rounds(stage.options.before, evidence, rows, summary)
+    if side_by_side:
+        summary["rounds"] = rounds.summary_of(side_by_side)
     table = text_table(rows, summary)
     write_json(out / "leaderboard.json", rows)
     write_json(out / "summary.json", summary)
@@ -43,7 +47,7 @@ def main(stage: Stage) -> None:
     path = out / "rollouts.parquet"
     rollouts = write_rollouts(path, stage.layout, evidence, paired, runs)
     origin = origin_of(stage.layout)
-    html = page(evidence, rows, summary, curves, fits, paired, rollouts, origin)
+    html = page(evidence, rows, summary, curves, fits, paired, rollouts, origin, side_by_side)
     write_text(out / "index.html", html)
     write_metrics(out / "metrics", rows)
     for account, picture in plots(evidence, curves, fits).items():

@@ -147,7 +147,7 @@ def stale_words(name: str, drift: Mapping[str, Any], *, reads_profile: bool) -> 
             "often"
         )
     second = (
-        "a second round (profile the trained policy as a new data root) would re-size groups"
+        "a second round (python -m flows.pipeline --rounds 2) would re-size groups"
         if reads_profile
         else "this recipe does not read it, but one that does would now size its groups wrongly"
     )

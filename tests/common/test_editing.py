@@ -63,3 +63,10 @@ def test_the_parameters_can_be_edited_and_nothing_else_moves() -> None:
     before["ingest"].pop("sources")
     assert after == before
     assert text[text.index("\npolicy:") :] == edited[edited.index("\npolicy:") :]
+
+
+def test_a_key_without_a_value_gets_one() -> None:
+    text = "store:\n  location:   # null: under the data root\n  uri:\nlast:\n"
+    after = set_values(text, {"store.location": "data/store", "store.uri": "x", "last": 1})
+    assert yaml.safe_load(after) == {"store": {"location": "data/store", "uri": "x"}, "last": 1}
+    assert "# null: under the data root" in after

@@ -80,6 +80,24 @@ def test_bare_stages_share_a_parent_and_are_named_by_their_coordinates(layout: L
     assert len(tags["mlflow.source.git.commit"]) == 40
 
 
+def test_runs_of_a_later_round_share_the_record_and_say_which_they_are_of(layout: Layout) -> None:
+    shared = Tracking(tracking.address(LOCAL, layout), "winnow", 0.0)
+    second = Layout(layout.root / "rounds" / "2")
+    for where in (layout, second):
+        with track(shared, where, "train", "sgpo", 0):
+            pass
+    runs = runs_of(layout)
+    numbers = {name: run.data.tags["round"] for name, run in runs.items()}
+    parents = [name for name, run in runs.items() if run.data.tags["kind"] == "pipeline"]
+    assert sorted(numbers.pop(name) for name in parents) == ["1", "2"]
+    assert numbers == {
+        "sgpo/0": "1",
+        "train sgpo/0": "1",
+        "sgpo/0, round 2": "2",
+        "train sgpo/0, round 2": "2",
+    }
+
+
 def test_the_database_and_its_artifacts_stand_under_the_data_root(bare: Layout) -> None:
     kept = bare.root / "note.txt"
     kept.parent.mkdir(parents=True)
@@ -329,6 +347,11 @@ def test_the_champion_is_an_alias_and_weights_are_uploaded_only_on_demand(layout
             layout.train(recipe, 0) / "policy" / "model.safetensors"
         )
     assert len(client.search_model_versions("name = 'winnow'")) == 2
+    shared = Tracking(tracking.address(LOCAL, layout), "winnow", 0.0)
+    second = Layout(layout.root / "rounds" / "2")
+    with track(shared, second, "report", None, None) as tracker:
+        tracker.champion(None, "none beat the initial policy")
+    assert "champion" in client.get_registered_model("winnow").aliases  # the first round's stays
     with track(LOCAL, layout, "report", None, None) as tracker:
         tracker.champion(None, "none beat the initial policy")
     assert client.get_registered_model("winnow").aliases == {}

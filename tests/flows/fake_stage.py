@@ -1,5 +1,6 @@
 """A stage that takes milliseconds: it writes every output that dvc.yaml promises for it, as a
-digest of what it read.
+digest of what it read. Where it is told of another data root, that root's dvc.yaml says what to do.
+The report makes sgpo the champion, as the real one would say it.
 
 The scratch project of the tests runs it as `python -m tasks.<stage>`. What it writes depends on its
 parameters and data, not on its code, as with the real stages: a comment changes nothing downstream.
@@ -19,10 +20,13 @@ import yaml
 
 from tasks.common.process import die_with_parent, interrupt_on_terminate
 
+ROOT = sys.argv[sys.argv.index("--data") + 1]
+
 
 def promised(stage: str) -> dict[str, Any]:
     """What dvc.yaml says about `stage`, its matrix values filled in from the command line."""
-    text = json.dumps(yaml.safe_load(Path("dvc.yaml").read_text())["stages"][stage])
+    file = Path("dvc.yaml") if ROOT == "data" else Path(ROOT) / "dvc.yaml"
+    text = json.dumps(yaml.safe_load(file.read_text())["stages"][stage])
     for option, item in (("--recipe", "${item.recipe}"), ("--seed", "${item.seed}")):
         if option in sys.argv:
             text = text.replace(item, sys.argv[sys.argv.index(option) + 1])
@@ -42,21 +46,34 @@ def content(path: Path) -> list[tuple[str, str]]:
 
 
 def is_data(dep: str) -> bool:
-    return dep.startswith("data/") and not dep.startswith("data/code/")
+    return dep.startswith(("data/", f"{ROOT}/")) and not dep.startswith(f"{ROOT}/code/")
 
 
 def digest(entry: dict[str, Any]) -> str:
-    params = yaml.safe_load(Path("params.yaml").read_text())
-    read = [value(params, name) for name in entry["params"]]
+    (file, names) = ("params.yaml", entry["params"])
+    if isinstance(names[0], dict):
+        ((file, names),) = names[0].items()
+    params = yaml.safe_load(Path(file).read_text())
+    read = [value(params, name) for name in names]
     data = [content(Path(dep)) for dep in entry["deps"] if is_data(dep)]
     return hashlib.sha256(json.dumps([read, data]).encode()).hexdigest()
 
 
 def write(out: Any, text: str) -> None:
     path = Path(out if isinstance(out, str) else next(iter(out)))
-    path = path / "weights" if path.name == "policy" else path
+    if path.name == "policy":
+        write_policy(path, text)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{path.name} {text}\n")
+
+
+def write_policy(folder: Path, text: str) -> None:
+    """A policy without weights, in the form in which the flow expects one."""
+    header = json.dumps({"__metadata__": {"made": text}}).encode()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    (folder / "config.json").write_text("{}")
 
 
 def behave(stage: str) -> None:
@@ -83,7 +100,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO)
     die_with_parent()
     interrupt_on_terminate()
-    stage = os.environ["DVC_STAGE"].partition("@")[0]
+    stage = os.environ["DVC_STAGE"].rpartition(":")[2].partition("@")[0]
     print(f"this is {os.environ['DVC_STAGE']}, live", flush=True)
     print(f"GPUs: {os.environ.get('CUDA_VISIBLE_DEVICES')}", file=sys.stderr, flush=True)
     try:
@@ -93,12 +110,16 @@ def main() -> None:
             file.write(stage)
         sys.exit(130)
     if stage == "profile":
-        write("data/draws/profile.json", "")
-        note = {"sampled": {"said": "40 rollouts reused, 8 sampled: 1 prompt new to the store"}}
-        Path("data/draws/profile.json").write_text(json.dumps(note))
+        note = Path(ROOT) / "draws" / "profile.json"
+        write(str(note), "")
+        said = "40 rollouts reused, 8 sampled: 1 prompt new to the store"
+        note.write_text(json.dumps({"sampled": {"said": said}}))
     entry = promised(stage)
     for out in entry["outs"]:
         write(out, digest(entry))
+    if stage == "report":
+        summary = {"champion": {"recipe": "sgpo", "seed": 0}, "why": f"as it is {digest(entry)}"}
+        (Path(ROOT) / "report" / "summary.json").write_text(json.dumps(summary))
 
 
 main()

@@ -467,3 +467,16 @@ def test_the_command_makes_a_policy(tmp_path):
     subprocess.run([sys.executable, "-m", "tasks.policy", *arguments], check=True)
     policy = read_policy(Layout(tmp_path / "data"))
     assert policy.digest == policy_digest(policy.folder)
+
+
+def test_a_copied_policy_needs_its_folder_no_more(tmp_path):
+    trained = make_policy(tmp_path / "trained", "qwen3")
+    expected = policy_digest(trained)
+    layout = Layout(tmp_path / "data")
+    settings = parse({**section(), "source": str(trained)}, Policy, "policy")
+    card = provide(settings, layout, copy=True)
+    assert (card["source"], card["location"], card["digest"]) == (str(trained), None, expected)
+    shutil.rmtree(trained)
+    policy = read_policy(layout)
+    assert (policy.folder, policy_digest(policy.folder)) == (layout.policy, expected)
+    AutoModelForCausalLM.from_pretrained(policy.folder)

@@ -1,4 +1,5 @@
-"""Policies as logged models, and the aliases `candidate` and `champion` that point to them.
+"""Policies as logged models, and the aliases `candidate` and `champion` that point to them. Those
+of a later round are `candidate-round-2` and `champion-round-2`.
 
 A model of at most `tracking.max_weights_gb` is uploaded as MLflow's transformers models are: then
 `mlflow.transformers.load_model("models:/winnow@champion")` loads it. It is written here from the
@@ -96,7 +97,8 @@ def write_champion(run: Run, event: Event) -> None:
     write_tags(run, {"values": {"champion.why": shorten(event["why"], MAX_TAG)}})
     found = {"champion": event["evidence"], "candidate": event.get("candidate")}
     for alias in ALIASES:
-        move_alias(run, name, alias, found[alias])
+        named = alias if run.round == "1" else f"{alias}-round-{run.round}"
+        move_alias(run, name, named, found[alias])
 
 
 def move_alias(run: Run, name: str, alias: str, found: dict[str, str] | None) -> None:

@@ -4,7 +4,7 @@ and results, so that one search compares them; and the pipeline's run with the e
 from dataclasses import replace
 
 from tasks.common.journal import Event, refused
-from tasks.common.tracking.runs import DIGEST, Run, find_cell, link, producer
+from tasks.common.tracking.runs import DIGEST, Run, cell_name, find_cell, link, producer
 from tasks.common.tracking.writers import (
     logger,
     write_dataset,
@@ -33,8 +33,9 @@ def write_cell(run: Run, event: Event) -> None:
     if client.search_runs([run.experiment_id], same, max_results=1):
         return
     tags = {key: str(event[key]) for key in ("recipe", "seed")}
-    tags |= {"kind": "cell", "cell": cell, "mlflow.parentRunId": run.parent_id}
-    made = found or client.create_run(run.experiment_id, run_name=cell, tags=tags)
+    tags |= {"kind": "cell", "cell": cell, "round": run.round, "mlflow.parentRunId": run.parent_id}
+    name = cell_name(cell, run.round)
+    made = found or client.create_run(run.experiment_id, run_name=name, tags=tags)
     target = replace(run, run_id=made.info.run_id, cell_id=None)
     write_metrics(target, event)
     write_settings(target, event)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.common.journal import Event
-from tasks.common.pipelines import git_tags, is_alive, this_host
+from tasks.common.pipelines import git_tags, is_alive, round_words, this_host
 
 ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -25,13 +25,15 @@ DIGEST = "digest"
 
 @dataclass(frozen=True)
 class Run:
-    """One run on one server, the run of its pipeline, and the run of its cell, if it has one."""
+    """One run on one server, the run of its pipeline, and the run of its cell, if it has one; and
+    the round of the experiment that all of them are of."""
 
     client: Any
     experiment_id: str
     run_id: str
     parent_id: str
     cell_id: str | None = None
+    round: str = "1"
 
 
 def connect(uri: str) -> Any:
@@ -58,9 +60,10 @@ def open_run(client: Any, uri: str, start: Event) -> Run:
     cell = start["tags"].get("seed") and cell_run(
         client, experiment, parent, start["tags"]["recipe"], int(start["tags"]["seed"]), start
     )
+    number = round_tag(start)
     found = client.search_runs([experiment], f"tags.record = '{start['record']}'", max_results=1)
     if found:
-        return Run(client, experiment, found[0].info.run_id, parent, cell or None)
+        return Run(client, experiment, found[0].info.run_id, parent, cell or None, number)
     tags = {
         **start["tags"],
         "kind": "stage",
@@ -69,7 +72,12 @@ def open_run(client: Any, uri: str, start: Event) -> Run:
         "mlflow.source.type": "LOCAL",
     }
     run = client.create_run(experiment, start_time=start["time"], run_name=start["name"], tags=tags)
-    return Run(client, experiment, run.info.run_id, parent, cell or None)
+    return Run(client, experiment, run.info.run_id, parent, cell or None, number)
+
+
+def round_tag(start: Event) -> str:
+    """The round of a record; those of an older version of this program say nothing of it."""
+    return str(start["tags"].get("round", "1"))
 
 
 def cell_run(
@@ -85,14 +93,23 @@ def cell_run(
         "cell": f"{recipe}/{seed}",
         "recipe": recipe,
         "seed": str(seed),
+        "round": round_tag(start),
         "mlflow.parentRunId": parent,
         **git_tags(),
         **start["pipeline"]["tags"],
     }
     run = client.create_run(
-        experiment, start_time=start["time"], run_name=f"{recipe}/{seed}", tags=tags
+        experiment,
+        start_time=start["time"],
+        run_name=cell_name(f"{recipe}/{seed}", round_tag(start)),
+        tags=tags,
     )
     return str(run.info.run_id)
+
+
+def cell_name(cell: str, number: str) -> str:
+    """The name of a cell's run."""
+    return f"{cell}{round_words(number)}"
 
 
 def find_cell(client: Any, experiment: str, parent: str, cell: str) -> Any:
@@ -140,10 +157,11 @@ def parent_run(client: Any, experiment: str, start: Event) -> str:
         "kind": "pipeline",
         "pipeline": pipeline["id"],
         "started_by": pipeline["kind"],
+        "round": round_tag(start),
         **git_tags(),
         **pipeline["tags"],
     }
-    name = f"{pipeline['kind']} {pipeline['id']}"
+    name = f"{pipeline['kind']} {pipeline['id']}{round_words(round_tag(start))}"
     return str(
         client.create_run(
             experiment, start_time=start["time"], run_name=name, tags=tags

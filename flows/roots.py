@@ -1,0 +1,189 @@
+"""Data roots: a folder with everything that a pipeline reads and writes, and its own `dvc.yaml`,
+`dvc.lock` and `params.yaml`.
+
+`data` is the project's: its three files stand at the top of the project. Any other folder becomes a
+root when it is first named: its `dvc.yaml` is made from the project's, and `params.yaml` is copied,
+to be changed. A later round of a root is the root `rounds/N` below it; its parameters are made from
+the first round's, with another initial policy (see `tasks.common.derived`)."""
+
+import argparse
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from flows import commands
+from tasks.common import derived, params
+from tasks.common.files import replace_file
+from tasks.common.layout import Layout
+from tasks.common.params import ParamsError
+
+MAIN = derived.MAIN
+ROUND = re.compile(r"(?P<first>.+)/rounds/(?P<number>[1-9]\d*)")
+NAME = re.compile(r"\w[\w.-]*")
+TELLING = ("dvc.yaml", "params.yaml", "prompts")  # a folder with one of them is a data root
+
+
+@dataclass(frozen=True)
+class Root:
+    """The round `number` of the root `first`, which is a path below the project."""
+
+    first: str = MAIN
+    number: int = 1
+
+    @property
+    def folder(self) -> str:
+        return self.first if self.number == 1 else f"{self.first}/rounds/{self.number}"
+
+    @property
+    def name(self) -> str:
+        """`other, round 2`, in front of a stage's name; nothing for the project's own root."""
+        words = [] if self.first == MAIN else [self.first]
+        return ", ".join(words + ([f"round {self.number}"] if self.number > 1 else []))
+
+    @property
+    def is_main(self) -> bool:
+        return self.folder == MAIN
+
+    @property
+    def earlier(self) -> list["Root"]:
+        return [Root(self.first, number) for number in range(1, self.number)]
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(commands.ROOT / self.folder)
+
+    @property
+    def params(self) -> Path:
+        return self.file("params.yaml")
+
+    @property
+    def lock(self) -> Path:
+        return self.file("dvc.lock")
+
+    @property
+    def pipeline(self) -> str:
+        """Its `dvc.yaml`, as dvc is asked for it."""
+        return self.file("dvc.yaml").relative_to(commands.ROOT).as_posix()
+
+    def file(self, name: str) -> Path:
+        return commands.ROOT / name if self.is_main else commands.ROOT / self.folder / name
+
+    def address(self, stage: str) -> str:
+        """A stage as dvc names it: `data/rounds/2/dvc.yaml:profile`."""
+        return stage if self.is_main else f"{self.pipeline}:{stage}"
+
+    def titled(self, stage: str) -> str:
+        """A stage as people read it: `round 2: profile`."""
+        return f"{self.name}: {stage}" if self.name else stage
+
+    def own(self, addresses: Iterable[str]) -> dict[str, str]:
+        """The stages of this root among those of all, by what dvc calls them."""
+        prefix = "" if self.is_main else f"{self.pipeline}:"
+        return {
+            address: address.removeprefix(prefix)
+            for address in addresses
+            if address.startswith(prefix) and (prefix or ":" not in address)
+        }
+
+
+def root_of(folder: str) -> Root:
+    """The root at a path below the project. Raises ParamsError for a path that can be none."""
+    path = PurePosixPath(os.path.normpath(folder)).as_posix()
+    match = ROUND.fullmatch(path)
+    root = Root(match["first"], int(match["number"])) if match else Root(path)
+    if not NAME.fullmatch(root.first):
+        raise ParamsError(
+            f"--data {folder}: a data root is a folder at the top of the project, or a "
+            f"round of one: {MAIN}, other, {MAIN}/rounds/2"
+        )
+    return root
+
+
+def add_option(parser: argparse.ArgumentParser) -> None:
+    """The option `--data` of commands that look at one root."""
+    parser.add_argument(
+        "--data", default=MAIN, metavar="DIR", help="a data root (default: %(default)s)"
+    )
+
+
+def existing(folder: str) -> Root:
+    """As `root_of`, of one that is there already."""
+    root = root_of(folder)
+    if not (commands.ROOT / root.pipeline).exists():
+        raise ParamsError(f"{folder} is not a data root: it has no dvc.yaml; there are {known()}")
+    return root
+
+
+def known() -> str:
+    """The roots that are there, for messages."""
+    files = commands.ROOT.glob("*/dvc.yaml"), commands.ROOT.glob("*/rounds/*/dvc.yaml")
+    found = sorted(
+        path.parent.relative_to(commands.ROOT).as_posix() for kind in files for path in kind
+    )
+    return ", ".join([MAIN, *found])
+
+
+def prepare_first(root: Root) -> None:
+    """Make the files of a root that is no later round, where they are missing or out of date. The
+    parameters are copied once; then they are the root's own."""
+    if root.is_main:
+        return
+    folder = root.layout.root
+    is_used = folder.exists() and any(folder.iterdir())
+    if is_used and not any((folder / name).exists() for name in TELLING):
+        raise ParamsError(f"{root.folder}/ has other files in it: name a new folder with --data")
+    if not root.params.exists():
+        write(root.params, (commands.ROOT / "params.yaml").read_text())
+    write_pipeline(root, None)
+
+
+def prepare_round(root: Root, policy: str) -> None:
+    """Make the files of a later round that starts from the policy in the folder `policy`."""
+    first = Root(root.first)
+    write(root.params, derived.parameters(first.params, first.folder, policy))
+    link(root.layout.root / "prompts", f"{'../' * 2}prompts")
+    earlier = tuple(other.folder for other in root.earlier)
+    write_pipeline(root, derived.Round(earlier, policy))
+
+
+def refresh(root: Root) -> None:
+    """Bring the files of a later round that is there up to date; it starts as it did."""
+    if root.params.exists():
+        prepare_round(root, str(params.load(root.params)["policy"]["source"]))
+
+
+def write_pipeline(root: Root, later: derived.Round | None) -> None:
+    text = (commands.ROOT / "dvc.yaml").read_text()
+    write(root.layout.root / ".gitignore", derived.IGNORED)
+    write(root.file("dvc.yaml"), derived.pipeline(text, root.folder, later))
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file, whole or not at all, unless it says the same already."""
+    if not path.exists() or path.read_text() != text:
+        replace_file(path, lambda file: file.write(text.encode()))
+
+
+def link(path: Path, target: str) -> None:
+    """Make `path` a symbolic link to `target`, whole or not at all."""
+    if path.is_symlink() and os.readlink(path) == target:
+        return
+    if path.exists() and not path.is_symlink():
+        raise ParamsError(f"{path} is in the way: a later round links to the first one's prompts")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    os.symlink(target, temporary)
+    os.replace(temporary, path)
+
+
+def own_needs(root: Root, graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """The root's part of dvc's graph, by the stages' own names."""
+    names = root.own(graph)
+    if not names:
+        raise commands.CommandError(f"dvc does not see {root.pipeline}: does git ignore it?")
+    return {
+        name: {names[need] for need in graph[address] if need in names}
+        for address, name in names.items()
+    }

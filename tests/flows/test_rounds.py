@@ -1,0 +1,164 @@
+"""Rounds and data roots: what is refused, and a second round on the scratch project."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flows import pipeline, rounds
+from flows.roots import Root, root_of
+from flows.rounds import Request
+from flows.selection import SelectionError
+from flows.stages import forced_of
+from tasks.common.params import ParamsError
+from tests.flows.project import ROOT, Project, lines, shell
+
+SECOND = "data/rounds/2"
+SGPO = "data/runs/sgpo/0/train/policy"
+
+
+def request(**asked: Any) -> Request:
+    return Request([], [], [], [], **asked)
+
+
+def titled(output: str, word: str) -> list[str]:
+    """The stages of the second round whose line says `word`."""
+    return re.findall(rf"^\[\d+/\d+\] round 2: (\S+): {word}", output, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"rounds": 0}, "rounds is 0; it must be at least 1"),
+        ({"starts": ("sgpo/0",)}, "with --rounds 1 there are 0 of them, and it is given 1 times"),
+        ({"rounds": 2, "starts": ("sgpo/0", "sgpo/0")}, "there are 1 of them"),
+        ({"data": SECOND, "rounds": 3}, "name the first, --data data --rounds 3"),
+        ({"data": "../other"}, "a data root is a folder at the top of the project"),
+        ({"data": "data/other"}, "a data root is a folder at the top of the project"),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused(asked: dict[str, Any], words: str) -> None:
+    with pytest.raises(ParamsError, match=re.escape(words)):
+        request(**asked).check()
+
+
+def test_a_start_that_is_not_in_the_experiment_is_refused_with_what_is() -> None:
+    rounds.check_starts(ROOT / "params.yaml", ("champion", "sgpo/0"))
+    with pytest.raises(SelectionError, match=r"--from pods/0 .* it has grpo/0, .*, or champion"):
+        rounds.check_starts(ROOT / "params.yaml", ("pods/0",))
+
+
+def test_the_command_line_asks_for_the_same_as_a_form() -> None:
+    options = pipeline.parse(["--rounds", "3", "--from", "sgpo/0", "--data", "other", "a.b=1"])
+    asked = rounds.request_of(options)
+    assert asked == Request([], [], [], ["a.b=1"], "other", 3, ("sgpo/0",))
+    assert [root.folder for root in asked.chain] == ["other", "other/rounds/2", "other/rounds/3"]
+
+
+def test_what_is_forced_is_forced_in_every_round_that_has_it() -> None:
+    needs: dict[str, set[str]] = {"profile": set(), "report": {"profile"}}
+    assert forced_of(Root("data", 2), needs, ["ingest", "profile"]) == {"profile"}
+    with pytest.raises(SelectionError, match="stage ingest is not in the experiment"):
+        forced_of(Root(), needs, ["ingest", "profile"])
+
+
+def test_stages_go_by_their_own_names_in_every_root() -> None:
+    second = root_of(f"./{SECOND}/")
+    assert second == Root("data", 2)
+    assert second.titled("profile") == "round 2: profile"
+    addresses = ["profile", f"{SECOND}/dvc.yaml:profile", "data/rounds/22/dvc.yaml:profile"]
+    assert second.own(addresses) == {second.address("profile"): "profile"}
+    assert Root().own(addresses) == {"profile": "profile"}
+
+
+def test_the_form_describes_what_can_change_an_experiment() -> None:
+    """In a process of its own: importing Prefect changes the logging of this one."""
+    program = (
+        "import json; from prefect.utilities.callables import parameter_schema; "
+        "from flows.flow import pipeline; "
+        "print(json.dumps(parameter_schema(pipeline.fn).model_dump()['properties']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    properties = json.loads(done.stdout)
+    wanted = {"recipes", "seeds", "overrides", "data", "rounds", "starts"}
+    assert all(properties[name]["description"] for name in wanted)
+    assert properties["rounds"]["minimum"] == 1
+
+
+def test_a_second_round_starts_from_the_champion_and_runs_once(project: Project) -> None:
+    output = project.flow("--rounds", "2", "--experiment", "sgpo")  # the fewest stages
+    assert lines(output, "starts") == ["report"]  # of fewer recipes
+    cell = ["allocate@sgpo-0", "train@sgpo-0", "evaluate@sgpo-0"]
+    assert titled(output, "ran") == ["code", "policy", "profile", "baseline", *cell, "report"]
+    second = lock(project.root / SECOND / "dvc.lock")
+    champion = digest_of(lock(project.root / "dvc.lock")["train@sgpo-0"], "outs", SGPO)
+    assert digest_of(second["policy"], "deps", SGPO) == champion
+    values = yaml.safe_load((project.root / SECOND / "params.yaml").read_text())
+    assert values["policy"]["source"] == SGPO
+    assert (project.root / SECOND / "prompts" / "train.parquet").exists()
+    assert visible(project) == {
+        f"{SECOND}/{name}"
+        for name in (".gitignore", "dvc.lock", "dvc.yaml", "params.yaml", "prompts")
+    }
+    output = project.flow("--rounds", "2")
+    assert "nothing to do: all 17 stages of 2 rounds are up to date" in output
+    assert f"{SECOND}/report/index.html" in output
+    assert project.status() == {}
+
+
+@pytest.mark.slow
+def test_what_changes_for_one_run_changes_both_rounds_and_is_gone_again(project: Project) -> None:
+    project.edit(
+        "params.yaml", "recipes: \\[grpo, grpo_mixed, sgpo, winnow", "recipes: [grpo, sgpo"
+    )
+    project.behave(**{f"{SECOND}/dvc.yaml:baseline": "fail"})
+    output = project.flow("--rounds", "2", "evaluate.num_samples=9", expect=1)
+    assert "baseline" in lines(output, "ran")
+    assert titled(output, "FAILED") == ["baseline"]
+    assert f"dvc repro -s {SECOND}/dvc.yaml:baseline" in json.dumps(output)
+    again = project.flow("--rounds", "2", "evaluate.num_samples=9", "--from", "grpo/0", expect=1)
+    assert "policy: starts (" in again  # of another policy
+    assert "runs/grpo/0/train/policy" in again
+    values = yaml.safe_load((project.root / SECOND / "params.yaml").read_text())
+    assert values["evaluate"]["num_samples"] == 8
+
+
+def test_a_new_data_root_gets_its_own_parameters(project: Project) -> None:
+    project.behave(**{"other/dvc.yaml:profile": "fail"})
+    output = project.flow("--data", "other", "--recipe", "grpo", expect=1)
+    assert "other: ingest: ran" in output
+    assert "other: train@grpo-0: not run" in output
+    assert (project.root / "other/params.yaml").read_text() == (
+        project.root / "params.yaml"
+    ).read_text()
+    assert project.status().keys() >= {"other/dvc.yaml:profile"}
+    assert not any(":" not in stage for stage in project.status())  # nothing of the first root
+    assert "flows/ has other files in it" in project.flow("--data", "flows", expect=1)
+
+
+def test_a_plan_of_a_round_that_never_ran_says_so(project: Project) -> None:
+    command = [sys.executable, "-m", "flows", "plan", "--rounds", "2"]
+    printed = shell(project.root, project.environment, *command)
+    assert "data, from tiny:\nnothing to do: all 18 stages are up to date" in printed
+    assert f"{SECOND}: never run" in printed
+
+
+def lock(path: Path) -> dict[str, Any]:
+    return dict(yaml.safe_load(path.read_text())["stages"])
+
+
+def digest_of(entry: dict[str, Any], kind: str, path: str) -> str:
+    return next(str(one["md5"]) for one in entry[kind] if one["path"] == path)
+
+
+def visible(project: Project) -> set[str]:
+    """What git would add."""
+    command = ["git", "ls-files", "--others", "--exclude-standard"]
+    return set(shell(project.root, project.environment, *command).split())

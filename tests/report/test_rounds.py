@@ -1,0 +1,100 @@
+"""The rounds side by side: what was kept of each, what all of it cost, and how the pass rates
+moved. Numbers are those of `conftest`, and of a second round on top of it."""
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from tasks.common.artifacts import PROFILE, Layout
+from tasks.common.files import ArtifactError, read_json, write_json
+from tasks.report import rounds
+from tests.report.conftest import make_layout, write_params
+from tests.report.test_report import data_of
+from tests.stages import run_stage
+
+SOURCE = "data/runs/sgpo/1/train/policy"
+
+
+def run_report(layout: Layout, *options: str) -> Any:
+    params = write_params(layout.root, ["grpo", "sgpo"], [0, 1])
+    return run_stage("report", params, layout.root, *options)
+
+
+@pytest.fixture(scope="module")
+def second(tmp_path_factory: pytest.TempPathFactory) -> Layout:
+    """A second round that starts from sgpo/1, in which every prompt is solved once more often, and
+    both reports."""
+    first = make_layout(tmp_path_factory.mktemp("rounds") / "data")
+    done = run_report(first)
+    assert done.returncode == 0, done.output
+    layout = make_layout(first.root / "rounds" / "2")
+    write_json(layout.policy_card, {**read_json(layout.policy_card), "source": SOURCE})
+    path = layout.profile / "profile.parquet"
+    easier = (pl.col("pass_rate") + 1 / 8).clip(0, 1)
+    PROFILE.write(path, PROFILE.read(path).with_columns(easier))
+    done = run_report(layout, "--before", str(first.root))
+    assert done.returncode == 0, done.output
+    return layout
+
+
+def test_the_summary_adds_the_bills_of_what_was_kept(second: Layout) -> None:
+    first, last = read_json(second.report / "summary.json")["rounds"]
+    assert (first["round"], first["source"], last["source"]) == (1, "tiny", SOURCE)
+    assert (first["kept"]["recipe"], first["kept"]["seed"]) == ("sgpo", 1)
+    assert first["kept"]["pass_at_1"] == pytest.approx(0.55)
+    # sgpo at a third of 900, and 100 of profiling; twice
+    assert first["flops"]["charged"] == pytest.approx(
+        {"profile": 100e9, "total": 400e9, "cumulative": 400e9}
+    )
+    assert last["flops"]["charged"]["cumulative"] == pytest.approx(800e9)
+    # executed: a third of 600, 80 of profiling, 30 lost to kills
+    assert last["flops"]["executed"]["cumulative"] == pytest.approx(620e9)
+
+
+def test_prompts_are_counted_by_kind(second: Layout) -> None:
+    first, last = (one["prompts"] for one in read_json(second.report / "summary.json")["rounds"])
+    # of 40 prompts, solved 0, 1, ... 8 times in turn
+    names = ("never solved", "learnable", "always solved", "not known")
+    assert [first[name] for name in names] == [5, 31, 4, 0]
+    assert [last[name] for name in names] == [0, 32, 8, 0]
+
+
+def test_the_page_shows_them_side_by_side(second: Layout) -> None:
+    html = (second.report / "index.html").read_text()
+    assert "<h2>Rounds</h2>" in html
+    assert "<td>sgpo/1 (champion)</td>" in html
+    assert "<td>1 → 2</td><td>never solved</td><td>0</td><td>5</td><td>0</td>" in html
+    charts = data_of(html)["charts"]
+    line, *dots = charts["rounds"]["variants"][0]["data"]
+    assert line["x"] == pytest.approx([0, 0.4, 0.8])  # TFLOPs
+    assert len(dots) == 8  # two recipes and two seeds, twice
+    assert [trace["name"] for trace in charts["round_rates"]["variants"][0]["data"]] == [
+        "round 1",
+        "round 2",
+    ]
+
+
+def test_a_single_round_has_nothing_of_it(second: Layout) -> None:
+    first = Layout(second.root.parent.parent)
+    html = (first.report / "index.html").read_text()
+    assert "<h2>Rounds</h2>" not in html
+    assert "rounds" not in read_json(first.report / "summary.json")
+    assert "rounds" not in data_of(html)["charts"]
+
+
+def test_a_start_that_the_earlier_round_no_longer_has_is_named(second: Layout) -> None:
+    card = read_json(second.policy_card)
+    write_json(second.policy_card, {**card, "source": "data/runs/pods/0/train/policy"})
+    done = run_report(second, "--before", str(second.root.parent.parent))
+    write_json(second.policy_card, card)
+    assert done.returncode == 1
+    assert "pods/0, from which the next round started, is not on the leaderboard of" in done.output
+
+
+@pytest.mark.parametrize("source", ["tiny", "hf://org/name@1", "models/runs/sgpo/0/policy"])
+def test_a_policy_that_no_round_trained_is_refused(source: str) -> None:
+    assert rounds.cell_of(str(Path("/x") / SOURCE)) == ("sgpo", 1)
+    with pytest.raises(ArtifactError, match="was trained by no round"):
+        rounds.cell_of(source)
