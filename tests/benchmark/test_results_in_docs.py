@@ -1,28 +1,63 @@
-"""The page of the benchmark and the README's table are those of the results file that is kept."""
+"""The pages of the benchmarks, the README's table and the guide's numbers are those of the results
+files that are kept."""
 
+import json
 import shutil
 from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
 
 from tasks.benchmark.protocol import read_protocol
 from tasks.benchmark.tables import write_readme, write_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
-COMMAND = "python -m flows.benchmark docs/results/protocol.yaml --tables --readme README.md"
+COMMAND = "python -m flows.benchmark docs/results/{}.yaml --tables"
 
 
-def test_the_page_and_the_readme_are_those_of_the_results(tmp_path: Path) -> None:
-    protocol, values = read_protocol(RESULTS / "protocol.yaml")
-    for name in ("protocol.jsonl", "protocol.facts.json"):
-        shutil.copy(RESULTS / name, tmp_path)
-    shutil.copy(ROOT / "README.md", tmp_path)
-    file = tmp_path / "protocol.jsonl"
+@pytest.mark.parametrize("name", ["protocol", "paper-passes"])
+def test_the_pages_are_those_of_the_results(tmp_path: Path, name: str) -> None:
+    protocol, values = read_protocol(RESULTS / f"{name}.yaml")
+    for part in ("jsonl", "facts.json"):
+        shutil.copy(RESULTS / f"{name}.{part}", tmp_path)
+    file = tmp_path / f"{name}.jsonl"
     write_tables(protocol, values, file)
-    write_readme(protocol, values, file, tmp_path / "README.md")
-    for ours, kept in (
-        (tmp_path / "protocol.md", RESULTS / "protocol.md"),
-        (tmp_path / "README.md", ROOT / "README.md"),
-    ):
-        assert ours.read_text() == kept.read_text(), f"{kept} is not that of the results: {COMMAND}"
-    figures = {path.name for path in RESULTS.glob("*.svg")}
+    kept = {tmp_path / f"{name}.md": RESULTS / f"{name}.md"}
+    if name == "protocol":
+        shutil.copy(ROOT / "README.md", tmp_path)
+        write_readme(protocol, values, file, tmp_path / "README.md")
+        kept[tmp_path / "README.md"] = ROOT / "README.md"
+    for ours, there in kept.items():
+        assert ours.read_text() == there.read_text(), f"{there}: {COMMAND.format(name)}"
+    figures = {path.name for path in RESULTS.glob(f"{name}-*.svg")}
     assert figures == {path.name for path in tmp_path.glob("*.svg")}
+
+
+def test_the_guide_says_of_sgpos_regime_what_was_measured() -> None:
+    """The saving at as many passes, and its factors."""
+    lines = (RESULTS / "paper-passes.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if row["measures"] == "test"]
+
+    def of(recipe: str, budget: int) -> dict[str, Any]:
+        found = [row for row in rows if (row["recipe"], row["budget"]) == (recipe, budget)]
+        assert len(found) == 5
+        flops = mean(row["flops"]["charged_paper"] for row in found)
+        profile = mean(row["flops_profile"]["charged_paper"] for row in found)
+        return {"train": flops, "all": flops + profile, "test": mean(r["test"] for r in found)}
+
+    guide = (ROOT / "docs/guide/results.md").read_text().partition("## sGPO in its own regime")[2]
+    for recipe, budget in (("grpo", 8192), ("sgpo", 2088), ("grpo", 2600), ("grpo", 2088)):
+        cell = of(recipe, budget)
+        assert f"| {cell['all'] / 1e12:.3f} T | {cell['test']:.1%} |".replace("%", " %") in guide
+    whole, short = of("grpo", 8192), of("sgpo", 2088)
+    rollouts = 8192 / 2088
+    factors = {
+        "fewer rollouts a pass": rollouts,
+        "fewer tokens a rollout": whole["train"] / short["train"] / rollouts,
+        "share of the training in the sum with the profile": short["train"] / short["all"],
+        "in all": whole["all"] / short["all"],
+    }
+    for words, factor in factors.items():
+        assert f"| {words} | {factor:.2f} |" in guide
