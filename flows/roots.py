@@ -111,7 +111,7 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 def existing(folder: str) -> Root:
     """As `root_of`, of one that is there already."""
     root = root_of(folder)
-    if not (commands.ROOT / root.pipeline).exists():
+    if not root.is_main and not (commands.ROOT / root.pipeline).exists():
         raise ParamsError(f"{folder} is not a data root: it has no dvc.yaml; there are {known()}")
     return root
 
