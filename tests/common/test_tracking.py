@@ -12,8 +12,8 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from tasks.common.artifacts import Layout
 from tasks.common.files import digest_file
 from tasks.common.journal import flatten, shorten
 from tasks.common.pipelines import current_pipeline, process_tags
-from tasks.common.tracking import Tracker, Tracking, system, track
+from tasks.common.tracking import Tracker, Tracking, database, system, track
 from tests.stages import give_record
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -503,6 +503,70 @@ def test_a_database_that_cannot_be_opened_stops_nothing(
         tracker.metrics({"pass_rate": 0.5})
     assert "tracking at" in caplog.text
     assert len(pending_files(bare)) == 1
+
+
+def half_made(path: Path) -> None:
+    """A database whose making was killed: its tables are there, its version is not the last."""
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute("UPDATE alembic_version SET version_num = '451aebb31d03'")
+
+
+def damaged(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:5000])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spoil", [half_made, damaged])
+def test_a_database_that_is_half_made_or_damaged_is_set_aside_and_the_record_goes_on(
+    layout: Layout, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], None]
+) -> None:
+    path = layout.tracking / "mlflow.db"
+    spoil(path)
+    spoiled = path.read_bytes()
+    with track(LOCAL, layout, "profile", None, None) as tracker:
+        tracker.metrics({"pass_rate": 0.5})
+    assert runs_of(layout)["profile"].data.metrics["pass_rate"] == 0.5
+    assert [old.read_bytes() for old in layout.tracking.glob("mlflow.db.before-*")] == [spoiled]
+    assert "replaced by an empty one" in caplog.text
+    assert pending_files(layout) == []
+
+
+def test_a_database_is_made_whole_or_not_at_all(bare: Layout) -> None:
+    """Killed at any file operation on the way, there is none."""
+    path = bare.tracking / "mlflow.db"
+    bare.tracking.mkdir(parents=True)
+    path.with_name(".mlflow.db.1-2").write_bytes(b"half")
+    seen: list[bool] = []
+    real = os.replace
+
+    def replace(source: Any, target: Any) -> None:
+        seen.append(path.exists())
+        real(source, target)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "replace", replace)
+        database.make(path)
+    assert seen == [False]
+    assert [file.name for file in bare.tracking.iterdir()] == ["mlflow.db"]
+    assert not database.repair(path)
+
+
+def test_what_waits_is_replayed_by_the_next_stage(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(tracking, "open_run", away)
+        with track(LOCAL, layout, "profile", None, None) as tracker:
+            tracker.metrics({"pass_rate": 0.5})
+    assert len(pending_files(layout)) == 1
+    with track(LOCAL, layout, "baseline", None, None):
+        pass
+    assert runs_of(layout)["profile"].data.metrics["pass_rate"] == 0.5
+    assert pending_files(layout) == []
+
+
+def away(*_: Any) -> Any:
+    raise ConnectionError("the server is away")
 
 
 def test_no_place_to_write_at_all_is_said_once(

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 from tasks.common.files import ArtifactError, digest_file, read_json
-from tasks.common.journal import Event, Journal, Tracker, Write, key_of, refused
+from tasks.common.journal import Event, Journal, Tracker, Write, key_of, locked, refused
 from tasks.common.layout import Layout
 from tasks.common.pipelines import (
     PIPELINE_VARIABLE,
@@ -34,6 +34,7 @@ from tasks.common.pipelines import (
     start_event,
     start_pipeline,
 )
+from tasks.common.tracking import database
 from tasks.common.tracking.events import write_event
 from tasks.common.tracking.mirrors import Mirrors
 from tasks.common.tracking.runs import (
@@ -110,13 +111,43 @@ def track(
         journal.tell(
             "end", status=status, closes_parent=journal.start["pipeline"]["kind"] != "flow"
         )
+        if journal.write is not None:
+            replay_pending(layout, uri)
 
 
 def open_stage(layout: Layout, uri: str, start: Event) -> Write:
     """Make the stage's run, note that its pipeline now has one, and return what writes into it."""
-    run = open_run(connect(uri), uri, start)
+    run = opened(layout, uri, start)
     mark_recorded(layout, start["pipeline"]["id"])
     return partial(write_event, run)
+
+
+def opened(layout: Layout, uri: str, start: Event) -> Run:
+    """The stage's run. The database under the data root is made where it is missing, and repaired
+    where it is at fault."""
+    own = layout.tracking.absolute() / "mlflow.db"
+    if uri != f"sqlite:///{own}":
+        return open_run(connect(uri), uri, start)
+    database.make(own)
+    try:
+        return open_run(connect(uri), uri, start)
+    except Exception:
+        if not database.repair(own):
+            raise
+        return open_run(connect(uri), uri, start)
+
+
+def replay_pending(layout: Layout, uri: str) -> None:
+    """Write what earlier stages could not, now that the server answers. What fails stays."""
+    with suppress(OSError), locked(layout.tracking):
+        for path in sorted((layout.tracking / "pending").glob("*.jsonl")):
+            try:
+                logger.info("%s is now run %s at %s", path, replay(path, uri), uri)
+            except BlockingIOError:
+                continue  # its stage is still writing
+            except Exception as error:
+                logger.warning("%s cannot be replayed yet: %s", path, error)
+                return
 
 
 def replay(path: Path, uri: str) -> str:

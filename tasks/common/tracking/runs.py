@@ -13,6 +13,7 @@ ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # a line a run, with a tracking server
     "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # its tracebacks; what matters is said here, once
+    "MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool",  # or a database that was replaced stays open
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",

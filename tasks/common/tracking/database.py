@@ -1,0 +1,103 @@
+"""MLflow's database under the data root: there whole or not at all.
+
+MLflow makes it in dozens of migrations. A process that is killed among them leaves a database that
+no later one can open. So it is made under another name and renamed. One that is half made, damaged
+or of another version of MLflow is brought up to date, or else set aside: nothing is lost that
+`mlflow db upgrade` or a person could still read."""
+
+import logging
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+from tasks.common.files import sync_folder
+from tasks.common.tracking.runs import connect
+
+logger = logging.getLogger(__name__)
+
+
+def make(path: Path) -> None:
+    """Make an empty database, if there is none. One process at a time: see `journal.locked`."""
+    if not path.exists():
+        os.replace(fresh(path), path)
+        sync_folder(path.parent)
+
+
+def fresh(path: Path) -> Path:
+    """An empty database beside `path`, on the disk."""
+    for killed in path.parent.glob(f".{path.name}.*"):
+        killed.unlink()
+    # MLflow remembers by its address which database this process has made
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{time.monotonic_ns()}")
+    temporary.parent.mkdir(parents=True, exist_ok=True)
+    connect(f"sqlite:///{temporary}").search_experiments(max_results=1)
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    return temporary
+
+
+def repair(path: Path) -> bool:
+    """Put a database that works in the place of one that cannot be opened. False where it is not at
+    fault: it is not there, or whole."""
+    if not path.is_file():
+        return False
+    new = fresh(path)
+    if shape(path) == shape(new):
+        remove(new)
+        return False
+    old = path.with_name(f"{path.name}.before-{time.strftime('%Y%m%d-%H%M%S')}")
+    upgraded = upgrade(path, new)
+    for suffix in ("-journal", ""):
+        if path.with_name(path.name + suffix).exists():
+            os.replace(path.with_name(path.name + suffix), old.with_name(old.name + suffix))
+    os.replace(upgraded or new, path)
+    sync_folder(path.parent)
+    what = "brought up to date" if upgraded else "replaced by an empty one"
+    logger.warning(
+        "%s was half made, damaged or of another version: %s; it is now %s", *(path, what, old)
+    )
+    return True
+
+
+def shape(path: Path) -> tuple[str, ...]:
+    """The version of its schema and the names of its tables; what is wrong, where it cannot be
+    read."""
+    try:
+        with closing(sqlite3.connect(f"file:{path}?mode=rw", uri=True)) as database:
+            version = [
+                row[0] for row in database.execute("SELECT version_num FROM alembic_version")
+            ]
+            tables = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            names = sorted(row[0] for row in tables)
+            sound = database.execute("PRAGMA quick_check(1)").fetchone()[0]
+            return (sound, *version, *names)
+    except sqlite3.DatabaseError as error:
+        return (str(error),)
+
+
+def upgrade(path: Path, new: Path) -> Path | None:
+    """A copy of the database, brought to the schema of `new` by MLflow's own command; None where
+    that fails."""
+    copy = path.with_name(f".{path.name}.upgraded")
+    remove(copy)
+    for suffix in ("-journal", ""):
+        if path.with_name(path.name + suffix).exists():
+            shutil.copy(path.with_name(path.name + suffix), copy.with_name(copy.name + suffix))
+    command = [sys.executable, "-m", "mlflow", "db", "upgrade", f"sqlite:///{copy}"]
+    done = subprocess.run(command, capture_output=True, check=False)
+    if done.returncode == 0 and shape(copy) == shape(new):
+        remove(new)
+        return copy
+    remove(copy)
+    return None
+
+
+def remove(path: Path) -> None:
+    """Delete a database and its journal, if they are there."""
+    for suffix in ("", "-journal"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
