@@ -1,4 +1,4 @@
 """Engines sample completions. Each is a file or a folder here, named in `engine.name`; SHARED lists
 the files that they have in common."""
 
-SHARED = ("choosing", "engine", "memory")
+SHARED = ("choosing", "devices", "engine", "memory")

@@ -81,7 +81,7 @@ def test_bare_stages_share_a_parent_and_are_named_by_their_coordinates(layout: L
 
 
 def test_runs_of_a_later_round_share_the_record_and_say_which_they_are_of(layout: Layout) -> None:
-    shared = Tracking(tracking.address(LOCAL, layout), "winnow", 0.0)
+    shared = Tracking(tracking.address(LOCAL, layout), "winnow", 0.0, [])
     second = Layout(layout.root / "rounds" / "2")
     for where in (layout, second):
         with track(shared, where, "train", "sgpo", 0):
@@ -347,7 +347,7 @@ def test_the_champion_is_an_alias_and_weights_are_uploaded_only_on_demand(layout
             layout.train(recipe, 0) / "policy" / "model.safetensors"
         )
     assert len(client.search_model_versions("name = 'winnow'")) == 2
-    shared = Tracking(tracking.address(LOCAL, layout), "winnow", 0.0)
+    shared = Tracking(tracking.address(LOCAL, layout), "winnow", 0.0, [])
     second = Layout(layout.root / "rounds" / "2")
     with track(shared, second, "report", None, None) as tracker:
         tracker.champion(None, "none beat the initial policy")

@@ -127,8 +127,8 @@ def test_a_stage_runs_in_another_checkout_and_is_up_to_date_here(
     assert {*sent, "evaluate@grpo-0", "evaluate@sgpo-0"} <= set(ran)
     assert "this is train@grpo-0, live" not in output
     for recipe in ("grpo", "sgpo"):
-        weights = Path(f"data/runs/{recipe}/0/train/policy/weights")
-        assert (theirs.root / weights).read_text() == (mine.root / weights).read_text()
+        file = Path(f"data/runs/{recipe}/0/train/flops.json")
+        assert (theirs.root / file).read_text() == (mine.root / file).read_text()
     assert not (theirs.root / "data/runs/grpo/0/eval").exists()  # only what the stages read
     assert git(theirs, "status", "--porcelain") == ""
     assert "nothing to do" in mine.flow(*arguments)
