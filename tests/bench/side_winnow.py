@@ -50,7 +50,7 @@ def main() -> None:
     )
     checkpoints = Checkpoints(
         Layout(options.root).checkpoints,
-        {"recipe": options.side, "seed": options.seed},
+        {"recipe": options.side, "seed": options.seed, "learning_rate": options.learning_rate},
         settings.keep,
     )
     trainer.validate_if_due()
