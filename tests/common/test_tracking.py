@@ -531,6 +531,18 @@ def test_a_database_that_is_half_made_or_damaged_is_set_aside_and_the_record_goe
     assert pending_files(layout) == []
 
 
+@pytest.mark.slow
+def test_a_database_that_another_process_has_locked_is_left_in_place(layout: Layout) -> None:
+    path = layout.tracking / "mlflow.db"
+    inode = path.stat().st_ino
+    with closing(sqlite3.connect(path, isolation_level=None)) as lock:
+        lock.execute("BEGIN EXCLUSIVE")
+        assert not database.repair(path)
+        lock.execute("ROLLBACK")
+    assert path.stat().st_ino == inode
+    assert [file.name for file in layout.tracking.glob("*mlflow.db*")] == ["mlflow.db"]
+
+
 def test_a_database_is_made_whole_or_not_at_all(bare: Layout) -> None:
     """Killed at any file operation on the way, there is none."""
     path = bare.tracking / "mlflow.db"
@@ -558,11 +570,15 @@ def test_what_waits_is_replayed_by_the_next_stage(
         patched.setattr(tracking, "open_run", away)
         with track(LOCAL, layout, "profile", None, None) as tracker:
             tracker.metrics({"pass_rate": 0.5})
-    assert len(pending_files(layout)) == 1
+    (pending,) = pending_files(layout)
+    with pending.open("a") as file:
+        file.write('{"kind": "met')  # cut short by a kill
+    pending.with_name("a-damaged.jsonl").write_text("no JSON\n")
+    pending.with_name("an-empty.jsonl").touch()
     with track(LOCAL, layout, "baseline", None, None):
         pass
     assert runs_of(layout)["profile"].data.metrics["pass_rate"] == 0.5
-    assert pending_files(layout) == []
+    assert [file.name for file in pending_files(layout)] == ["a-damaged.jsonl", "an-empty.jsonl"]
 
 
 def away(*_: Any) -> Any:

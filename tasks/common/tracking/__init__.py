@@ -145,6 +145,8 @@ def replay_pending(layout: Layout, uri: str) -> None:
                 logger.info("%s is now run %s at %s", path, replay(path, uri), uri)
             except BlockingIOError:
                 continue  # its stage is still writing
+            except (ValueError, KeyError, IndexError) as error:
+                logger.warning("%s is damaged and stays where it is: %s", path, error)
             except Exception as error:
                 logger.warning("%s cannot be replayed yet: %s", path, error)
                 return
@@ -156,7 +158,10 @@ def replay(path: Path, uri: str) -> str:
 
     A file whose stage is still writing is refused; a whole replay renames the file to `.replayed`.
     """
-    events = [json.loads(line) for line in path.read_text().splitlines()]
+    *lines, end = path.read_text().split("\n")
+    events = [json.loads(line) for line in lines]
+    if end:  # of a line that a kill cut short
+        logger.warning("the last line of %s is left out: it is not whole", path)
     if events[-1]["kind"] != "end":
         if is_alive(events[0]["tags"]):
             raise BlockingIOError(

@@ -20,6 +20,9 @@ from tasks.common.tracking.runs import connect
 
 logger = logging.getLogger(__name__)
 
+# not a database, damaged, or without the tables that it must have
+AT_FAULT = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR)
+
 
 def make(path: Path) -> None:
     """Make an empty database, if there is none. One process at a time: see `journal.locked`."""
@@ -43,11 +46,16 @@ def fresh(path: Path) -> Path:
 
 def repair(path: Path) -> bool:
     """Put a database that works in the place of one that cannot be opened. False where it is not at
-    fault: it is not there, or whole."""
+    fault: it is not there, whole, or cannot be looked at, such as one that another process has
+    locked."""
     if not path.is_file():
         return False
+    try:
+        found = shape(path)
+    except sqlite3.DatabaseError:
+        return False
     new = fresh(path)
-    if shape(path) == shape(new):
+    if found == shape(new):
         remove(new)
         return False
     old = path.with_name(f"{path.name}.before-{time.strftime('%Y%m%d-%H%M%S')}")
@@ -65,8 +73,8 @@ def repair(path: Path) -> bool:
 
 
 def shape(path: Path) -> tuple[str, ...]:
-    """The version of its schema and the names of its tables; what is wrong, where it cannot be
-    read."""
+    """The version of its schema and the names of its tables; what is wrong, where it is damaged or
+    half made. Raises sqlite3.DatabaseError where that cannot be told."""
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=rw", uri=True)) as database:
             version = [
@@ -77,6 +85,8 @@ def shape(path: Path) -> tuple[str, ...]:
             sound = database.execute("PRAGMA quick_check(1)").fetchone()[0]
             return (sound, *version, *names)
     except sqlite3.DatabaseError as error:
+        if error.sqlite_errorcode & 0xFF not in AT_FAULT:
+            raise
         return (str(error),)
 
 
