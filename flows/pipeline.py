@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import chain
 
-from flows import commands, logs, rounds, selection, server, side_by_side, summary
+from flows import commands, logs, rounds, server, side_by_side, summary
 from flows.selection import SelectionError
 from flows.stages import Stages
 from tasks.common import process
@@ -54,20 +54,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--retries", type=int, default=0, help="how often a failed stage is tried again"
     )
-    parser.add_argument(
-        "--concurrency",
-        type=side_by_side.number,
-        default=1,
-        metavar="N",
-        help="how many stages may run side by side (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--on",
-        action="append",
-        type=selection.place,
-        metavar="STAGE=POOL",
-        help="have workers of a work pool run these stages on other machines: train=gpu-pool",
-    )
+    side_by_side.add_options(parser, 1)
     return parser.parse_args(arguments)
 
 

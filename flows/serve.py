@@ -29,7 +29,7 @@ from prefect.events.schemas.events import ResourceSpecification
 from prefect.runner import Runner
 from prefect.settings import PREFECT_API_URL
 
-from flows import HEARTBEAT_SECONDS, commands, records, rounds, selection, side_by_side
+from flows import HEARTBEAT_SECONDS, commands, records, rounds, side_by_side
 from flows.flow import pipeline
 from tasks.common import params, process
 
@@ -88,20 +88,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         help="how often a failed stage is tried again (default: %(default)s)",
     )
     rounds.add_options(parser)
-    parser.add_argument(
-        "--concurrency",
-        type=side_by_side.number,
-        default=parameters["concurrency"],
-        metavar="N",
-        help="how many stages may run side by side (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--on",
-        action="append",
-        type=selection.place,
-        metavar="STAGE=POOL",
-        help="have workers of a work pool run these stages on other machines: train=gpu-pool",
-    )
+    side_by_side.add_options(parser, parameters["concurrency"])
     parser.add_argument(
         "overrides", nargs="*", metavar="KEY=VALUE", help="values of params.yaml for these runs"
     )

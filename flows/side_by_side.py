@@ -18,7 +18,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from flows import commands
-from flows.selection import coordinates
+from flows.selection import coordinates, place
 from tasks.common import params
 
 T = TypeVar("T")
@@ -33,6 +33,24 @@ def number(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of stages: 1 or more")
     return int(text)
+
+
+def add_options(parser: argparse.ArgumentParser, concurrency: int) -> None:
+    """The options that say how many stages run at once, and which on other machines."""
+    parser.add_argument(
+        "--concurrency",
+        type=number,
+        default=concurrency,
+        metavar="N",
+        help="how many stages may run side by side (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--on",
+        action="append",
+        type=place,
+        metavar="STAGE=POOL",
+        help="have workers of a work pool run these stages on other machines: train=gpu-pool",
+    )
 
 
 @dataclass
