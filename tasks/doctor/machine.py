@@ -70,18 +70,20 @@ def memory(values: Values, model: Model, gpu: Gpu) -> list[str]:
     if name == "auto" and not engine["urls"] and engine["num_replicas"] == 1:
         name = "vllm" if importlib.util.find_spec("vllm") else "hf"
     reserves = name == "vllm" or (name in ("server", "auto") and not engine["urls"])
+    num_shards = engine["num_processes"] if values["learner"]["shard"] != "none" else None
     training = training_memory(
         model.num_parameters,
         model.num_parameters if train["dtype"] == "bfloat16" else 0,
         model.vocab_size or 0,
         has_reference=train["kl_coefficient"] > 0,
         tokens_per_chunk=values["learner"]["tokens_per_logprob_chunk"],
+        num_shards=num_shards,
     )
     try:
         check_memory(
             training,
             engine["memory_fraction"] * gpu.total if reserves else 0.0,
-            gpu.free - FLOAT32 * model.num_parameters,
+            gpu.free - (0 if num_shards else FLOAT32 * model.num_parameters),
             sleeps=name == "vllm" and engine["sleep"],
         )
     except ArtifactError as error:

@@ -18,7 +18,8 @@ LOGITS_COPIES = 4  # logits, log-probabilities, probabilities, and their product
 @dataclass(frozen=True)
 class TrainingMemory:
     """Bytes that training allocates besides the loaded weights: AdamW's moments and the reference
-    policy for as long as it runs; gradients, autocast's low-precision copy of the weights and the
+    policy for as long as it runs, and weights that are sharded and not loaded yet; gradients,
+    autocast's low-precision copy of the weights and the
     logits of a chunk during the update only."""
 
     moments: float
@@ -26,11 +27,12 @@ class TrainingMemory:
     gradients: float
     low_precision: float
     logits: float
+    weights: float = 0.0
 
     @property
     def lasting(self) -> float:
         """What is there while the engine samples, too."""
-        return self.moments + self.reference
+        return self.moments + self.reference + self.weights
 
     @property
     def update(self) -> float:
@@ -39,6 +41,7 @@ class TrainingMemory:
 
     def __str__(self) -> str:
         parts = {
+            "weights": self.weights,
             "optimizer": self.moments,
             "reference policy": self.reference,
             "gradients": self.gradients,
@@ -55,10 +58,23 @@ def training_memory(
     *,
     has_reference: bool,
     tokens_per_chunk: int,
+    num_shards: int | None = None,
 ) -> TrainingMemory:
     """The memory of training `num_parameters` in float32, of which autocast casts `num_cast`, with
-    the logits of `tokens_per_chunk` tokens at once."""
+    the logits of `tokens_per_chunk` tokens at once. Where every rank holds one of `num_shards`
+    parts of the policy, its weights are not loaded yet; the one layer that is gathered at a time is
+    not counted, nor its low-precision copy."""
     weights = FLOAT32 * num_parameters
+    if num_shards is not None:
+        part = weights / num_shards
+        return TrainingMemory(
+            moments=MOMENTS * part,
+            reference=part if has_reference else 0,
+            gradients=part,
+            low_precision=0,
+            logits=LOGITS_COPIES * FLOAT32 * tokens_per_chunk * vocab_size,
+            weights=part,
+        )
     return TrainingMemory(
         moments=MOMENTS * weights,
         reference=weights if has_reference else 0,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -179,6 +180,11 @@ def named_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     if head is not None and "lm_head.weight" not in weights:
         weights["lm_head.weight"] = head.weight.detach()
     return weights
+
+
+def is_sharded(model: torch.nn.Module) -> bool:
+    """Return whether this process holds some rows of the model's parameters only."""
+    return isinstance(model, FSDPModule)
 
 
 def torch_device(name: str) -> torch.device:

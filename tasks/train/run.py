@@ -80,7 +80,7 @@ def main(run: stage.Stage) -> None:
     replayed = run.options.from_rollouts
     if replayed is not None:  # the record holds the trunk's rollouts alone
         settings = dataclasses.replace(settings, branches=[])
-    ranks = join_ranks(device)
+    ranks = join_ranks(device, always=sections.learner.shard != "none")
     with ExitStack() as stack:
         if ranks.is_main:
             key = digest([components, str(replayed)])
@@ -107,10 +107,10 @@ def main(run: stage.Stage) -> None:
             )
         except TrainingError as error:
             raise stage.StageError(str(error)) from error
-        if not ranks.is_main:
-            return
         out = layout.train(recipe, seed) if replayed is None else layout.replayed(recipe, seed)
         write_results(trainer, checkpoints, lost, out)
+        if not ranks.is_main:
+            return
         checkpoints.delete()
     run.tracker.model(f"{recipe}-{seed}", out / "policy", policy_digest(out / "policy"))
     summarize(trainer.state)
@@ -168,12 +168,17 @@ def build(run: stage.Stage, told: Run, sections: Sections, grader: Grader) -> tu
             f"{files['validation']} has no prompts, and train measures its curve on them: set "
             "ingest.splits.validation to at least 1"
         )
-    device = torch_device(sections.engine.device)
-    trusted = policy.trust_remote_code
-    model = load_model(policy.folder, dtype=torch.float32, device=device, trust_remote_code=trusted)
-    memory = memory_of(model, settings, sections.learner)
-    check_shared_gpu(sections.engine, model.device, memory)
-    learner = Learner(policy, model, settings, sections.learner, told.sampling, told.ranks)
+    device, trusted = torch_device(sections.engine.device), policy.trust_remote_code
+    is_sharded = sections.learner.shard != "none"  # a whole policy may not fit the device
+    model = load_model(
+        policy.folder,
+        dtype=torch.float32,
+        device=torch.device("cpu") if is_sharded else device,
+        trust_remote_code=trusted,
+    )
+    memory = memory_of(model, settings, sections.learner, told.ranks.size)
+    check_shared_gpu(sections.engine, device, memory)
+    learner = Learner(policy, model, settings, sections.learner, told.sampling, told.ranks, device)
     tokenizer = load_tokenizer(policy.folder, trust_remote_code=trusted)
     prompts, validation = (read_prompts(table, tokenizer, told) for table in tables.values())
     plan = read_plan(PLAN.read(files["plan"]), prompts.ids, settings.batch)

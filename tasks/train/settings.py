@@ -87,13 +87,15 @@ class TrainSettings:
 @dataclass(frozen=True)
 class LearnerSettings:
     """The section `learner`: memory and speed of the update. They change no value but for
-    rounding, so a run goes on when they change."""
+    rounding, so a run goes on when they change. `shard` says how the ranks hold the policy: each
+    the whole, or each a part (see `learner/sharding.py`)."""
 
     max_tokens_per_micro_batch: int
     tokens_per_logprob_chunk: int
     share_prompts: bool
     max_shared_tokens: int
     activation_checkpointing: bool
+    shard: Literal["none", "fsdp2"]
 
 
 @dataclass(frozen=True)

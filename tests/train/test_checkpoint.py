@@ -28,7 +28,7 @@ def save(checkpoints: Checkpoints, step: int, branch: int) -> Path:
     rollouts = pl.DataFrame({"branch": [branch]})
     tensors = {"policy.w": torch.full((2,), float(branch))}
     checkpoints.journal({"step": step - 1, "seconds": 1.0, "flops": 10.0, "tokens": 100.0})
-    checkpoints.save(Snapshot(step, tensors, state, {}, (parts[-1], rollouts)))
+    checkpoints.save(Snapshot(step, tensors, {}, state, {}, (parts[-1], rollouts)))
     checkpoints.wait()
     return checkpoints.steps()[-1]
 

@@ -558,9 +558,13 @@ TURNS: dict[str, Any] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, OBSERVED, TURNS], ids=["plain", "observed", "turns"])
+@pytest.mark.parametrize(
+    ("changes", "shard"),
+    [({}, "none"), (OBSERVED, "fsdp2"), (TURNS, "none")],
+    ids=["plain", "observed", "turns"],
+)
 def test_two_processes_take_the_same_steps_as_one(
-    changes: dict[str, Any], guesser: Path, tmp_path: Path
+    changes: dict[str, Any], shard: str, guesser: Path, tmp_path: Path
 ) -> None:
     """A few steps, before rounding lets the samples drift apart; ragged groups, one of them larger
     than the others."""
@@ -568,7 +572,9 @@ def test_two_processes_take_the_same_steps_as_one(
     worlds = [make_world(tmp_path / name, guesser, SIZES) for name in ("one", "two")]
     for layout, processes in zip(worlds, (1, 2), strict=True):
         engine = {**PARAMS["engine"], "num_processes": processes}
-        (layout.root / "params.yaml").write_text(yaml.safe_dump({**values, "engine": engine}))
+        learner = {**PARAMS["learner"], "shard": shard if processes == 2 else "none"}
+        told = {**values, "engine": engine, "learner": learner}
+        (layout.root / "params.yaml").write_text(yaml.safe_dump(told))
         process = start(layout)  # it becomes torchrun, or stays what it is
         log = process.finish()
         assert process.returncode == 0, log

@@ -87,6 +87,7 @@ PARAMS: dict[str, Any] = {
         "share_prompts": True,
         "max_shared_tokens": 4096,
         "activation_checkpointing": False,
+        "shard": "none",
     },
     "guards": {
         "max_sampler_gap": {"float32": 1e-4, "bfloat16": 0.02, "float16": 0.005},
@@ -157,13 +158,19 @@ def samples_of(policy: Path, answer: str) -> pl.DataFrame:
     return SAMPLES.frame(rows)
 
 
-def make_trainer(layout: Layout, recipe: str = "r", seed: int = 0, **changes: Any) -> Trainer:
+def make_trainer(
+    layout: Layout,
+    recipe: str = "r",
+    seed: int = 0,
+    ranks: Ranks = Ranks(0, 1),  # noqa: B008 - frozen
+    **changes: Any,
+) -> Trainer:
     """The trainer of the world under `layout.root`; `changes` to the section `train`."""
     values = params.load(layout.root / "params.yaml")
     settings = params.parse({**values["train"], **changes}, TrainSettings, "train")
     sections = params.sections(values, Sections)
     run = stage.Stage.unrecorded("train", values, layout, recipe, seed)
-    told = Run(read_policy(layout), settings, sections.sampling, Ranks(0, 1), seed)
+    told = Run(read_policy(layout), settings, sections.sampling, ranks, seed)
     return build(run, told, sections, Grader(sections.verify))[0]
 
 

@@ -19,6 +19,7 @@ from tasks.engines.hf.decoding import Slots
 from tasks.models.packing import check_forward
 from tasks.models.policy import (
     Policy,
+    is_sharded,
     load_model,
     load_tokenizer,
     stop_token_ids,
@@ -56,8 +57,9 @@ class HfEngine:
         """Copy `weights` into the model, except where they are the model's own memory already."""
         with torch.no_grad():
             for name, tensor in self.model.state_dict().items():
-                if tensor.data_ptr() != weights[name].data_ptr():
-                    tensor.copy_(weights[name])
+                new = weights[name]
+                if tensor.data_ptr() != new.data_ptr():
+                    tensor.copy_(new)
 
     def cache_bytes(self, positions: int) -> int:
         """Bytes of the keys and values of one row of `positions` tokens."""
@@ -198,9 +200,11 @@ def longest_first(prompts: Sequence[Sequence[int]], owners: Ints) -> Ints:
 
 def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None) -> HfEngine:
     """Return the engine for `policy`. It samples from `model` when the trainer passes its own in
-    the engine's dtype."""
+    the engine's dtype, whole; of a sharded one every process samples from a copy of its own."""
     at_least(1, engine__max_rows=settings.max_rows)
-    is_shared = model is not None and model.dtype == torch_dtype(settings.dtype)
+    is_shared = (
+        model is not None and model.dtype == torch_dtype(settings.dtype) and not is_sharded(model)
+    )
     if model is None or not is_shared:
         model = load_model(
             policy.folder,

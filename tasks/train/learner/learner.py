@@ -1,7 +1,7 @@
 """The learner: the policy that is trained, its optimizer, and the gradient of a step."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,15 +12,25 @@ from transformers.pytorch_utils import Conv1D
 from tasks.engines.engine import Sampling
 from tasks.engines.memory import TrainingMemory, training_memory
 from tasks.models.packing import check_forward
-from tasks.models.policy import Policy, named_weights
+from tasks.models.policy import Policy, is_sharded, load_model, named_weights
 from tasks.train.learner.micro_batches import MicroBatch, micro_batches
-from tasks.train.learner.observe import join_observed, observe, places_of, rows_of
+from tasks.train.learner.observe import (
+    compute_states,
+    join_observed,
+    observe,
+    places_of,
+    rows_of,
+)
 from tasks.train.learner.ranks import Ranks
+from tasks.train.learner.sharding import WholeWeights, shard, whole
 from tasks.train.learner.update import (
     Flat,
     Objective,
     UpdateStats,
     accumulate_gradients,
+    accumulate_nothing,
+    batch_flops,
+    compute_logprobs,
     enable_activation_checkpointing,
     merge_stats,
     token_logprobs,
@@ -53,9 +63,9 @@ class Gradient:
 
 
 def memory_of(
-    model: PreTrainedModel, settings: TrainSettings, memory: LearnerSettings
+    model: PreTrainedModel, settings: TrainSettings, memory: LearnerSettings, num_ranks: int = 1
 ) -> TrainingMemory:
-    """What a learner of `model` will allocate."""
+    """What a learner of `model` will allocate on each of `num_ranks`."""
     head = model.get_output_embeddings()
     # autocast keeps a copy of the weights of products until the step's gradient is done; the head
     # stays in float32
@@ -67,11 +77,12 @@ def memory_of(
         model.config.get_text_config().vocab_size,
         has_reference=settings.kl_coefficient > 0,
         tokens_per_chunk=min(memory.tokens_per_logprob_chunk, memory.max_tokens_per_micro_batch),
+        num_shards=num_ranks if memory.shard != "none" else None,
     )
 
 
 class Learner:
-    """Data parallel over ranks; every rank holds the whole policy in float32."""
+    """Data parallel over ranks; every rank holds the policy in float32, or its rows of it."""
 
     def __init__(
         self,
@@ -81,6 +92,7 @@ class Learner:
         memory: LearnerSettings,
         sampling: Sampling,
         ranks: Ranks,
+        device: torch.device | None = None,
     ) -> None:
         check_forward(model, packed=memory.share_prompts)
         self.policy, self.model, self.ranks = policy, model, ranks
@@ -90,6 +102,9 @@ class Learner:
         self.reference = copy.deepcopy(model).requires_grad_(False) if has_reference else None
         if memory.activation_checkpointing:
             enable_activation_checkpointing(model)
+        if memory.shard != "none":
+            for each in (model, *([self.reference] if self.reference is not None else [])):
+                shard(each, device or model.device, (compute_logprobs, compute_states))
         self.optimizer = torch.optim.AdamW(
             model.parameters(),
             lr=settings.learning_rate,
@@ -123,6 +138,7 @@ class Learner:
         """
         rows = self.shard_rows(rollouts, self.has_gradient(rollouts, estimate))
         batches = self.micro_batches(rollouts, rows)
+        fillers = self.fillers(rollouts, batches)
         flat = Flat(estimate.advantages_N, rollouts.trained_N(), estimate.old_N, self.version)
         totals = self.totals(rollouts, estimate.keep_B)
         self.optimizer.zero_grad(set_to_none=True)
@@ -134,12 +150,18 @@ class Learner:
             stats = accumulate_gradients(
                 self.model, batches, flat, self.objective(loss), totals, self.policy.architecture
             )
+            for filler in fillers:
+                nothing = accumulate_nothing(
+                    self.model, filler, self.objective(loss), self.policy.architecture
+                )
+                stats = merge_stats([stats, nothing])
         if is_checkpointing:
             self.model.eval()
         stats = merge_stats(self.ranks.all_gather(stats))
-        self.ranks.all_reduce_gradients(self.model)
+        if not self.is_sharded:
+            self.ranks.all_reduce_gradients(self.model)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm)
-        return Gradient(stats, float(norm))
+        return Gradient(stats, float(whole(norm)))
 
     def observe(self, rollouts: Rollouts, features: Features, loss: Loss) -> tuple[Observed, float]:
         """The policy's view of `rollouts`, and the FLOPs that the pass executed. Ranks look at
@@ -152,15 +174,17 @@ class Learner:
             by_group=self.memory.share_prompts and features.hidden_layer is None,
             max_tokens=1 if features.gradient_norms else None,
         )
+        fillers = self.fillers(rollouts, batches)
+        objective, architecture = self.objective(loss), self.policy.architecture
         with self.autocast():
             mine = observe(
-                self.model,
-                batches,
-                self.objective(loss),
-                features,
-                rollouts.trained_N(),
-                self.policy.architecture,
+                self.model, batches, objective, features, rollouts.trained_N(), architecture
             )
+            for filler in fillers:
+                with torch.no_grad():
+                    token_logprobs(self.model, filler, objective)
+                flops = sum(batch_flops(architecture, filler, objective.share_prompts))
+                mine = mine[0], mine[1] + flops
         rows_B, places_N = rows_of(batches), places_of(batches)
         parts = self.ranks.all_gather((rows_B, places_N, mine))
         order_B = np.argsort(np.concatenate([rows for rows, _, _ in parts]))
@@ -192,9 +216,28 @@ class Learner:
             max_shared_tokens=self.memory.max_shared_tokens,
         )
 
+    def fillers(self, rollouts: Rollouts, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
+        """What a rank with fewer micro-batches than another computes besides, for nothing: ranks of
+        a sharded policy gather its parameters together. All of them ask before they compute."""
+        if not self.is_sharded:
+            return []
+        missing = self.ranks.most(len(batches)) - len(batches)
+        shortest = np.array([int(np.argmin(rollouts.tokens_B()))])
+        return self.micro_batches(rollouts, shortest) * missing
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether this rank holds some rows of the policy's parameters only."""
+        return is_sharded(self.model)
+
     def autocast(self) -> torch.autocast:
         is_bfloat16 = self.settings.dtype == "bfloat16"
-        return torch.autocast(self.model.device.type, torch.bfloat16, enabled=is_bfloat16)
+        return torch.autocast(
+            self.model.device.type,
+            torch.bfloat16,
+            enabled=is_bfloat16,
+            cache_enabled=not self.is_sharded,  # its copies would be of the whole policy
+        )
 
     def totals(self, rollouts: Rollouts, keep_B: Bools) -> StepTotals:
         """What the loss may divide by, as `train.divisor` has it."""
@@ -216,13 +259,37 @@ class Learner:
     def log_ratios(self, rollouts: Rollouts, loss: Loss) -> torch.Tensor:
         """[N] the trainer's log-probabilities less the sampler's, of all completion tokens."""
         batches = self.micro_batches(rollouts, np.arange(len(rollouts.group_B)))
+        fillers = self.fillers(rollouts, batches)
         objective = self.objective(loss)
         parts = [
             token_logprobs(self.model, batch, objective)[0] - batch.sampler_logprobs_N
             for batch in batches
         ]
+        for filler in fillers:
+            token_logprobs(self.model, filler, objective)
         return torch.cat(parts).cpu()
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """The policy's weights by name, as engines take them."""
-        return named_weights(self.model)
+        """The policy's weights by name, as engines take them. Where they are sharded, all ranks
+        must take them together."""
+        return WholeWeights(self.model) if self.is_sharded else named_weights(self.model)
+
+    def whole_model(self) -> PreTrainedModel | None:
+        """The policy with all its weights. Of a sharded one the first rank gets a copy in main
+        memory, the others None, and every rank must ask."""
+        if not self.is_sharded:
+            return self.model
+        model = None
+        if self.ranks.is_main:
+            model = load_model(
+                self.policy.folder,
+                dtype=torch.float32,
+                device=torch.device("cpu"),
+                trust_remote_code=self.policy.trust_remote_code,
+            )
+        copies = model.state_dict() if model is not None else {}
+        for name, part in self.model.state_dict().items():
+            tensor = whole(part)
+            if name in copies:
+                copies[name].copy_(tensor)
+        return model

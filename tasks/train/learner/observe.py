@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from tasks.common.ledger import Architecture
 from tasks.train.learner.micro_batches import MicroBatch
+from tasks.train.learner.sharding import call
 from tasks.train.learner.update import Objective, batch_flops, chunked_logprobs, token_logprobs
 from tasks.train.rollouts import Bools, Features, Floats, Ints, Observed
 
@@ -44,16 +45,12 @@ def observe(
                 logprobs_N, entropies_N = token_logprobs(model, batch, objective)
                 hidden_ND, prompt_BD = None, None
             else:
-                states = model.base_model(
-                    input_ids=batch.whole.input_ids, use_cache=False, output_hidden_states=True
-                )
-                predicts, layer = batch.whole.predicts, states.hidden_states[features.hidden_layer]
-                logprobs_N, entropies_N = chunked_logprobs(
-                    model, states.last_hidden_state[predicts], batch.targets_N, objective
+                logprobs_N, entropies_N, layer = call(
+                    compute_states, model, batch, objective, features.hidden_layer
                 )
                 # in float32: they are by far the largest of what is observed
-                hidden_ND = layer[predicts].float().cpu().numpy()
-                prompt_BD = prompt_means(layer, predicts).cpu().numpy()
+                hidden_ND = layer[batch.whole.predicts].float().cpu().numpy()
+                prompt_BD = prompt_means(layer, batch.whole.predicts).cpu().numpy()
         shared = objective.share_prompts and features.hidden_layer is None
         flops += sum(batch_flops(architecture, batch, shared))
         if objective.share_prompts:
@@ -68,6 +65,20 @@ def observe(
             )
         )
     return join_observed(parts), flops
+
+
+def compute_states(
+    model: PreTrainedModel, batch: MicroBatch, objective: Objective, layer: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """[N] log-probabilities, [N] entropies, and [B, L, D] the hidden states of a layer, every
+    rollout read whole."""
+    states = model.base_model(
+        input_ids=batch.whole.input_ids, use_cache=False, output_hidden_states=True
+    )
+    logprobs_N, entropies_N = chunked_logprobs(
+        model, states.last_hidden_state[batch.whole.predicts], batch.targets_N, objective
+    )
+    return logprobs_N, entropies_N, states.hidden_states[layer]
 
 
 def prompt_means(hidden_BLD: torch.Tensor, predicts_BL: torch.Tensor) -> torch.Tensor:

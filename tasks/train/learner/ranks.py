@@ -4,7 +4,8 @@ Every rank holds the whole policy and its own engine. A step's groups are dealt 
 every rank then knows all rollouts, so control, selection and advantages are computed alike
 everywhere; the groups are dealt out again for the update, and the gradients of the parts (each
 already divided by the whole step's totals) are summed. With one process nothing is communicated.
-Left out, with their place here: sharded parameters (FSDP2)."""
+For parameters that are dealt out, too, see
+`sharding`."""
 
 import os
 import sys
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as distributed
+from torch._C._distributed_c10d import HashStore
 
 from tasks.common.process import die_with_parent
 
@@ -28,6 +30,10 @@ class Ranks:
 
     rank: int
     size: int
+
+    def most(self, count: int) -> int:
+        """The largest `count` of any rank."""
+        return max(self.all_gather(count))
 
     @property
     def is_main(self) -> bool:
@@ -107,13 +113,18 @@ def launch_ranks(module: str, arguments: list[str], num_processes: int) -> None:
     os.execv(sys.executable, [*launcher, "-m", module, *arguments])
 
 
-def join_ranks(device: torch.device) -> Ranks:
-    """Join the processes that torchrun started; a process on its own is rank 0 of 1."""
+def join_ranks(device: torch.device, *, always: bool = False) -> Ranks:
+    """Join the processes that torchrun started; a process on its own is rank 0 of 1. It makes a
+    process group only where one is `always` needed."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1:
+    if size == 1 and not always:
         return Ranks(0, 1)
     if device.type == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if not distributed.is_initialized():
-        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        if size == 1:
+            distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+        else:
+            distributed.init_process_group(backend)
     return Ranks(distributed.get_rank(), size)

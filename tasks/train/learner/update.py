@@ -21,6 +21,7 @@ from tasks.common.ledger import Architecture, forward_flops
 from tasks.models.packing import forward, head_logits
 from tasks.train.learner.correction import corrected_tokens
 from tasks.train.learner.micro_batches import MicroBatch
+from tasks.train.learner.sharding import call
 from tasks.train.rollouts import Bools, Floats, StepTotals
 from tasks.train.settings import Correction
 from tasks.train.slots import Loss
@@ -162,9 +163,7 @@ def accumulate_gradients(
         is_current_B = (batch.versions_B == flat.version) & ~batch.replayed_B
         is_current = torch.from_numpy(is_current_B).to(logprobs_N.device)
         stats.count(tokens, cut_N, old_N, sampler_N, is_current)
-        body, head = batch_flops(architecture, batch, objective.share_prompts)
-        again = computed_again(model, batch, objective)
-        stats.flops += (3.0 + again[0]) * body + (3.0 + again[1]) * head
+        stats.flops += update_flops(model, batch, objective, architecture)
         if objective.share_prompts:
             batch.shared[0].biases.clear()  # [R, T, S] each: those of all micro-batches may not fit
     return stats
@@ -185,10 +184,33 @@ def k3(logprobs_N: torch.Tensor, reference_N: torch.Tensor) -> torch.Tensor:
     return gap_N.exp() - gap_N - 1.0
 
 
+def accumulate_nothing(
+    model: PreTrainedModel, batch: MicroBatch, objective: Objective, architecture: Architecture
+) -> UpdateStats:
+    """Compute `batch` as `accumulate_gradients` does, for a gradient of zero: where the policy is
+    sharded, a rank with fewer micro-batches than others takes part in theirs."""
+    stats = UpdateStats()
+    logprobs_N, _ = token_logprobs(model, batch, objective)
+    if objective.reference is not None:
+        with torch.no_grad():
+            token_logprobs(objective.reference, batch, objective)
+        stats.reference_flops = sum(batch_flops(architecture, batch, objective.share_prompts))
+    (0.0 * logprobs_N.sum()).backward()
+    stats.flops = update_flops(model, batch, objective, architecture)
+    return stats
+
+
 def token_logprobs(
     model: PreTrainedModel, batch: MicroBatch, objective: Objective
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """[N] log-probabilities of completion tokens at the sampling temperature, and [N] entropies."""
+    return call(compute_logprobs, model, batch, objective)
+
+
+def compute_logprobs(
+    model: PreTrainedModel, batch: MicroBatch, objective: Objective
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `token_logprobs`."""
     hidden_ND = (
         shared_hidden(model, batch) if objective.share_prompts else separate_hidden(model, batch)
     )
@@ -237,7 +259,8 @@ def project(
     logprobs_NV = (logits_NV / temperature).log_softmax(-1)
     with torch.no_grad():
         entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(-1)
-    return logprobs_NV.gather(-1, targets_N[:, None])[:, 0], entropy_N
+    # by a sum of one, not by a view: FSDP puts its hooks on what a forward returns
+    return logprobs_NV.gather(-1, targets_N[:, None]).sum(-1), entropy_N
 
 
 def enable_activation_checkpointing(model: PreTrainedModel) -> None:
@@ -258,6 +281,15 @@ def computed_again(
     checkpointed."""
     body = float(model.is_gradient_checkpointing and model.training)
     return body, float(len(batch.targets_N) > objective.tokens_per_chunk)
+
+
+def update_flops(
+    model: PreTrainedModel, batch: MicroBatch, objective: Objective, architecture: Architecture
+) -> float:
+    """What the micro-batch's forward and backward execute."""
+    body, head = batch_flops(architecture, batch, objective.share_prompts)
+    again = computed_again(model, batch, objective)
+    return (3.0 + again[0]) * body + (3.0 + again[1]) * head
 
 
 def batch_flops(

@@ -50,8 +50,8 @@ def leave_trunk_if_due(trainer: Trainer, checkpoints: Checkpoints) -> None:
         state.branches_done += 1
         leave_trunk_if_due(trainer, checkpoints)
         return
+    save(trainer, checkpoints)
     if trainer.run.ranks.is_main:
-        save(trainer, checkpoints)
         checkpoints.hold()
     trainer.run.ranks.barrier()
     state.branch, state.branch_start = shares[0], state.num_steps
@@ -86,7 +86,8 @@ def return_to_trunk(trainer: Trainer, checkpoints: Checkpoints) -> dict[str, Any
     ranks.barrier()
     if ranks.is_main:
         checkpoints.drop_in_flight()
-        save(trainer, checkpoints)
+    save(trainer, checkpoints)
+    if ranks.is_main:
         checkpoints.end_branch(state.num_steps)
     ranks.barrier()
     logger.info("step %d: back on the trunk", state.num_steps)

@@ -21,7 +21,7 @@ from typing import Any
 
 import polars as pl
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from tasks.common.artifacts import TRAIN_ROLLOUTS
 from tasks.common.files import (
@@ -33,24 +33,27 @@ from tasks.common.files import (
     sync_folder,
     write_json,
 )
+from tasks.train.loop.tensors import WHOLE, SavedTensors, Tensors, shard_name
 
 logger = logging.getLogger(__name__)
 
 LOST = ("seconds", "flops", "tokens")
 HELD = "held"  # the folder of the trunk's last checkpoint, while a branch runs
+SHARDS = ".shards"  # the folder of what every rank wrote, until the checkpoint takes it over
 LOST_STEP = -1.0  # the journal's entry for what earlier kills lost
 
-Tensors = dict[str, torch.Tensor]
 Loaded = tuple[Tensors, dict[str, Any], dict[str, pl.DataFrame]]
 
 
 @dataclass(frozen=True)
 class Snapshot:
     """A copy of all that a run needs to go on after `step` steps. `part` is the name and the table
-    of the rollouts since the checkpoint before; `state` names all parts."""
+    of the rollouts since the checkpoint before; `state` names all parts. `shards` are the files of
+    tensors that the ranks wrote themselves, by name, with their digests."""
 
     step: int
-    tensors: Tensors
+    tensors: dict[str, torch.Tensor]
+    shards: Mapping[str, str]
     state: Mapping[str, Any]
     tables: Mapping[str, pl.DataFrame]
     part: tuple[str, pl.DataFrame] | None
@@ -96,12 +99,15 @@ class Checkpoints:
         final, temporary = self.folder / unique, self.folder / f".{unique}"
         shutil.rmtree(temporary, ignore_errors=True)  # of a write that was killed
         temporary.mkdir()
-        save_file(snapshot.tensors, temporary / "tensors.safetensors")
+        save_file(snapshot.tensors, temporary / WHOLE)
         for name, table in snapshot.tables.items():
             table.write_parquet(temporary / f"{name}.parquet")
         files = {path.name: digest_file(path) for path in sorted(temporary.iterdir())}
         for name in files:
             flush(temporary / name)
+        for name in snapshot.shards:
+            os.rename(self.folder / SHARDS / name, temporary / name)
+        files |= snapshot.shards
         parts = {name: self.part_digests[name] for name in snapshot.state["parts"]}
         index = {"files": files, "parts": parts, "state": snapshot.state}
         write_json(temporary / "state.json", {**index, "digest": digest(index)})
@@ -111,6 +117,20 @@ class Checkpoints:
             shutil.rmtree(old)
         for unfinished in self.folder.glob(".step-*"):
             shutil.rmtree(unfinished)
+
+    def clear_shards(self) -> None:
+        """Make an empty folder for the ranks' files: what a kill left there belongs to nothing."""
+        shutil.rmtree(self.folder / SHARDS, ignore_errors=True)
+        (self.folder / SHARDS).mkdir()
+
+    def write_shard(
+        self, rank: int, size: int, tensors: dict[str, torch.Tensor]
+    ) -> tuple[str, str]:
+        """Write what one rank holds; the file's name and digest, for the Snapshot."""
+        path = self.folder / SHARDS / shard_name(rank, size)
+        save_file(tensors, path)
+        flush(path)
+        return path.name, digest_file(path)
 
     def save_in_flight(self, rollouts: pl.DataFrame) -> None:
         """Keep the rollouts of the step in flight: after a kill they are not drawn again."""
@@ -329,7 +349,13 @@ def read_checkpoint(folder: Path) -> tuple[Loaded, dict[str, str]]:
         if digest_file(path) != value:
             raise ArtifactError(f"{path.name} is not what was written")
     tables = {path.stem: pl.read_parquet(path) for path in folder.glob("*.parquet")}
-    return (load_file(folder / "tensors.safetensors"), index["state"], tables), index["parts"]
+    tensors = SavedTensors([folder / name for name in index["files"] if is_tensors(name)])
+    return (tensors, index["state"], tables), index["parts"]
+
+
+def is_tensors(name: str) -> bool:
+    """Whether a file of a checkpoint holds tensors."""
+    return name.endswith(".safetensors")
 
 
 def read_journal(path: Path) -> list[dict[str, float]]:
@@ -406,30 +432,3 @@ def log_what_changed(root: Path, components: Mapping[str, Any]) -> None:
                 ", ".join(changed),
                 path.parent.name,
             )
-
-
-def optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
-    """The policy's and AdamW's tensors under names that say whose they are."""
-    tensors = {}
-    for name, parameter in model.named_parameters():
-        tensors[f"policy.{name}"] = parameter.detach()
-        for key, value in optimizer.state[parameter].items():
-            tensors[f"{key}.{name}"] = value
-    return tensors
-
-
-def restore_optimizer(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, tensors: Tensors
-) -> None:
-    """The inverse of `optimizer_tensors`, in place."""
-    optimizer.state.clear()  # what it has, and the checkpoint has not, is of another run
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(tensors[f"policy.{name}"])
-            for key in ("step", "exp_avg", "exp_avg_sq"):
-                if f"{key}.{name}" in tensors:
-                    optimizer.state[parameter][key] = tensors[f"{key}.{name}"].to(
-                        "cpu"
-                        if key == "step" and not optimizer.defaults.get("fused")
-                        else parameter.device
-                    )

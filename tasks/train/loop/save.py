@@ -12,14 +12,10 @@ from tasks.common.artifacts import CURVE, STEPS, TRAIN_ROLLOUTS
 from tasks.common.files import sync_folder, write_json
 from tasks.models.folder import policy_digest
 from tasks.models.policy import save_policy
-from tasks.train.loop.checkpoint import (
-    Checkpoints,
-    Loaded,
-    Snapshot,
-    optimizer_tensors,
-    restore_optimizer,
-)
+from tasks.train.learner.sharding import local, local_rows
+from tasks.train.loop.checkpoint import Checkpoints, Loaded, Snapshot
 from tasks.train.loop.state import TrainingError
+from tasks.train.loop.tensors import optimizer_tensors, restore_optimizer
 from tasks.train.loop.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -29,8 +25,13 @@ METHOD = "method"  # before the slot's name and the field's, in the names of a c
 
 def save(trainer: Trainer, checkpoints: Checkpoints) -> None:
     """Checkpoint a copy of the trainer; the rollouts since the last one become a part of their own,
-    which is not written again."""
+    which is not written again. Every rank calls this; those of a policy that is not sharded have
+    nothing to add to the first."""
     checkpoints.wait()  # before the copy is made: two of them may be more than main memory holds
+    tensors = optimizer_tensors(trainer.learner.model, trainer.learner.optimizer)
+    shards = write_shards(trainer, checkpoints, tensors)
+    if not trainer.run.ranks.is_main:
+        return
     state, learner, part = trainer.state, trainer.learner, None
     if state.rollouts:
         first, last = state.rollouts[0]["step"], state.rollouts[-1]["step"]
@@ -39,13 +40,32 @@ def save(trainer: Trainer, checkpoints: Checkpoints) -> None:
         name = f"rollouts-{first:09d}-{last:09d}{of_branch}.parquet"
         part = (name, TRAIN_ROLLOUTS.frame(state.rollouts))
         state.parts, state.rollouts = [*state.parts, part[0]], []
-    tensors = optimizer_tensors(learner.model, learner.optimizer)
+    tensors = {name: tensor for name, tensor in tensors.items() if local_rows(tensor) is None}
     for slot, arrays in trainer.slots.states().items():
         tensors |= {f"{METHOD}.{slot}.{k}": torch.from_numpy(v) for k, v in arrays.items()}
     tables = {"steps": STEPS.frame(state.steps), "curve": CURVE.frame(state.curve)}
     copied = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
     numbers = {**state.numbers(), "version": learner.version}
-    checkpoints.save(Snapshot(state.num_steps, copied, numbers, tables, part))
+    checkpoints.save(Snapshot(state.num_steps, copied, shards, numbers, tables, part))
+
+
+def write_shards(
+    trainer: Trainer, checkpoints: Checkpoints, tensors: Mapping[str, torch.Tensor]
+) -> dict[str, str]:
+    """Have every rank write its rows of the sharded tensors; the names and digests of the files. A
+    checkpoint takes them over when all are on the disk."""
+    ranks = trainer.run.ranks
+    rows = {
+        name: local(tensor).cpu().contiguous()
+        for name, tensor in tensors.items()
+        if local_rows(tensor) is not None
+    }
+    if not rows:
+        return {}
+    if ranks.is_main:
+        checkpoints.clear_shards()
+    ranks.barrier()
+    return dict(ranks.all_gather(checkpoints.write_shard(ranks.rank, ranks.size, rows)))
 
 
 def resume(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> None:
@@ -88,7 +108,11 @@ def restore(trainer: Trainer, loaded: Loaded) -> None:
 def write_results(
     trainer: Trainer, checkpoints: Checkpoints, lost: Mapping[str, float], out: Path
 ) -> None:
-    """Write the run's artifacts from its last checkpoint."""
+    """Write the run's artifacts from its last checkpoint. Every rank calls this: a sharded policy
+    is put together from all."""
+    model = trainer.learner.whole_model()
+    if model is None:
+        return
     loaded, state = checkpoints.load(), trainer.state
     if loaded is None:
         raise TrainingError(
@@ -98,7 +122,7 @@ def write_results(
     temporary = out / ".policy"
     shutil.rmtree(temporary, ignore_errors=True)
     save_policy(
-        trainer.learner.model,
+        model,
         trainer.collector.tokenizer,
         temporary,
         generation_from=trainer.run.policy.folder,

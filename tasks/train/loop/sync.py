@@ -89,12 +89,12 @@ def train(
             row = trainer.record(batch, rollouts, estimate, update, rate)
 
             # checkpoint
-            stop = any(ranks.all_gather(stopping()))
+            stop, due = map(any, zip(*ranks.all_gather((stopping(), due)), strict=True))
             if ranks.is_main:
                 checkpoints.journal(before.work(trainer, row))
-                if due or stop:
-                    save(trainer, checkpoints)
-                    saved = time.monotonic()
+            if due or stop:
+                save(trainer, checkpoints)
+                saved = time.monotonic()
             seconds = before.seconds(trainer)
             if state.branch is None:
                 record(measurements(trainer, row, seconds), row["step"], row["flops_charged"])
@@ -103,9 +103,8 @@ def train(
                 checkpoints.wait()
                 raise KeyboardInterrupt(f"stopped after step {row['step']}, which is checkpointed")
         note(trainer.validate_if_due(last=True), record)
-        if ranks.is_main:
-            save(trainer, checkpoints)
-            checkpoints.wait()
+        save(trainer, checkpoints)
+        checkpoints.wait()
     return lost
 
 

@@ -135,6 +135,11 @@ class Trainer:
         if len(layers) > 1:
             raise TrainingError(f"the slots ask for hidden states of several layers: {layers}")
         norms = any(features.gradient_norms for features in wanted)
+        if norms and self.learner.is_sharded:
+            raise TrainingError(
+                "a slot asks for the gradient norm of every rollout, which a rank with a part of "
+                "the policy cannot compute by itself: set learner.shard to none"
+            )
         features = Features(layers.pop() if layers else None, norms)
         return replace(rollouts, observed=self.look(rollouts, features))
 

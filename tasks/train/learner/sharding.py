@@ -1,0 +1,108 @@
+"""A policy sharded over ranks, by torch's FSDP2 (`fully_shard`; Zhao et al., arXiv 2304.11277).
+
+Every rank holds some rows of every parameter, and of its gradient and AdamW's moments; a layer is
+gathered whole for as long as it computes. Gradients are summed over ranks, as without sharding:
+every part is divided by the whole step's totals already. All ranks must make the same number of
+forward and backward passes: each of them gathers. Left out: parameters in bfloat16 while they are
+gathered (autocast casts them as without sharding), several ranks a shard."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MethodType
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import torch
+import torch.distributed as distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from transformers import PreTrainedModel
+
+from tasks.models.policy import is_sharded, named_weights
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def shard(
+    model: PreTrainedModel, device: torch.device, forwards: Iterable[Callable[..., Any]]
+) -> None:
+    """Shard `model` over all ranks, onto `device`: a group a layer, and one for the rest.
+
+    `forwards` are the functions of a model that `call` will be used with."""
+    mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
+    layers = set(model._no_split_modules or ())
+    for module in [*model.modules()]:
+        if type(module).__name__ in layers:
+            fully_shard(module, mesh=mesh)
+    # the root as well is freed after a forward: one without a backward would leave it gathered
+    fully_shard(model, mesh=mesh, reshard_after_forward=True)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            # gradients are summed over ranks, not averaged
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    for function in forwards:
+        setattr(model, function.__name__, MethodType(function, model))
+        register_fsdp_forward_method(model, function.__name__)
+
+
+def call(
+    function: Callable[Concatenate[PreTrainedModel, P], T],
+    model: PreTrainedModel,
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> T:
+    """`function(model, ...)`, a forward that is not the model's own. Of a sharded model it runs as
+    one of its methods: only then are the root's parameters gathered, embeddings and head among
+    them."""
+    if is_sharded(model):
+        result: T = getattr(model, function.__name__)(*args, **kwargs)
+        return result
+    return function(model, *args, **kwargs)
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with all its rows. Where it is sharded, every rank must ask for it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's rows of a tensor; the tensor itself where it is not sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def local_rows(tensor: torch.Tensor) -> slice | None:
+    """Which rows of a tensor this rank holds; None where it is not sharded."""
+    if not isinstance(tensor, DTensor):
+        return None
+    shape, offset = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
+    return slice(offset[0], offset[0] + shape[0])
+
+
+def sharded_like(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """This rank's `rows` of a tensor that is sharded as another is."""
+    if not isinstance(tensor, DTensor):
+        return rows
+    mesh, placements = tensor.device_mesh, tensor.placements
+    return DTensor.from_local(rows, mesh, placements, shape=tensor.shape, stride=tensor.stride())
+
+
+class WholeWeights(Mapping[str, torch.Tensor]):
+    """The weights of a sharded policy by the names that engines take them by, each gathered when it
+    is asked for: never are all of them whole at once. Every rank must ask for the same ones in the
+    same order."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.parts = named_weights(model)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return whole(self.parts[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.parts)
+
+    def __len__(self) -> int:
+        return len(self.parts)

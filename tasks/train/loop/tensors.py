@@ -1,0 +1,98 @@
+"""The tensors of a checkpoint: in one file, and where the policy is sharded some rows of each in a
+file a rank.
+
+Any number of ranks, also one, may read what any other number wrote: each takes its own rows, and
+no rank ever holds all."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+from tasks.train.learner.sharding import local, local_rows, sharded_like
+
+WHOLE = "tensors.safetensors"
+Tensors = Mapping[str, torch.Tensor]
+
+
+def shard_name(rank: int, size: int) -> str:
+    """The file of one rank of `size`. Files sort by rank, and so by the rows that they hold."""
+    return f"tensors-{rank:05d}-of-{size:05d}.safetensors"
+
+
+class SavedTensors(Tensors):
+    """Tensors by name, read from `files` when they are asked for. A tensor of which several files
+    hold rows is theirs one after another, in the order of the files."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.files: dict[str, list[Path]] = {}
+        for path in sorted(files):
+            with safe_open(path, "pt") as file:
+                for name in file.keys():  # noqa: SIM118 - no mapping
+                    self.files.setdefault(name, []).append(path)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        with ExitStack() as stack:
+            opened = [stack.enter_context(safe_open(path, "pt")) for path in self.files[name]]
+            parts: list[torch.Tensor] = [file.get_tensor(name) for file in opened]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def rows(self, name: str, rows: slice) -> torch.Tensor:
+        """Some rows of a tensor; the others are not read."""
+        parts, start = list[torch.Tensor](), 0
+        for path in self.files[name]:
+            with safe_open(path, "pt") as file:
+                held = file.get_slice(name)
+                end = start + held.get_shape()[0]
+                if start < rows.stop and rows.start < end:
+                    parts.append(held[max(rows.start - start, 0) : rows.stop - start])
+                elif not parts:
+                    empty = held[:0]
+            start = end
+        return torch.cat(parts) if parts else empty
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.files)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+
+def optimizer_tensors(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> dict[str, torch.Tensor]:
+    """The policy's and AdamW's tensors under names that say whose they are."""
+    tensors = {}
+    for name, parameter in model.named_parameters():
+        tensors[f"policy.{name}"] = parameter.detach()
+        for key, value in optimizer.state[parameter].items():
+            tensors[f"{key}.{name}"] = value
+    return tensors
+
+
+def restore_optimizer(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, tensors: Tensors
+) -> None:
+    """The inverse of `optimizer_tensors`, in place: this rank's rows of what is sharded."""
+    optimizer.state.clear()  # what it has, and the checkpoint has not, is of another run
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            local(parameter).copy_(rows_like(parameter, tensors, f"policy.{name}"))
+            if f"step.{name}" in tensors:
+                on_cpu = not optimizer.defaults.get("fused")
+                device = torch.device("cpu") if on_cpu else parameter.device
+                optimizer.state[parameter]["step"] = tensors[f"step.{name}"].to(device)
+            for key in ("exp_avg", "exp_avg_sq"):
+                if f"{key}.{name}" in tensors:
+                    rows = rows_like(parameter, tensors, f"{key}.{name}").to(parameter.device)
+                    optimizer.state[parameter][key] = sharded_like(parameter, rows)
+
+
+def rows_like(tensor: torch.Tensor, tensors: Tensors, name: str) -> torch.Tensor:
+    """The rows of the saved tensor `name` that this rank holds of `tensor`."""
+    rows = local_rows(tensor)
+    if rows is None:
+        return tensors[name]
+    return tensors.rows(name, rows) if isinstance(tensors, SavedTensors) else tensors[name][rows]

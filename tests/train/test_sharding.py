@@ -1,0 +1,216 @@
+"""A policy sharded over ranks trains as a whole one does, and its checkpoints fit any number of
+ranks."""
+
+import json
+import shutil
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+import torch.distributed as distributed
+import yaml
+from safetensors.torch import load_file, save_file
+
+from tasks.common.artifacts import Layout
+from tasks.models.policy import load_model
+from tasks.train.learner.ranks import Ranks
+from tasks.train.learner.sharding import whole
+from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.loop.save import resume
+from tasks.train.loop.sync import train
+from tasks.train.loop.tensors import SavedTensors, optimizer_tensors
+from tasks.train.loop.trainer import Trainer
+from tasks.train.settings import CheckpointSettings
+from tests.stages import FORKS
+from tests.train.worlds import PARAMS, make_trainer, make_world
+
+SIZES = [4, 3, 4, 1, 2, 2, 6, 3, 5, 2, 4, 4]
+COMPONENTS = {"recipe": "r", "seed": 0}
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "reference": {"train": {"kl_coefficient": 0.1}},
+    "branches": {"train": {"branches": [0.1], "decay_share": 0.5}},
+    "checkpointing": {"learner": {"activation_checkpointing": True, "share_prompts": False}},
+    # one rollout a micro-batch, a chunk of logits for every few tokens; in some steps so few groups
+    # are mixed that a rank has none
+    "uneven": {"learner": {"max_tokens_per_micro_batch": 1, "tokens_per_logprob_chunk": 3}},
+}
+
+
+def world(root: Path, policy: Path, case: dict[str, Any], shard: str) -> Layout:
+    """A world to train in, with the case's changes to its parameters."""
+    layout = make_world(root, policy, SIZES * 6)
+    values = {**PARAMS, **{name: {**PARAMS[name], **case.get(name, {})} for name in case}}
+    values["learner"] = {**values["learner"], "shard": shard}
+    (root / "params.yaml").write_text(yaml.safe_dump(values))
+    return layout
+
+
+def tensors_of(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """All that training changes, every tensor whole."""
+    tensors = optimizer_tensors(trainer.learner.model, trainer.learner.optimizer)
+    return {name: whole(tensor).clone().contiguous() for name, tensor in tensors.items()}
+
+
+def work(rank: int, size: int, layout: Layout, max_steps: int, out: Path) -> None:
+    """One of `size` ranks: train from the newest checkpoint on to `max_steps`. The first one writes
+    its rollouts, and all tensors as they are after the resume and at the end."""
+    torch.set_num_threads(1)
+    if size:
+        method = f"file://{out}/meeting"
+        distributed.init_process_group("gloo", init_method=method, rank=rank, world_size=size)
+    trainer = make_trainer(layout, ranks=Ranks(rank, max(size, 1)), max_steps=max_steps)
+    checkpoints = Checkpoints(layout.checkpoints, COMPONENTS, keep=1)
+    with closing(trainer.collector.grader):
+        resume(trainer, checkpoints, None)
+        before = tensors_of(trainer)
+        train(trainer, checkpoints, CheckpointSettings(0.0, 1), lambda *_: None)
+    after, model = tensors_of(trainer), trainer.learner.whole_model()
+    if rank == 0:
+        assert model is not None
+        save_file(before, out / "before.safetensors")
+        save_file(after, out / "after.safetensors")
+        save_file({k: v.contiguous().clone() for k, v in model.state_dict().items()}, out / "model")
+        (out / "steps.json").write_text(json.dumps(trainer.state.steps))
+    if size:
+        distributed.destroy_process_group()
+
+
+def run(layout: Layout, size: int, max_steps: int, out: Path) -> Path:
+    """Train with `size` ranks; 0 is a process on its own, with the whole policy."""
+    out.mkdir()
+    ranks = [
+        FORKS.Process(target=work, args=(rank, size, layout, max_steps, out))
+        for rank in range(max(size, 1))
+    ]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    assert [process.exitcode for process in ranks] == [0] * len(ranks)
+    return out
+
+
+def same_tensors(one: Path, other: Path, tolerance: float = 0.0) -> bool:
+    first, second = load_file(one), load_file(other)
+    assert set(first) == set(second)
+    return all(torch.allclose(first[n], second[n], atol=tolerance, rtol=0.0) for n in first)
+
+
+@pytest.fixture(scope="module")
+def untied(guesser: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The policy with an output head of its own."""
+    folder = tmp_path_factory.mktemp("untied") / "policy"
+    shutil.copytree(guesser, folder)
+    model = load_model(guesser, dtype=torch.float32, device=torch.device("cpu"))
+    config = type(model.config).from_dict({**model.config.to_dict(), "tie_word_embeddings": False})
+    other = type(model)(config)
+    other.load_state_dict(model.state_dict())
+    other.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_with_a_part_each_take_the_steps_of_one_process(
+    case: str, guesser: Path, untied: Path, tmp_path: Path
+) -> None:
+    policy = untied if case == "reference" else guesser
+    layouts = [world(tmp_path / shard, policy, CASES[case], shard) for shard in ("none", "fsdp2")]
+    num_steps = 20 if case == "plain" else 4
+    one = run(layouts[0], 0, num_steps, tmp_path / "one")
+    two = run(layouts[1], 2, num_steps, tmp_path / "two")
+    steps = [json.loads((out / "steps.json").read_text()) for out in (one, two)]
+    assert len(steps[0]) == len(steps[1]) == num_steps
+    for mine, theirs in zip(*steps, strict=True):
+        for name in ("reward_mean", "num_rollouts", "tokens", "num_mixed_groups", "flops_charged"):
+            assert mine[name] == theirs[name], name
+        for name in ("loss", "grad_norm", "entropy", "kl"):
+            assert mine[name] == pytest.approx(theirs[name], abs=1e-4), name
+    assert case != "uneven" or any(row["num_mixed_groups"] == 1 for row in steps[0])
+    assert sampled(layouts[0]) == sampled(layouts[1])
+    assert same_tensors(one / "model", two / "model", 1e-4)
+    changed = load_file(two / "before.safetensors"), load_file(two / "after.safetensors")
+    assert any(not torch.equal(before, changed[1][name]) for name, before in changed[0].items())
+
+
+@pytest.fixture(scope="module")
+def stopped(guesser: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Layout, Path]:
+    """A run of two ranks that stopped after three steps, and what it left."""
+    root = tmp_path_factory.mktemp("stopped")
+    layout = world(root / "world", guesser, {}, "fsdp2")
+    return layout, run(layout, 2, 3, root / "out")
+
+
+@pytest.mark.parametrize("size", [0, 1, 3])
+def test_a_checkpoint_of_two_ranks_fits_any_number(
+    size: int, stopped: tuple[Layout, Path], tmp_path: Path
+) -> None:
+    layout, out = stopped
+    copy = copied(layout, tmp_path / "world", "fsdp2" if size else "none")
+    found = run(copy, size, 3, tmp_path / "out")
+    assert same_tensors(found / "before.safetensors", out / "after.safetensors")
+
+
+def test_a_whole_checkpoint_fits_ranks_with_a_part_each(guesser: Path, tmp_path: Path) -> None:
+    layout = world(tmp_path / "world", guesser, {}, "none")
+    out = run(layout, 0, 3, tmp_path / "one")
+    found = run(copied(layout, tmp_path / "copy", "fsdp2"), 3, 3, tmp_path / "three")
+    assert same_tensors(found / "before.safetensors", out / "after.safetensors")
+
+
+def test_two_ranks_go_on_as_if_they_had_not_stopped(
+    stopped: tuple[Layout, Path], guesser: Path, tmp_path: Path
+) -> None:
+    resumed = run(copied(stopped[0], tmp_path / "copy", "fsdp2"), 2, 6, tmp_path / "resumed")
+    whole_run = run(world(tmp_path / "world", guesser, {}, "fsdp2"), 2, 6, tmp_path / "whole")
+    assert same_tensors(resumed / "after.safetensors", whole_run / "after.safetensors")
+    assert steps_of(resumed) == steps_of(whole_run)
+
+
+def test_a_checkpoint_without_the_file_of_a_rank_is_passed_over(
+    stopped: tuple[Layout, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    layout = copied(stopped[0], tmp_path / "world", "fsdp2")
+    checkpoints = Checkpoints(layout.checkpoints, COMPONENTS, keep=1)
+    (newest,) = checkpoints.steps()
+    (newest / "tensors-00001-of-00002.safetensors").unlink()
+    assert checkpoints.load() is None
+    assert "passing over the damaged checkpoint" in caplog.text
+
+
+def test_rows_of_files_that_hold_uneven_parts(tmp_path: Path) -> None:
+    tensor = torch.arange(14.0).reshape(7, 2)
+    parts = [tensor[:3], tensor[3:6], tensor[6:], tensor[7:]]
+    files = [tmp_path / f"{number}.safetensors" for number in range(len(parts))]
+    for path, part in zip(files, parts, strict=True):
+        save_file({"w": part.clone()}, path)
+    saved = SavedTensors(files)
+    assert torch.equal(saved["w"], tensor)
+    for start in range(8):
+        for stop in range(start, 8):
+            assert torch.equal(saved.rows("w", slice(start, stop)), tensor[start:stop])
+
+
+def sampled(layout: Layout) -> list[Any]:
+    """The tokens of a run's rollouts."""
+    parts = sorted(layout.checkpoints.glob("*/rollouts-*.parquet"))
+    table = pl.concat([pl.read_parquet(part) for part in parts])
+    return table.select("step", "group", "token_ids").rows()
+
+
+def copied(layout: Layout, root: Path, shard: str) -> Layout:
+    """A copy of a world, to go on from its checkpoints."""
+    shutil.copytree(layout.root, root)
+    values = yaml.safe_load((root / "params.yaml").read_text())
+    values["learner"]["shard"] = shard
+    (root / "params.yaml").write_text(yaml.safe_dump(values))
+    return Layout(root)
+
+
+def steps_of(out: Path) -> list[dict[str, Any]]:
+    """The rows of STEPS of a run, but for the time that its checkpoints say nothing of."""
+    rows: list[dict[str, Any]] = json.loads((out / "steps.json").read_text())
+    return rows
