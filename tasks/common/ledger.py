@@ -68,9 +68,12 @@ def charged_flops(
     generated: float = 0.0,
     updated: float = 0.0,
     reference: float = 0.0,
+    update_factor: float = 3.0,
 ) -> float:
-    """2 P T_generated + 6 P T_updated + 2 P T_reference, T in tokens of prompt and completion."""
-    return 2.0 * architecture.num_matmul_parameters * (generated + 3.0 * updated + reference)
+    """2 P T_generated + 6 P T_updated + 2 P T_reference, T in tokens of prompt and completion. An
+    update is `update_factor` forwards: three, or less where adapters are trained."""
+    num_forwards = generated + update_factor * updated + reference
+    return 2.0 * architecture.num_matmul_parameters * num_forwards
 
 
 def paper_training_flops(

@@ -59,26 +59,29 @@ def training_memory(
     has_reference: bool,
     tokens_per_chunk: int,
     num_shards: int | None = None,
+    num_trained: int | None = None,
 ) -> TrainingMemory:
     """The memory of training `num_parameters` in float32, of which autocast casts `num_cast`, with
     the logits of `tokens_per_chunk` tokens at once. Where every rank holds one of `num_shards`
     parts of the policy, its weights are not loaded yet; the one layer that is gathered at a time is
-    not counted, nor its low-precision copy."""
+    not counted, nor its low-precision copy. `num_trained` are those of adapters, where they alone
+    are trained."""
     weights = FLOAT32 * num_parameters
+    trained = weights if num_trained is None else FLOAT32 * num_trained
     if num_shards is not None:
         part = weights / num_shards
         return TrainingMemory(
-            moments=MOMENTS * part,
+            moments=MOMENTS * trained / num_shards,
             reference=part if has_reference else 0,
-            gradients=part,
+            gradients=trained / num_shards,
             low_precision=0,
             logits=LOGITS_COPIES * FLOAT32 * tokens_per_chunk * vocab_size,
             weights=part,
         )
     return TrainingMemory(
-        moments=MOMENTS * weights,
+        moments=MOMENTS * trained,
         reference=weights if has_reference else 0,
-        gradients=weights,
+        gradients=trained,
         low_precision=BFLOAT16 * num_cast,
         logits=LOGITS_COPIES * FLOAT32 * tokens_per_chunk * vocab_size,
     )

@@ -120,8 +120,8 @@ class VllmEngine:
         """Load the weights into the running model and clear the prefix cache, which holds the old
         policy's keys and values.
 
-        `weights` must include tied ones (`models.named_weights` does): vLLM keeps a packed copy of
-        the output head."""
+        `weights` must include tied ones (`NamedWeights` does): vLLM keeps a packed copy of the
+        output head."""
         self.wake()
         self.llm.collective_rpc(
             "reload_weights", kwargs={"weights_iterator": iter(weights.items())}

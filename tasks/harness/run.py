@@ -94,9 +94,8 @@ class Index:
 
 def require_harness() -> ModuleType:
     """The package `lm_eval`. Raises ArtifactError with the command that installs it."""
-    missing = [name for name in ("lm_eval", "accelerate") if find_spec(name) is None]
-    if missing:
-        raise ArtifactError(f"not installed: {', '.join(missing)}; install them with: {INSTALL}")
+    if find_spec("lm_eval") is None:
+        raise ArtifactError(f"lm_eval is not installed; install it with: {INSTALL}")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     return import_module("lm_eval")
 

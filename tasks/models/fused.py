@@ -17,6 +17,7 @@ import torch
 from torch.nn.functional import embedding, silu
 from transformers import PreTrainedModel
 
+from tasks.models.adapters import merged_weight
 from tasks.models.packing import Attend
 
 FAMILY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
@@ -40,10 +41,10 @@ def fits(model: PreTrainedModel) -> bool:
 
 class Projection:
     """Projections of the same states as one product: their weights joined, transposed, and
-    multiplied by the weight of the norm before them."""
+    multiplied by the weight of the norm before them. Adapters are added to the weights."""
 
     def __init__(self, *modules: Any, norm: Any = None) -> None:
-        weight = torch.cat([module.weight for module in modules])
+        weight = torch.cat([merged_weight(module) for module in modules])
         self.weight = (weight if norm is None else weight * norm.weight).t().contiguous()
         biases = [module.bias for module in modules if module.bias is not None]
         self.bias = torch.cat(biases) if biases else None

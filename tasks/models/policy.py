@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import FSDPModule
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -168,23 +167,6 @@ def save_policy(
         (folder / "generation_config.json").write_bytes(
             (generation_from / "generation_config.json").read_bytes()
         )
-
-
-def named_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Return every weight under the name an engine loads it by, the tied output head included.
-
-    An engine that gets tied weights without `lm_head.weight` may silently keep its stale packed
-    copy."""
-    weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-    head = model.get_output_embeddings()
-    if head is not None and "lm_head.weight" not in weights:
-        weights["lm_head.weight"] = head.weight.detach()
-    return weights
-
-
-def is_sharded(model: torch.nn.Module) -> bool:
-    """Return whether this process holds some rows of the model's parameters only."""
-    return isinstance(model, FSDPModule)
 
 
 def torch_device(name: str) -> torch.device:

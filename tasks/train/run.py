@@ -22,6 +22,7 @@ from tasks.engines.engine import (
     load_engine,
 )
 from tasks.grading.grader import Grader, Verify
+from tasks.models.adapters import add_adapters
 from tasks.models.folder import policy_digest
 from tasks.models.policy import (
     Policy,
@@ -176,6 +177,8 @@ def build(run: stage.Stage, told: Run, sections: Sections, grader: Grader) -> tu
         device=torch.device("cpu") if is_sharded else device,
         trust_remote_code=trusted,
     )
+    if settings.lora is not None:
+        add_adapters(model, settings.lora, told.seed)
     memory = memory_of(model, settings, sections.learner, told.ranks.size)
     check_shared_gpu(sections.engine, device, memory)
     learner = Learner(policy, model, settings, sections.learner, told.sampling, told.ranks, device)

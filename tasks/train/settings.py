@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tasks.common.params import at_least
+from tasks.models.adapters import Lora
 
 Spec = dict[str, Any]
 
@@ -56,8 +57,8 @@ class ValidationSettings:
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """The section `train`. The last six are slots: a mapping with `method` and that method's
-    settings."""
+    """The section `train`. With `lora` adapters are trained, else the whole policy. The last six
+    are slots: a mapping with `method` and that method's settings."""
 
     batch: BatchSettings
     updates: Updates
@@ -71,6 +72,7 @@ class TrainSettings:
     weight_decay: float
     max_grad_norm: float
     dtype: Literal["float32", "bfloat16"]
+    lora: Lora | None
     kl_coefficient: float
     advantage_over: Literal["kept", "pool"]
     divisor: Literal["generated", "kept"]

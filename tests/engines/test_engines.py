@@ -16,8 +16,9 @@ from tasks.common.params import ParamsError
 from tasks.engines import fake
 from tasks.engines.engine import Engine, Request, Sampling, load_engine
 from tasks.engines.vllm import VllmEngine
-from tasks.models.policy import Policy, load_model, load_tokenizer, named_weights, read_policy
+from tasks.models.policy import Policy, load_model, load_tokenizer, read_policy
 from tasks.models.prompts import decode
+from tasks.models.weights import NamedWeights
 from tests.engines.conftest import Servers
 from tests.policies import ENGINE, place_policy
 
@@ -77,7 +78,7 @@ def reference(engine_name: str, policy: Policy, model: torch.nn.Module | None = 
     model = model or load_model(policy.folder, dtype=torch.float32, device=torch.device("cpu"))
     if engine_name == "fake":
         made_up = fake.FakeEngine(policy)
-        made_up.set_weights(named_weights(model))  # type: ignore[arg-type]
+        made_up.set_weights(NamedWeights(model))  # type: ignore[arg-type]
 
         def logits_by_hash(prompt: list[int], completion: list[int]) -> torch.Tensor:
             prefixes = [[*prompt, *completion[:place]] for place in range(len(completion))]
@@ -243,7 +244,7 @@ def test_weights_replaced_in_place_are_in_effect(
 ) -> None:
     before = engine.generate(Request(prompts, [2] * 5, list(range(10)), SAMPLING))
     model = load_model(policy.folder, dtype=torch.float32, device=torch.device("cpu"))
-    original = {name: tensor.clone() for name, tensor in named_weights(model).items()}
+    original = {name: tensor.clone() for name, tensor in NamedWeights(model).items()}
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(
@@ -255,7 +256,7 @@ def test_weights_replaced_in_place_are_in_effect(
     try:
         engine.sleep()
         assert not isinstance(engine, VllmEngine) or engine.asleep
-        engine.set_weights(named_weights(model))
+        engine.set_weights(NamedWeights(model))
         after = engine.generate(Request(prompts, [2] * 5, list(range(10)), SAMPLING))
         assert after.token_ids != before.token_ids
         new_logits = reference(engine_name, policy, model)

@@ -18,7 +18,8 @@ from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
 from tasks.engines.engine import Request, Sampling, load_engine
 from tasks.engines.server.replicas import Replicas, choose_devices
-from tasks.models.policy import Policy, load_model, named_weights, read_policy
+from tasks.models.policy import Policy, load_model, read_policy
+from tasks.models.weights import NamedWeights
 from tests.engines.conftest import SETTINGS, Servers
 from tests.policies import place_policy
 
@@ -83,7 +84,7 @@ def test_a_replica_killed_in_the_middle_loses_nothing(
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(1.01)
-        engine.set_weights(named_weights(model))
+        engine.set_weights(NamedWeights(model))
         assert [endpoint.url for endpoint in engine.endpoints] == ["http://replica-1/v1"]
         assert (
             engine.generate(Request(PROMPTS, COUNTS, SEEDS, SAMPLING)).token_ids != whole.token_ids

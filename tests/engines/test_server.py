@@ -19,7 +19,8 @@ from tasks.engines.hf.engine import HfEngine
 from tasks.engines.server.dispatch import chunked
 from tasks.engines.server.endpoints import parse_url
 from tasks.engines.server.engine import ServerEngine
-from tasks.models.policy import Policy, load_model, named_weights, read_policy
+from tasks.models.policy import Policy, load_model, read_policy
+from tasks.models.weights import NamedWeights
 from tests.engines.serving import Server
 from tests.policies import ENGINE, place_policy
 
@@ -228,7 +229,7 @@ def test_weights_are_not_replaced_in_servers_of_others(serve: Serve, policy: Pol
     server = serve()
     model = load_model(policy.folder, dtype=torch.float32, device=torch.device("cpu"))
     with pytest.raises(ArtifactError, match="training replaces the policy's weights"):
-        connect(policy, server).set_weights(named_weights(model))
+        connect(policy, server).set_weights(NamedWeights(model))
     asked = server.does.requests
     with pytest.raises(ArtifactError, match="training replaces the policy's weights"):
         load_engine(dataclasses.replace(ENGINE, name="server", urls=[server.url]), policy, model)

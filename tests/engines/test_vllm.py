@@ -13,7 +13,8 @@ import torch
 from tasks.common.artifacts import Layout
 from tasks.engines.engine import Request, Sampling, load_engine
 from tasks.engines.vllm import executor
-from tasks.models.policy import load_model, named_weights, read_policy
+from tasks.models.policy import load_model, read_policy
+from tasks.models.weights import NamedWeights
 from tasks.train.learner.ranks import join_ranks
 from tests.policies import ENGINE, place_policy
 from tests.stages import FORKS
@@ -40,7 +41,7 @@ def sample(layout: Layout, environment: dict[str, str], num_prompts: int, out: P
     seeds = list(range(2 * num_prompts))
     request = Request(PROMPTS[:num_prompts], [2] * num_prompts, seeds, SAMPLING)
     drawn = engine.generate(request).token_ids
-    engine.set_weights(named_weights(model))
+    engine.set_weights(NamedWeights(model))
     (place,) = engine.llm.collective_rpc(lambda worker: worker.local_rank)
     out.write_text(json.dumps([place, drawn, engine.generate(request).token_ids]))
 

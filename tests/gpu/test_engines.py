@@ -12,7 +12,8 @@ from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError
 from tasks.engines.engine import Engine, Request, Sampling, check_shared_gpu, load_engine
 from tasks.engines.memory import TrainingMemory
-from tasks.models.policy import Policy, load_model, named_weights, read_policy
+from tasks.models.policy import Policy, load_model, read_policy
+from tasks.models.weights import NamedWeights
 from tests.policies import ENGINE, place_policy
 
 pytestmark = [pytest.mark.gpu, pytest.mark.vllm]
@@ -67,7 +68,7 @@ def test_memory_is_lent_while_asleep_and_the_samples_stay_the_same(trained: Engi
 
 def test_weights_that_arrive_while_asleep_are_in_effect(trained: Engine, model: Any) -> None:
     before = draw(trained)
-    original = {name: tensor.clone() for name, tensor in named_weights(model).items()}
+    original = {name: tensor.clone() for name, tensor in NamedWeights(model).items()}
     trained.sleep()
     trained.set_weights({name: 1.02 * tensor for name, tensor in original.items()})
     assert draw(trained) != before

@@ -24,7 +24,7 @@ from tests.files import plant
 
 ROOT = Path(__file__).resolve().parents[2]
 VALUES = params.load(ROOT / "params.yaml")
-HAS_HARNESS = all(importlib.util.find_spec(name) for name in ("lm_eval", "accelerate"))
+HAS_HARNESS = importlib.util.find_spec("lm_eval") is not None
 with_harness = pytest.mark.skipif(
     not HAS_HARNESS, reason=f"lm-evaluation-harness is not installed ({run.INSTALL})"
 )
@@ -151,7 +151,7 @@ def test_records_of_a_policy_that_was_trained_again_are_not_shown(layout: Layout
 
 def test_a_missing_harness_is_said_with_the_command(layout: Layout, monkeypatch) -> None:
     monkeypatch.setattr(run, "find_spec", lambda name: None)
-    with pytest.raises(ArtifactError, match=r"not installed: lm_eval, accelerate; .*\.\[eval\]"):
+    with pytest.raises(ArtifactError, match=r"lm_eval is not installed; .*\.\[eval\]"):
         next(run.measure(layout, VALUES, [TRAINED], asked("gsm8k")))
 
 

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from tasks.common.artifacts import Layout
 from tasks.models.policy import load_model
+from tasks.models.weights import whole
 from tasks.train.learner.ranks import Ranks
-from tasks.train.learner.sharding import whole
 from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.save import resume
 from tasks.train.loop.sync import train
@@ -33,6 +33,13 @@ CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "reference": {"train": {"kl_coefficient": 0.1}},
     "branches": {"train": {"branches": [0.1], "decay_share": 0.5}},
+    "adapters": {
+        "train": {
+            "lora": {"rank": 4, "alpha": 8.0, "modules": ["all-linear"]},
+            "kl_coefficient": 0.1,
+            "learning_rate": 0.01,
+        }
+    },
     "checkpointing": {"learner": {"activation_checkpointing": True, "share_prompts": False}},
     # one rollout a micro-batch, a chunk of logits for every few tokens; in some steps so few groups
     # are mixed that a rank has none
@@ -117,7 +124,7 @@ def untied(guesser: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_ranks_with_a_part_each_take_the_steps_of_one_process(
     case: str, guesser: Path, untied: Path, tmp_path: Path
 ) -> None:
-    policy = untied if case == "reference" else guesser
+    policy = untied if case in ("reference", "adapters") else guesser
     layouts = [world(tmp_path / shard, policy, CASES[case], shard) for shard in ("none", "fsdp2")]
     num_steps = 20 if case == "plain" else 4
     one = run(layouts[0], 0, num_steps, tmp_path / "one")

@@ -63,6 +63,7 @@ PARAMS: dict[str, Any] = {
         "weight_decay": 0.0,
         "max_grad_norm": 1.0,
         "dtype": "float32",
+        "lora": None,
         "advantage_over": "kept",
         "divisor": "generated",
         "correction": {"ratio_to": "old", "level": "token", "cap": 2.0, "mode": "truncate"},

@@ -19,13 +19,13 @@ from tasks.engines.hf.decoding import Slots
 from tasks.models.packing import check_forward
 from tasks.models.policy import (
     Policy,
-    is_sharded,
     load_model,
     load_tokenizer,
     stop_token_ids,
     torch_device,
     torch_dtype,
 )
+from tasks.models.weights import is_sharded
 
 # share of the slots that must be free before a refill: a prefill costs about one step of all rows
 REFILL_RATE = 0.25
@@ -55,6 +55,8 @@ class HfEngine:
 
     def set_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Copy `weights` into the model, except where they are the model's own memory already."""
+        if self.shares_weights:
+            return
         with torch.no_grad():
             for name, tensor in self.model.state_dict().items():
                 new = weights[name]

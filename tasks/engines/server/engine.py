@@ -141,9 +141,9 @@ class ServerEngine:
     def set_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Load the weights into every replica through a file, and clear its prefix cache.
 
-        `weights` must include tied ones (`models.named_weights` does). A replica that does not load
-        them is not used again: it would answer with its old weights. Raises ArtifactError for
-        servers that were not started here."""
+        `weights` must include tied ones (`NamedWeights` does). A replica that does not load them is
+        not used again: it would answer with its old weights. Raises ArtifactError for servers that
+        were not started here."""
         if self.replicas is None:
             raise ArtifactError(NOT_OURS)
         folder = Path(self.replicas.folder.name) / "weights"

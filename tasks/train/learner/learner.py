@@ -11,8 +11,10 @@ from transformers.pytorch_utils import Conv1D
 
 from tasks.engines.engine import Sampling
 from tasks.engines.memory import TrainingMemory, training_memory
+from tasks.models.adapters import has_adapters, num_adapter_parameters
 from tasks.models.packing import check_forward
-from tasks.models.policy import Policy, is_sharded, load_model, named_weights
+from tasks.models.policy import Policy, load_model
+from tasks.models.weights import NamedWeights, is_sharded, whole
 from tasks.train.learner.micro_batches import MicroBatch, micro_batches
 from tasks.train.learner.observe import (
     compute_states,
@@ -22,7 +24,7 @@ from tasks.train.learner.observe import (
     rows_of,
 )
 from tasks.train.learner.ranks import Ranks
-from tasks.train.learner.sharding import WholeWeights, shard, whole
+from tasks.train.learner.sharding import shard
 from tasks.train.learner.update import (
     Flat,
     Objective,
@@ -71,18 +73,27 @@ def memory_of(
     # stays in float32
     cast = [m for m in model.modules() if isinstance(m, torch.nn.Linear | Conv1D) and m is not head]
     num_cast = sum(parameter.numel() for module in cast for parameter in module.parameters())
+    adapted = has_adapters(model)
     return training_memory(
         sum(parameter.numel() for parameter in model.parameters()),
         num_cast if settings.dtype == "bfloat16" else 0,
         model.config.get_text_config().vocab_size,
-        has_reference=settings.kl_coefficient > 0,
+        num_trained=num_adapter_parameters(model) if adapted else None,
+        has_reference=settings.kl_coefficient > 0 and not adapted,
         tokens_per_chunk=min(memory.tokens_per_logprob_chunk, memory.max_tokens_per_micro_batch),
         num_shards=num_ranks if memory.shard != "none" else None,
     )
 
 
+def reference_of(model: PreTrainedModel) -> PreTrainedModel:
+    """What the KL term holds on to: the policy as it is now, in a copy. Adapters are turned off
+    instead."""
+    return model if has_adapters(model) else copy.deepcopy(model).requires_grad_(False)
+
+
 class Learner:
-    """Data parallel over ranks; every rank holds the policy in float32, or its rows of it."""
+    """Data parallel over ranks; every rank holds the policy in float32, or its rows of it. Of a
+    policy with adapters these alone are trained, and the reference is the policy without them."""
 
     def __init__(
         self,
@@ -99,14 +110,15 @@ class Learner:
         self.settings, self.memory, self.sampling = settings, memory, sampling
         self.version = 0  # updates made
         has_reference = settings.kl_coefficient > 0
-        self.reference = copy.deepcopy(model).requires_grad_(False) if has_reference else None
+        self.reference = reference_of(model) if has_reference else None
         if memory.activation_checkpointing:
             enable_activation_checkpointing(model)
         if memory.shard != "none":
-            for each in (model, *([self.reference] if self.reference is not None else [])):
+            others = [] if self.reference in (None, model) else [self.reference]
+            for each in [model, *others]:
                 shard(each, device or model.device, (compute_logprobs, compute_states))
         self.optimizer = torch.optim.AdamW(
-            model.parameters(),
+            [parameter for parameter in model.parameters() if parameter.requires_grad],
             lr=settings.learning_rate,
             betas=(settings.betas[0], settings.betas[1]),
             weight_decay=settings.weight_decay,
@@ -272,12 +284,12 @@ class Learner:
     def weights(self) -> Mapping[str, torch.Tensor]:
         """The policy's weights by name, as engines take them. Where they are sharded, all ranks
         must take them together."""
-        return WholeWeights(self.model) if self.is_sharded else named_weights(self.model)
+        return NamedWeights(self.model)
 
     def whole_model(self) -> PreTrainedModel | None:
-        """The policy with all its weights. Of a sharded one the first rank gets a copy in main
-        memory, the others None, and every rank must ask."""
-        if not self.is_sharded:
+        """The policy with all its weights, adapters added to them. Of a sharded or an adapted one
+        the first rank gets a copy in main memory, the others None, and every rank must ask."""
+        if not self.is_sharded and not has_adapters(self.model):
             return self.model
         model = None
         if self.ranks.is_main:
@@ -288,8 +300,25 @@ class Learner:
                 trust_remote_code=self.policy.trust_remote_code,
             )
         copies = model.state_dict() if model is not None else {}
-        for name, part in self.model.state_dict().items():
-            tensor = whole(part)
+        for name, tensor in self.weights().items():
             if name in copies:
                 copies[name].copy_(tensor)
         return model
+
+    def adapter(self) -> dict[str, torch.Tensor]:
+        """The adapters' weights in main memory, by their names in the model; none of a policy that
+        is trained whole. Every rank must ask."""
+        return {
+            name: whole(parameter.detach()).cpu()
+            for name, parameter in self.model.named_parameters()
+            if has_adapters(self.model) and parameter.requires_grad
+        }
+
+    @property
+    def update_factor(self) -> float:
+        """What an update costs a token, in forwards of the policy: a forward, and as much for each
+        of the gradients of what a layer reads and of its weights. Adapters train no weights but
+        their own."""
+        matmul = self.policy.architecture.num_matmul_parameters
+        num_adapted = num_adapter_parameters(self.model)
+        return 2.0 + 3.0 * num_adapted / matmul if num_adapted else 3.0

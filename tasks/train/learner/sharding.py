@@ -6,7 +6,7 @@ every part is divided by the whole step's totals already. All ranks must make th
 forward and backward passes: each of them gathers. Left out: parameters in bfloat16 while they are
 gathered (autocast casts them as without sharding), several ranks a shard."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from types import MethodType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from transformers import PreTrainedModel
 
-from tasks.models.policy import is_sharded, named_weights
+from tasks.models.weights import is_sharded
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -62,11 +62,6 @@ def call(
     return function(model, *args, **kwargs)
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor with all its rows. Where it is sharded, every rank must ask for it."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's rows of a tensor; the tensor itself where it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -88,21 +83,3 @@ def sharded_like(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         return rows
     mesh, placements = tensor.device_mesh, tensor.placements
     return DTensor.from_local(rows, mesh, placements, shape=tensor.shape, stride=tensor.stride())
-
-
-class WholeWeights(Mapping[str, torch.Tensor]):
-    """The weights of a sharded policy by the names that engines take them by, each gathered when it
-    is asked for: never are all of them whole at once. Every rank must ask for the same ones in the
-    same order."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.parts = named_weights(model)
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return whole(self.parts[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.parts)
-
-    def __len__(self) -> int:
-        return len(self.parts)

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from tasks.common.ledger import Architecture, forward_flops
+from tasks.models.adapters import adapters_off, has_adapters, num_adapter_parameters
 from tasks.models.packing import forward, head_logits
 from tasks.train.learner.correction import corrected_tokens
 from tasks.train.learner.micro_batches import MicroBatch
@@ -126,6 +127,8 @@ def accumulate_gradients(
     log-probabilities are the policy's own where `flat` has none."""
     stats = UpdateStats()
     for batch in batches:
+        reference_N = reference_logprobs(batch, objective)
+
         # the policy's log-probabilities of the tokens that it wrote itself
         own = flat.own(batch)
         logprobs_N, entropy_N = (part[own] for part in token_logprobs(model, batch, objective))
@@ -147,10 +150,8 @@ def accumulate_gradients(
         part, sums = objective.loss(tokens, totals)
 
         # the pull towards the reference, averaged as the loss is
-        if objective.reference is not None:
-            with torch.no_grad():
-                reference_N = token_logprobs(objective.reference, batch, objective)[0][own]
-            kl_N = unbiased_kl(tokens, reference_N)
+        if reference_N is not None:
+            kl_N = unbiased_kl(tokens, reference_N[own])
             kl = average(kl_N, tokens, totals, objective.loss.normalize)
             part = part + objective.kl_coefficient * kl
             stats.kl += kl_N.sum().item()
@@ -167,6 +168,16 @@ def accumulate_gradients(
         if objective.share_prompts:
             batch.shared[0].biases.clear()  # [R, T, S] each: those of all micro-batches may not fit
     return stats
+
+
+@torch.no_grad()
+def reference_logprobs(batch: MicroBatch, objective: Objective) -> torch.Tensor | None:
+    """[N] the reference's log-probabilities; None without one. It may be the policy itself, without
+    its adapters: the forward with gradient comes after."""
+    if objective.reference is None:
+        return None
+    with adapters_off(objective.reference):
+        return token_logprobs(objective.reference, batch, objective)[0]
 
 
 def unbiased_kl(tokens: Tokens, reference_N: torch.Tensor) -> torch.Tensor:
@@ -190,11 +201,9 @@ def accumulate_nothing(
     """Compute `batch` as `accumulate_gradients` does, for a gradient of zero: where the policy is
     sharded, a rank with fewer micro-batches than others takes part in theirs."""
     stats = UpdateStats()
-    logprobs_N, _ = token_logprobs(model, batch, objective)
-    if objective.reference is not None:
-        with torch.no_grad():
-            token_logprobs(objective.reference, batch, objective)
+    if reference_logprobs(batch, objective) is not None:
         stats.reference_flops = sum(batch_flops(architecture, batch, objective.share_prompts))
+    logprobs_N, _ = token_logprobs(model, batch, objective)
     (0.0 * logprobs_N.sum()).backward()
     stats.flops = update_flops(model, batch, objective, architecture)
     return stats
@@ -289,7 +298,14 @@ def update_flops(
     """What the micro-batch's forward and backward execute."""
     body, head = batch_flops(architecture, batch, objective.share_prompts)
     again = computed_again(model, batch, objective)
-    return (3.0 + again[0]) * body + (3.0 + again[1]) * head
+    if not has_adapters(model):
+        return (3.0 + again[0]) * body + (3.0 + again[1]) * head
+    # of frozen layers no gradient of the weights; attention has none, and its backward is whole
+    num_tokens, num_pairs = batch_size(batch, objective.share_prompts)
+    attention = forward_flops(architecture, 0.0, 0.0, num_pairs)
+    adapters = 2.0 * num_adapter_parameters(model) * num_tokens
+    body = (2.0 + again[0]) * body + attention + (3.0 + again[0]) * adapters
+    return body + (2.0 + again[1]) * head
 
 
 def batch_flops(
@@ -298,11 +314,18 @@ def batch_flops(
     """What one forward over the micro-batch executes, padding included: the body, and the output
     head, which runs on completion tokens only."""
     head = forward_flops(architecture, 0.0, float(len(batch.targets_N)), 0.0)
+    num_tokens, num_pairs = batch_size(batch, share_prompts)
+    return forward_flops(architecture, num_tokens, 0.0, num_pairs), head
+
+
+def batch_size(batch: MicroBatch, share_prompts: bool) -> tuple[float, float]:
+    """The tokens that a forward over the micro-batch computes, and the pairs of queries and keys in
+    every layer, padding included."""
     if not share_prompts:
         rows, length = batch.whole.input_ids.shape
-        return forward_flops(architecture, rows * length, 0.0, float(rows) * length * length), head
+        return float(rows * length), float(rows) * length * length
     packing, _ = batch.shared
-    return forward_flops(architecture, len(packing.ids), 0.0, float(packing.num_pairs())), head
+    return float(len(packing.ids)), float(packing.num_pairs())
 
 
 def learning_rate(

@@ -10,6 +10,7 @@ import torch
 
 from tasks.common.artifacts import CURVE, STEPS, TRAIN_ROLLOUTS
 from tasks.common.files import sync_folder, write_json
+from tasks.models.adapters import save_adapter
 from tasks.models.folder import policy_digest
 from tasks.models.policy import save_policy
 from tasks.train.learner.sharding import local, local_rows
@@ -110,7 +111,7 @@ def write_results(
 ) -> None:
     """Write the run's artifacts from its last checkpoint. Every rank calls this: a sharded policy
     is put together from all."""
-    model = trainer.learner.whole_model()
+    model, adapter = trainer.learner.whole_model(), trainer.learner.adapter()
     if model is None:
         return
     loaded, state = checkpoints.load(), trainer.state
@@ -127,6 +128,8 @@ def write_results(
         temporary,
         generation_from=trainer.run.policy.folder,
     )
+    if adapter:
+        save_adapter(trainer.learner.model, adapter, temporary / "adapter")
     shutil.rmtree(out / "policy", ignore_errors=True)
     temporary.rename(out / "policy")
     sync_folder(out)

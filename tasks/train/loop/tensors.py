@@ -63,9 +63,9 @@ class SavedTensors(Tensors):
 def optimizer_tensors(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> dict[str, torch.Tensor]:
-    """The policy's and AdamW's tensors under names that say whose they are."""
+    """The tensors of what is trained and AdamW's under names that say whose they are."""
     tensors = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in trained_parameters(model):
         tensors[f"policy.{name}"] = parameter.detach()
         for key, value in optimizer.state[parameter].items():
             tensors[f"{key}.{name}"] = value
@@ -78,7 +78,7 @@ def restore_optimizer(
     """The inverse of `optimizer_tensors`, in place: this rank's rows of what is sharded."""
     optimizer.state.clear()  # what it has, and the checkpoint has not, is of another run
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in trained_parameters(model):
             local(parameter).copy_(rows_like(parameter, tensors, f"policy.{name}"))
             if f"step.{name}" in tensors:
                 on_cpu = not optimizer.defaults.get("fused")
@@ -88,6 +88,11 @@ def restore_optimizer(
                 if f"{key}.{name}" in tensors:
                     rows = rows_like(parameter, tensors, f"{key}.{name}").to(parameter.device)
                     optimizer.state[parameter][key] = sharded_like(parameter, rows)
+
+
+def trained_parameters(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
+    """The parameters that change, by name."""
+    return [(name, part) for name, part in model.named_parameters() if part.requires_grad]
 
 
 def rows_like(tensor: torch.Tensor, tensors: Tensors, name: str) -> torch.Tensor:

@@ -307,7 +307,7 @@ class Trainer:
         epochs = self.run.settings.updates.epochs
         updated = epochs * float(rollouts.tokens_B()[estimate.keep_B].sum())
         mixed = epochs * float(rollouts.tokens_B()[estimate.has_advantage_B(rollouts)].sum())
-        has_reference = self.learner.reference is not None
+        has_reference, factor = self.learner.reference is not None, self.learner.update_factor
         rollout = charged_flops(architecture, generated=generated)
         kept = updated / epochs  # the reference does not change from epoch to epoch
         reference = charged_flops(architecture, reference=kept) if has_reference else 0.0
@@ -325,8 +325,8 @@ class Trainer:
         ledger.add(
             "update",
             executed=update.stats.flops,
-            charged=charged_flops(architecture, updated=updated),
-            charged_mixed=charged_flops(architecture, updated=mixed),
+            charged=charged_flops(architecture, updated=updated, update_factor=factor),
+            charged_mixed=charged_flops(architecture, updated=mixed, update_factor=factor),
             charged_paper=flat - rollout - reference,
             tokens=updated,
             rollouts=epochs * int(estimate.keep_B.sum()),

@@ -1,0 +1,203 @@
+"""Adapters: they alone are trained, every engine samples with them, and what comes out is a policy
+like any other."""
+
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from peft import PeftModel
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from tasks.common.artifacts import Layout
+from tasks.common.files import ArtifactError
+from tasks.common.ledger import Architecture, charged_flops
+from tasks.engines.engine import Request, Sampling
+from tasks.engines.hf.engine import HfEngine
+from tasks.models.adapters import Lora, adapted_layers, adapters_off, add_adapters
+from tasks.models.folder import policy_digest
+from tasks.models.fused import fits
+from tasks.models.policy import load_model, load_tokenizer
+from tasks.models.weights import NamedWeights
+from tasks.train.learner.micro_batches import micro_batches
+from tasks.train.learner.update import (
+    accumulate_gradients,
+    enable_activation_checkpointing,
+    token_logprobs,
+)
+from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.loop.save import save, write_results
+from tasks.train.loop.tensors import optimizer_tensors
+from tasks.train.rollouts import Rollouts, StepTotals
+from tests.engines.test_flops import architecture_of
+from tests.stages import run_stage
+from tests.train.steps import flat_of, graded
+from tests.train.test_trainer import OBJECTIVE
+from tests.train.worlds import PARAMS, make_trainer, make_world, run_in_process
+
+SETTINGS: dict[str, Any] = {"rank": 4, "alpha": 8.0, "modules": ["all-linear"]}
+LORA = Lora(**SETTINGS)
+CPU = torch.device("cpu")
+SIZES = [4, 3, 4, 1, 2, 2, 6, 3, 5, 2, 4, 4]
+
+
+def adapted(folder: Path, settings: Lora = LORA) -> Any:
+    """A policy whose adapters add something."""
+    model = load_model(folder, dtype=torch.float32, device=CPU)
+    add_adapters(model, settings, seed=0)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for layer in adapted_layers(model).values():
+            layer.lora_B["default"].weight.normal_(std=0.2)
+    return model
+
+
+def sample(engine: HfEngine, tokenizer: Any) -> Rollouts:
+    prompts = [tokenizer(text).input_ids for text in ("1+1 =", "Janet has 3", "2")]
+    samples = engine.generate(Request(prompts, [4, 4, 4], [*range(12)], Sampling(1, 1, 0, 12, 0)))
+    return graded(prompts, np.repeat(np.arange(3), 4), samples, np.arange(12) % 2 * 1.0)
+
+
+def logprobs(model: Any, rollouts: Rollouts) -> torch.Tensor:
+    """The trainer's, of all completion tokens."""
+    rows = np.arange(len(rollouts.group_B))
+    (batch,) = micro_batches(rollouts, rows, 10**6, CPU, by_group=False)
+    with torch.no_grad():
+        return token_logprobs(model, batch, OBJECTIVE)[0] - batch.sampler_logprobs_N
+
+
+@pytest.mark.parametrize("name", ["qwen", "llama"])
+def test_the_engine_samples_with_the_adapters(name: str, request: pytest.FixtureRequest) -> None:
+    folder: Path = request.getfixturevalue(name)
+    model = adapted(folder)
+    assert fits(model)  # by copies of the weights, to which the adapters are added
+    rollouts = sample(HfEngine(model, [1], 64, 512), load_tokenizer(folder))
+    assert logprobs(model, rollouts).abs().max() < 1e-4
+    with adapters_off(model):
+        assert logprobs(model, rollouts).abs().mean() > 0.05
+    initial = load_model(folder, dtype=torch.float32, device=CPU)
+    with adapters_off(model):
+        assert torch.equal(logprobs(model, rollouts), logprobs(initial, rollouts))
+
+
+@pytest.mark.parametrize("name", ["qwen", "llama"])
+def test_an_engine_with_weights_of_its_own_gets_the_merged_ones(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    folder: Path = request.getfixturevalue(name)
+    model = adapted(folder)
+    own = load_model(folder, dtype=torch.float32, device=CPU)
+    assert set(own.state_dict()) <= set(NamedWeights(model))
+    engine = HfEngine(own, [1], 64, 512)
+    engine.set_weights(NamedWeights(model))
+    assert logprobs(model, sample(engine, load_tokenizer(folder))).abs().max() < 1e-4
+
+
+def test_only_adapters_are_trained_and_kept_and_the_result_is_a_policy(
+    guesser: Path, tmp_path: Path
+) -> None:
+    layout = make_world(tmp_path, guesser, SIZES)
+    trainer = run_in_process(layout, {"lora": SETTINGS, "learning_rate": 0.01, "max_steps": 3})
+    learner, initial = trainer.learner, load_model(guesser, dtype=torch.float32, device=CPU)
+
+    # the policy without its adapters is the one that it was
+    for name, layer in adapted_layers(learner.model).items():
+        assert torch.equal(layer.base_layer.weight, initial.get_submodule(name).weight)
+        assert layer.lora_B["default"].weight.abs().max() > 1e-3
+    names = set(optimizer_tensors(learner.model, learner.optimizer))
+    assert names
+    assert all(".lora_" in name for name in names)
+
+    # the artifact: a merged policy, and the adapters as peft loads them
+    checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=1)
+    save(trainer, checkpoints)
+    write_results(trainer, checkpoints, {}, tmp_path / "out")
+    policy = tmp_path / "out" / "policy"
+    merged = load_model(policy, dtype=torch.float32, device=CPU)
+    by_peft: Any = PeftModel.from_pretrained(initial, policy / "adapter").merge_and_unload()
+    for (name, mine), theirs in zip(merged.named_parameters(), by_peft.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0.0, msg=name)
+    card = json.loads((policy / "adapter" / "adapter_config.json").read_text())
+    assert str(guesser) not in json.dumps(card)
+    assert (
+        policy_digest(policy) == json.loads((policy.parent / "policy.json").read_text())["digest"]
+    )
+
+
+def test_a_resumed_run_with_adapters_ends_as_one_that_was_not_stopped(
+    guesser: Path, tmp_path: Path
+) -> None:
+    finals = []
+    for stops, name in (([4], "whole"), ([2, 4], "stopped")):
+        layout = make_world(tmp_path / name, guesser, SIZES)
+        for max_steps in stops:
+            trainer = run_in_process(layout, {"lora": SETTINGS, "max_steps": max_steps})
+        finals.append(optimizer_tensors(trainer.learner.model, trainer.learner.optimizer))
+    assert set(finals[0]) == set(finals[1])
+    assert all(torch.equal(finals[0][name], finals[1][name]) for name in finals[0])
+
+
+def test_the_reference_is_the_policy_without_its_adapters(guesser: Path, tmp_path: Path) -> None:
+    layout = make_world(tmp_path, guesser, SIZES)
+    changes = {"lora": SETTINGS, "kl_coefficient": 0.1, "learning_rate": 0.05, "max_steps": 3}
+    trainer = run_in_process(layout, changes)
+    learner = trainer.learner
+    assert learner.reference is learner.model
+    assert trainer.state.steps[0]["kl"] == pytest.approx(0.0, abs=1e-7)
+    assert trainer.state.steps[2]["kl"] > 1e-4
+    # of a policy with a copy for reference a step costs a whole update
+    whole = make_trainer(layout, kl_coefficient=0.1)
+    with closing(whole.collector.grader):
+        assert whole.learner.reference is not whole.learner.model
+        assert whole.learner.update_factor == 3.0
+    assert 2.0 < learner.update_factor < 3.0
+
+
+def test_charges_by_hand() -> None:
+    architecture = Architecture(1000, 100, 1, 1)
+    assert charged_flops(architecture, generated=2.0, updated=5.0) == 2000 * 2 + 6000 * 5
+    assert charged_flops(architecture, updated=5.0, update_factor=2.3) == 4600 * 5
+
+
+@pytest.mark.parametrize("thrifty", [False, True])
+def test_the_updates_flops_agree_with_torchs_counter(thrifty: bool, llama: Path) -> None:
+    model = adapted(llama)
+    architecture = architecture_of(load_model(llama, dtype=torch.float32, device=CPU))
+    rollouts = sample(HfEngine(model, [1], 64, 512), load_tokenizer(llama))
+    if thrifty:
+        enable_activation_checkpointing(model)
+        model.train()
+    batches = micro_batches(rollouts, np.arange(12), 10**6, CPU, by_group=False)
+    flat, totals = flat_of(rollouts, np.ones(12)), StepTotals(100, 12, 12)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counted:
+        stats = accumulate_gradients(model, batches, flat, OBJECTIVE, totals, architecture)
+    # nothing stands before the first layer's projections that could need a gradient; transformers
+    # asks for one anyway where activations are computed again
+    attention = model.model.layers[0].self_attn
+    first = [attention.q_proj, attention.k_proj, attention.v_proj]
+    left_out = sum(layer.weight.numel() + layer.lora_A["default"].weight.numel() for layer in first)
+    num_tokens = sum(batch.whole.input_ids.numel() for batch in batches)
+    counted_flops = counted.get_total_flops() + (not thrifty) * 2.0 * left_out * num_tokens
+    assert stats.flops == pytest.approx(counted_flops, rel=0.01)
+
+
+def test_modules_that_the_policy_does_not_have_are_refused_with_those_it_has(
+    qwen: Path,
+) -> None:
+    model = load_model(qwen, dtype=torch.float32, device=CPU)
+    with pytest.raises(ArtifactError, match=r"\['query'\].*linear layers are .*q_proj"):
+        add_adapters(model, Lora(4, 8.0, ["query"]), seed=0)
+
+
+def test_a_rank_of_zero_is_refused(guesser: Path, tmp_path: Path) -> None:
+    layout: Layout = make_world(tmp_path, guesser, SIZES)
+    values = {**PARAMS, "train": {**PARAMS["train"], "lora": {**SETTINGS, "rank": 0}}}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
+    result = run_stage("train", tmp_path / "params.yaml", layout.root, "--recipe=r", "--seed=0")
+    assert result.returncode == 1
+    assert "train.lora.rank is 0" in result.output
