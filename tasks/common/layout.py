@@ -89,3 +89,18 @@ class Layout:
     @property
     def tracking(self) -> Path:
         return self.root / "tracking"
+
+    def written_by(self, stage: str, recipe: str | None, seed: int | None) -> list[Path]:
+        """The folders that a stage cannot do without, in the order in which it needs them."""
+        cell = (recipe or "", seed or 0)
+        sampled = [self.store, self.locks]
+        return {
+            "ingest": [self.root / "prompts"],
+            "policy": [self.policy],
+            "profile": [*sampled, self.profile],
+            "baseline": [*sampled, self.baseline],
+            "allocate": [self.plan(*cell)],
+            "train": [self.locks, self.checkpoints, self.train(*cell)],
+            "evaluate": [*sampled, self.evaluation(*cell)],
+            "report": [self.report],
+        }.get(stage, [])

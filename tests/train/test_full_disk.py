@@ -1,0 +1,87 @@
+"""Stages on a disk that takes no more: refused before the work where that can be known, else one
+sentence, and the same command goes on when there is room again."""
+
+from pathlib import Path
+
+import pytest
+
+from tasks.common.files import digest_folder
+from tests.full import largest_file, remount, small_disk
+from tests.stages import Result, run_stage
+from tests.store.test_processes import make_root, stored_rows
+from tests.train.worlds import make_world
+
+SIZES = [4] * 12
+LARGEST = 1_300_000  # bytes: above a policy's weights and MLflow's database, below a checkpoint's
+
+
+def run_train(root: Path) -> Result:
+    return run_stage("train", root / "params.yaml", root, "--recipe", "r", "--seed", "0")
+
+
+def outputs(root: Path) -> str:
+    """A digest of what may not depend on how often the run was stopped."""
+    named = ("policy/*", "steps.parquet", "curve.parquet", "rollouts.parquet", "flops.json")
+    return digest_folder(root / "runs" / "r" / "0" / "train", named)
+
+
+def said(result: Result) -> str:
+    """The one sentence of a stage that failed."""
+    assert result.returncode == 1, result.output
+    assert "Traceback" not in result.output
+    return next(line for line in result.output.splitlines() if "run the same command" in line)
+
+
+@pytest.mark.slow
+def test_training_goes_on_where_a_checkpoint_found_no_room(guesser: Path, tmp_path: Path) -> None:
+    for name in ("whole", "stopped"):
+        make_world(tmp_path / name, guesser, SIZES)
+    assert run_train(tmp_path / "whole").returncode == 0
+    root = tmp_path / "stopped"
+    with largest_file(LARGEST):
+        sentence = said(run_train(root))
+    assert f"{root}/checkpoints/" in sentence
+    assert "the file would be larger than this process may write" in sentence
+    assert not list(root.glob("checkpoints/*/*step-*"))  # half a checkpoint has another name
+    assert not (root / "runs" / "r" / "0" / "train").exists()
+    assert run_train(root).returncode == 0
+    assert outputs(root) == outputs(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_a_full_disk_keeps_the_checkpoint_before(guesser: Path, tmp_path: Path) -> None:
+    make_world(tmp_path / "whole", guesser, SIZES)
+    assert run_train(tmp_path / "whole").returncode == 0
+    with small_disk(tmp_path / "disk", 5 << 20) as place:
+        make_world(place, guesser, SIZES)
+        assert "the disk is full" in said(run_train(place))
+        kept = list(place.glob("checkpoints/*/step-*"))
+        assert kept
+        remount(place, "size=40m")
+        result = run_train(place)
+        assert result.returncode == 0
+        assert f"resumed after {len(kept)} steps" in result.output
+        assert outputs(place) == outputs(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("blocked", ["profile", "store", "locks"])
+def test_a_stage_that_cannot_keep_its_work_does_not_begin(
+    blocked: str, guesser: Path, tmp_path: Path
+) -> None:
+    layout = make_root(tmp_path, guesser, None, range(4))
+    (tmp_path / blocked).symlink_to(tmp_path / "unmounted")
+    sentence = said(run_stage("profile", tmp_path / "params.yaml", tmp_path))
+    assert f"{tmp_path}/{blocked}: " in sentence
+    (tmp_path / blocked).unlink()
+    assert stored_rows(layout.store) == 0
+    assert run_stage("profile", tmp_path / "params.yaml", tmp_path).returncode == 0
+
+
+def test_a_store_elsewhere_is_asked_before_anything_is_sampled(
+    guesser: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    root = make_root(tmp_path / "data", guesser, str(tmp_path / "file" / "store"), range(4)).root
+    result = run_stage("profile", root / "params.yaml", root)
+    assert f"{tmp_path}/file/store/" in said(result)
+    assert "a part of this path is a file" in said(result)
