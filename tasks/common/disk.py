@@ -1,5 +1,6 @@
-"""Why a place takes no more writes, in words: a full disk, a used-up quota, a read-only file system,
-a missing permission. And whether a folder takes them, asked before hours of work depend on it."""
+"""Why a place takes no more writes, in words: a full disk, a used-up quota, a read-only file
+system, a missing permission. And whether a folder takes them, asked before hours of work depend on
+it."""
 
 import errno
 import os
@@ -11,7 +12,7 @@ from pathlib import Path
 REASONS = {
     errno.ENOSPC: "the disk is full: free some of it",
     errno.EDQUOT: "the quota on this disk is used up: free some of it, or have it raised",
-    errno.EFBIG: "the file would be larger than this process may write: raise the limit (ulimit -f)",
+    errno.EFBIG: "the file would be larger than a process may write: raise the limit (ulimit -f)",
     errno.EROFS: "the file system is read-only: mount it for writing, or name another place",
     errno.EACCES: "permission denied: let this user write there, or name another place",
     errno.EPERM: "this is not permitted: let this user write there, or name another place",

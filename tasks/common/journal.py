@@ -230,7 +230,7 @@ class Journal:
             if not self.is_lost:
                 what = "nothing is recorded" if event is self.start else "a part is not recorded"
                 logger.warning(
-                    "%s cannot be written either (%s): %s. The stage goes on, and keeps its results",
+                    "%s cannot be written either (%s): %s. The stage goes on",
                     *(self.pending, error.strerror, what),
                 )
             self.is_lost = True

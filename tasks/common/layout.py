@@ -77,6 +77,10 @@ class Layout:
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
 
+    def finished(self, recipe: str, seed: int) -> Path:
+        """Where a training keeps its results until DVC has recorded them."""
+        return self.checkpoints / "finished" / recipe / str(seed)
+
     @property
     def locks(self) -> Path:
         return self.root / "locks"
