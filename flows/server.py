@@ -123,5 +123,6 @@ def wait_until_healthy(child: "subprocess.Popen[bytes]", url: str) -> None:
         except (urllib.error.URLError, OSError):
             time.sleep(0.05)
     raise ServerError(
-        f"Prefect's server did not start (exit status {child.poll()}): see `prefect server start`"
+        f"Prefect's server did not start (exit status {child.poll()}): see that {home()} has room "
+        "and can be written, and what `prefect server start` says"
     )
