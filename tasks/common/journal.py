@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.common.files import digest, digest_file
+from tasks.common.redaction import without_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,8 @@ class Tracker:
 
     def tags(self, values: Mapping[str, str]) -> None:
         """Tags, such as the reason why the stage ran."""
-        self._say("tags", values={key: shorten(value, MAX_TAG) for key, value in values.items()})
+        shown = {key: shorten(without_secrets(value), MAX_TAG) for key, value in values.items()}
+        self._say("tags", values=shown)
 
     def dataset(self, name: str, path: Path, digest: str, context: str) -> None:
         """A table the stage read, by name and digest, linked to the run whose `output` has this
@@ -257,8 +259,9 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def cut(values: Mapping[str, Any]) -> dict[str, str]:
-    """Parameters as MLflow takes them: flat, and within its length."""
-    return {key: shorten(value, MAX_PARAM) for key, value in flatten(values)}
+    """Parameters as MLflow takes them: flat, within its length, and without the secrets of
+    addresses."""
+    return {key: shorten(without_secrets(value), MAX_PARAM) for key, value in flatten(values)}
 
 
 def point(
