@@ -11,6 +11,7 @@
 #   WORKERS      processes that run tests side by side; 0: none, everything in this one
 #   RECIPES      the recipes to compare, or all: written into params.yaml
 #   ARGS         passed on to `python -m flows.pipeline`, to `flows.serve`, or to `flows ui`
+#   AUDIT        1: `make audit` asks for known vulnerabilities, too
 #   PYTHONS      the Pythons of `make compat`; by default those found here, the environment's left out
 
 SHELL := /bin/bash
@@ -24,6 +25,7 @@ VLLM ?= $(or $(INSTALLED),$(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo
 TORCH_INDEX ?=
 WORKERS ?= auto
 ARGS ?=
+AUDIT ?=
 RECIPES ?=
 
 BIN := $(VENV)/bin
@@ -31,6 +33,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 STAMP := $(VENV)/.installed-$(VLLM)
 PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 DOCS := .venv-docs
+SECURITY := .venv-security
 PYTHONS ?= $(FOUND)
 
 export DVC_NO_ANALYTICS := 1
@@ -40,7 +43,7 @@ export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run env repro check test quick compat lint docs bench ui serve clean help
+.PHONY: run env repro check test quick compat lint docs audit sbom bench ui serve clean help
 
 run: env  ## bring the experiment up to date: RECIPES="grpo pods" (or all), ARGS="--recipe sgpo --seed 0"
 	@$(BIN)/python -m flows.pipeline $(if $(RECIPES),--experiment "$(RECIPES)") $(ARGS)
@@ -108,6 +111,24 @@ docs: $(DOCS)/.installed  ## the documentation, in docs/_build/index.html; a war
 $(DOCS)/.installed: requirements-docs.txt
 	@test -x $(DOCS)/bin/python || "$(PYTHON)" -m venv $(DOCS)
 	@$(DOCS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
+	@touch $@
+
+audit: $(SECURITY)/.installed  ## what bandit finds in the code; with AUDIT=1 known vulnerabilities of the pins (internet)
+	@$(SECURITY)/bin/bandit --quiet -ll --recursive tasks flows examples
+ifneq ($(AUDIT),)
+	@$(SECURITY)/bin/pip-audit --disable-pip --no-deps -r requirements.txt -r requirements-cpu.txt
+endif
+
+# CycloneDX, checked against its schema. Written twice it is the same: neither time nor number of its own.
+sbom: $(SECURITY)/.installed  ## the software bill of materials of the pins, in sbom.json
+	@cat requirements.txt requirements-cpu.txt | $(SECURITY)/bin/cyclonedx-py requirements - --pyproject pyproject.toml \
+	    --spec-version 1.6 --output-format JSON --output-reproducible --validate --output-file sbom.json 2>/dev/null \
+	    || { echo "cyclonedx-py could not write sbom.json from the requirements" >&2; exit 1; }
+	@echo "sbom.json: $$(grep -c '"bom-ref"' sbom.json) components"
+
+$(SECURITY)/.installed: requirements-security.txt
+	@test -x $(SECURITY)/bin/python || "$(PYTHON)" -m venv $(SECURITY)
+	@$(SECURITY)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
 	@touch $@
 
 ui: env  ## the pages of MLflow (http://127.0.0.1:5000) and Prefect (http://127.0.0.1:4200)

@@ -5,14 +5,17 @@ memory. Nothing is downloaded, and torch is not imported. The flow looks in the 
 first stage that is stale."""
 
 import argparse
+import configparser
 import contextlib
 import importlib
 import sys
+from pathlib import Path
 from typing import Any
 
-from flows import commands, roots
+from flows import commands, roots, server
 from flows.roots import Root
 from flows.stages import Stages
+from tasks.common.files import WriteError, require_writable
 from tasks.common.params import ParamsError
 
 
@@ -22,10 +25,25 @@ class DoctorError(ParamsError):
 
 def findings(root: Root) -> Any:
     """What is wrong with a data root, as `tasks.doctor.check.Findings`: flows import no stage, so
-    it is loaded by name."""
+    it is loaded by name. And what DVC and Prefect could not write."""
     check = importlib.import_module("tasks.doctor.check")
     with contextlib.chdir(commands.ROOT):  # where the stages run: a path may be relative to it
-        return check.examine(root.params, root.layout)
+        found = check.examine(root.params, root.layout)
+    for folder in written_beside():
+        try:
+            require_writable(folder)
+        except WriteError as error:
+            found.errors.append(str(error))
+    return found
+
+
+def written_beside() -> list[Path]:
+    """What is written beside the data root: DVC's cache and its notes, and Prefect's database
+    where no lasting server has one."""
+    dvc, config = commands.ROOT / ".dvc", configparser.ConfigParser()
+    config.read([dvc / "config", dvc / "config.local"])
+    cache = dvc / config.get("cache", "dir", fallback="cache", raw=True).strip()
+    return [dvc / "tmp", cache, *([] if server.named_url() else [server.home()])]
 
 
 def require_health(root: Root) -> None:

@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from flows import commands
+from tasks.common.redaction import without_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,8 @@ def named_url() -> str | None:
 def answers(url: str, seconds: float = 5.0) -> bool:
     """Whether anything answers at this address, be it with an error."""
     try:
-        urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=seconds).close()
+        # the user's own PREFECT_API_URL: nothing of what answers is read
+        urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=seconds).close()  # nosec B310
     except urllib.error.HTTPError:
         return True
     except (OSError, ValueError):
@@ -101,8 +103,8 @@ def provide() -> None:
 
 def away(url: str) -> str:
     return (
-        f"Prefect's server at {url} does not answer (PREFECT_API_URL): this run goes on, and is "
-        f"recorded in {home()}/prefect.db alone"
+        f"Prefect's server at {without_secrets(url)} does not answer (PREFECT_API_URL): this run "
+        f"goes on, and is recorded in {home()}/prefect.db alone"
     )
 
 
@@ -123,5 +125,6 @@ def wait_until_healthy(child: "subprocess.Popen[bytes]", url: str) -> None:
         except (urllib.error.URLError, OSError):
             time.sleep(0.05)
     raise ServerError(
-        f"Prefect's server did not start (exit status {child.poll()}): see `prefect server start`"
+        f"Prefect's server did not start (exit status {child.poll()}): see that {home()} has room "
+        "and can be written, and what `prefect server start` says"
     )

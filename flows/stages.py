@@ -1,5 +1,6 @@
 """The stages of one flow run: what DVC says about each, and bringing one up to date."""
 
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -9,10 +10,14 @@ from typing import Any
 
 from flows import commands, reasons, roots, selection
 from flows.roots import Root
+from tasks.common import disk
 from tasks.common.code import installed_version
 from tasks.common.files import ArtifactError, digest_file, read_json, write_json
 
 CODE = "code"  # the stage that digests the code: all others depend on what it writes
+NO_ROOM = re.compile(
+    rf"^ERROR: .*\[Errno ({'|'.join(map(str, disk.REASONS))})\]"
+)  # dvc's own words
 LABELS = {"Cached": "up to date", "Ran": "ran", "Restored": "restored from the run cache"}
 
 
@@ -188,8 +193,14 @@ def explain(root: Root, stage: str, changes: list[Any]) -> list[str]:
 
 def failure(stage: str, code: int, started: bool, lines: Iterable[str]) -> str:
     """What failed, how to go on, and the last lines that were written."""
+    said = list(lines)
     what = "its command failed" if started else "dvc did not get as far as its command"
-    last = "\n".join(lines) or "(nothing was written)"
+    if started and any(NO_ROOM.search(line) for line in said):
+        what = (
+            "its command succeeded, and dvc could not keep what it made: see that the disk of "
+            "dvc's cache (`dvc cache dir`) has room and can be written"
+        )
+    last = "\n".join(said) or "(nothing was written)"
     return (
         f"{what}; exit status {code}. To go on: python -m flows.pipeline; this stage alone: "
         f"dvc repro -s {stage}\n\nIts last lines:\n{last}"

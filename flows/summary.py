@@ -12,6 +12,7 @@ from flows.roots import Root
 from flows.selection import coordinates
 from flows.stages import Stages
 from tasks.common import params
+from tasks.common.redaction import without_secrets
 
 
 @contextmanager
@@ -90,7 +91,7 @@ def prefect_place() -> str:
     """Where records of runs are: on the server that is named, else in the database under
     PREFECT_HOME."""
     if url := server.named_url():
-        return url.rstrip("/").removesuffix("/api")
+        return without_secrets(url).rstrip("/").removesuffix("/api")
     moved = f"PREFECT_HOME={server.home()} " if "PREFECT_HOME" in os.environ else ""
     return (
         f"{moved}{pages_command()}    then http://127.0.0.1:4200 (it reads "

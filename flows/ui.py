@@ -23,6 +23,7 @@ from flows import commands, guarded, server
 from tasks.common import params
 from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
+from tasks.common.redaction import without_secrets
 
 LAYOUT = Layout(commands.ROOT / "data")
 HOST = "127.0.0.1"
@@ -80,7 +81,7 @@ def servers(prefect_port: int, mlflow_port: int) -> tuple[list[tuple[str, str]],
     """(name, page) of the servers that are there already, and those to start."""
     lasting, started = [], []
     if url := server.named_url():
-        lasting.append(("Prefect", url.rstrip("/").removesuffix("/api")))
+        lasting.append(("Prefect", without_secrets(url).rstrip("/").removesuffix("/api")))
     else:
         started.append(prefect(prefect_port))
     tracking = params.load(commands.ROOT / "params.yaml").get("tracking") or {}

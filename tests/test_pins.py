@@ -10,7 +10,12 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
-FILES = ("requirements.txt", "requirements-cpu.txt", "requirements-docs.txt")
+FILES = (
+    "requirements.txt",
+    "requirements-cpu.txt",
+    "requirements-docs.txt",
+    "requirements-security.txt",
+)
 
 # torchvision breaks transformers beside the CPU build of torch; the others come with it and nothing
 # here uses them.
@@ -46,12 +51,11 @@ def test_the_cpu_pins_satisfy_the_extra(line: str) -> None:
     )
 
 
-@pytest.mark.parametrize("line", EXTRAS["docs"])
-def test_the_docs_pins_satisfy_the_extra(line: str) -> None:
-    requirement = Requirement(line)
-    assert requirement.specifier.contains(
-        PINS["requirements-docs.txt"][canonicalize_name(requirement.name)]
-    )
+@pytest.mark.parametrize("extra", ["docs", "security"])
+def test_pins_of_environments_of_their_own_satisfy_their_extra(extra: str) -> None:
+    for requirement in map(Requirement, EXTRAS[extra]):
+        pins = PINS[f"requirements-{extra}.txt"]
+        assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)])
 
 
 def test_docs_and_base_pin_the_same_versions() -> None:

@@ -12,9 +12,39 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from tasks.common import disk
+
 
 class ArtifactError(ValueError):
     """A file of the pipeline is missing, or is not what its stage promised."""
+
+
+class WriteError(ArtifactError, OSError):
+    """A place takes no more writes; the message says why and what to do."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what a full disk, a read-only file system and the like raise inside the block, from
+    whatever library, into a WriteError about `path`."""
+    try:
+        yield
+    except WriteError:
+        raise
+    except Exception as error:
+        said = disk.explain(error, path)
+        if said is None:
+            raise
+        raise WriteError(said) from error
+
+
+def require_writable(folder: Path) -> None:
+    """Raise WriteError unless `folder`, or the folder it would be made in, takes a small file."""
+    try:
+        disk.try_writing(folder)
+    except OSError as error:
+        why = disk.reason(error) or f"{error.strerror}: make it, or name another place"
+        raise WriteError(disk.sentence(folder, why)) from error
 
 
 def replace_file(path: Path, write: Callable[[BinaryIO], Any]) -> None:
@@ -45,10 +75,11 @@ def create_file(path: Path, write: Callable[[BinaryIO], Any]) -> bool:
 def temporary_file(path: Path, write: Callable[[BinaryIO], Any]) -> Iterator[Path]:
     """A flushed file beside `path` with what `write` wrote; gone afterwards, unless it was
     renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(descriptor, "w+b") as file:
+        with writing(path), os.fdopen(descriptor, "w+b") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())

@@ -4,10 +4,12 @@ can be replayed.
 This part of tracking knows no MLflow: `tracking` gives it the two functions that open a run and
 write an event."""
 
+import errno
 import fcntl
 import json
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.common.files import digest, digest_file
+from tasks.common.redaction import without_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +77,8 @@ class Tracker:
 
     def tags(self, values: Mapping[str, str]) -> None:
         """Tags, such as the reason why the stage ran."""
-        self._say("tags", values={key: shorten(value, MAX_TAG) for key, value in values.items()})
+        shown = {key: shorten(without_secrets(value), MAX_TAG) for key, value in values.items()}
+        self._say("tags", values=shown)
 
     def dataset(self, name: str, path: Path, digest: str, context: str) -> None:
         """A table the stage read, by name and digest, linked to the run whose `output` has this
@@ -177,6 +181,7 @@ class Journal:
         name = f"{start['name'].replace(' ', '-').replace('/', '-')}-{start['record']}"
         self.uri, self.start, self.pending = uri, start, folder / "pending" / f"{name}.jsonl"
         self.write: Write | None = None
+        self.is_lost = False  # some of it: the file took no more either
         self.listeners: list[Write] = []  # are told every event as well, and never raise
         try:
             with locked(folder):
@@ -210,15 +215,27 @@ class Journal:
         self._keep(self.start)
 
     def _keep(self, event: Event) -> None:
+        """Append an event to the file, whole or not at all: what follows half a line could not be
+        replayed."""
         try:
             self.pending.parent.mkdir(parents=True, exist_ok=True)
-            with self.pending.open("a") as file:
-                file.write(json.dumps(event) + "\n")
+            with self.pending.open("ab", buffering=0) as file:
+                size = file.tell()
+                line = json.dumps(event).encode() + b"\n"
+                try:
+                    if file.write(line) < len(line):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                except OSError:
+                    file.truncate(size)
+                    raise
         except OSError as error:
-            if event is self.start:
+            if not self.is_lost:
+                what = "nothing is recorded" if event is self.start else "a part is not recorded"
                 logger.warning(
-                    "%s cannot be written either (%s): nothing is recorded", self.pending, error
+                    "%s cannot be written either (%s): %s. The stage goes on",
+                    *(self.pending, error.strerror, what),
                 )
+            self.is_lost = True
 
 
 def refused(error: Exception) -> bool:
@@ -242,8 +259,9 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def cut(values: Mapping[str, Any]) -> dict[str, str]:
-    """Parameters as MLflow takes them: flat, and within its length."""
-    return {key: shorten(value, MAX_PARAM) for key, value in flatten(values)}
+    """Parameters as MLflow takes them: flat, within its length, and without the secrets of
+    addresses."""
+    return {key: shorten(without_secrets(value), MAX_PARAM) for key, value in flatten(values)}
 
 
 def point(

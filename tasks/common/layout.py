@@ -77,6 +77,10 @@ class Layout:
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
 
+    def finished(self, recipe: str, seed: int) -> Path:
+        """Where a training keeps its results until DVC has recorded them."""
+        return self.checkpoints / "finished" / recipe / str(seed)
+
     @property
     def locks(self) -> Path:
         return self.root / "locks"
@@ -89,3 +93,18 @@ class Layout:
     @property
     def tracking(self) -> Path:
         return self.root / "tracking"
+
+    def written_by(self, stage: str, recipe: str | None, seed: int | None) -> list[Path]:
+        """The folders that a stage cannot do without, in the order in which it needs them."""
+        cell = (recipe or "", seed or 0)
+        sampled = [self.store, self.locks]
+        return {
+            "ingest": [self.root / "prompts"],
+            "policy": [self.policy],
+            "profile": [*sampled, self.profile],
+            "baseline": [*sampled, self.baseline],
+            "allocate": [self.plan(*cell)],
+            "train": [self.locks, self.checkpoints, self.train(*cell)],
+            "evaluate": [*sampled, self.evaluation(*cell)],
+            "report": [self.report],
+        }.get(stage, [])

@@ -21,7 +21,8 @@ import fsspec
 from aiohttp import ClientError as HttpError
 from botocore import exceptions as boto
 
-from tasks.common.files import ArtifactError
+from tasks.common import disk
+from tasks.common.files import ArtifactError, WriteError
 
 # Requests that are refused, time out, or are answered with 5xx or "slow down" are sent again after
 # a random wait of up to 1, 2, 4, 8, 16 seconds: a server may be away for a quarter of a minute (on
@@ -103,7 +104,11 @@ def reaching(location: str) -> Iterator[None]:
     in here, and looks at them outside."""
     try:
         yield
+    except WriteError:
+        raise
     except UNREACHED as error:
+        if not is_remote(location) and (said := disk.explain(error, Path(location))):
+            raise WriteError(said) from error
         why = explain(error) if is_remote(location) else getattr(error, "strerror", None) or error
         raise ArtifactError(f"{location}: {why}") from error
 

@@ -79,7 +79,7 @@ def open_lock(path: Path) -> TextIO:
     except FileNotFoundError:
         descriptor = os.open(path, flags | os.O_CREAT, 0o666)
         with suppress(PermissionError):  # another user's, made meanwhile
-            os.fchmod(descriptor, 0o666)
+            os.fchmod(descriptor, 0o666)  # nosec B103  # it holds a pid, and all users wait for it
         return os.fdopen(descriptor, "a+")
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import polars as pl
 
+from tasks.common.files import writing
+
 ROW = "row"  # the column with a row's number
 
 
@@ -18,9 +20,11 @@ class Spill:
     context manager, or call `close`."""
 
     def __init__(self, folder: Path, rows_per_part: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
         self.rows_per_part = rows_per_part
-        self.file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115, closed in `close`
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            self.file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115, closed in `close`
         self.pieces: dict[int, list[tuple[int, int]]] = {}  # of a part: offset and bytes
 
     def __enter__(self) -> "Spill":
@@ -43,8 +47,10 @@ class Spill:
         buffer = io.BytesIO()
         piece.write_ipc(buffer, compression="lz4", compat_level=pl.CompatLevel.oldest())
         content = buffer.getbuffer()
-        offset = self.file.seek(0, io.SEEK_END)
-        self.file.write(content)
+        with writing(self.folder):
+            offset = self.file.seek(0, io.SEEK_END)
+            self.file.write(content)
+            self.file.flush()
         self.pieces.setdefault(part, []).append((offset, len(content)))
 
     def part(self, number: int) -> pl.DataFrame:

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tasks.common import forks, params, process, tracking
-from tasks.common.files import ArtifactError
+from tasks.common import disk, forks, params, process, tracking
+from tasks.common.files import ArtifactError, require_writable
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError
 
@@ -131,6 +131,8 @@ def _run(name: str, module: str, arguments: argparse.Namespace) -> int:
         layout = Layout(arguments.data)
         # of the ranks of one stage, one writes the record; a dry run writes nothing
         is_main = os.environ.get("RANK", "0") == "0" and not getattr(arguments, "dry_run", False)
+        for place in layout.written_by(name, recipe, seed) if is_main else ():
+            require_writable(place)  # now, and not when hours of work are to be kept there
         record = (
             tracking.track(settings, layout, name, recipe, seed)
             if is_main
@@ -143,6 +145,12 @@ def _run(name: str, module: str, arguments: argparse.Namespace) -> int:
         return process.INTERRUPTED
     except (ParamsError, ArtifactError, StageError) as error:
         logger.error("%s", error)
+        return 1
+    except Exception as error:
+        said = disk.explain(error, arguments.data)
+        if said is None:
+            raise
+        logger.error("%s", said)
         return 1
     logger.info("done in %.1f s (pid %d)", time.perf_counter() - started, os.getpid())
     return 0

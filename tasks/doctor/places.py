@@ -6,7 +6,6 @@ of a web address nothing is asked."""
 import json
 import os
 import shutil
-import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.common.files import ArtifactError, read_json
+from tasks.common.files import ArtifactError, read_json, require_writable
 from tasks.common.layout import Layout
 from tasks.common.spelling import meant
 from tasks.doctor.declared import declared
@@ -173,28 +172,18 @@ def bucket_has(location: str) -> None:
 def check_writable(values: Values, layout: Layout) -> list[str]:
     """Whether the data root, the store and the record can be written."""
     store = values["store"]["location"]
-    found = [f"the data root: {m}" for m in raised(write_and_remove, layout.root)]
+    found = [f"the data root: {m}" for m in raised(require_writable, layout.root)]
     if store and "://" in store:
         found += [f"store.location: {m}" for m in raised(bucket_takes, store)]
     elif store:
-        found += [f"store.location: {m}" for m in raised(write_and_remove, Path(store))]
+        found += [f"store.location: {m}" for m in raised(require_writable, Path(store))]
     uri = values["tracking"]["uri"]
     if uri and uri.startswith("sqlite:///"):
         database = Path(uri.removeprefix("sqlite:///"))
-        found += [f"tracking.uri: {m}" for m in raised(write_and_remove, database.parent)]
+        found += [f"tracking.uri: {m}" for m in raised(require_writable, database.parent)]
     elif uri and not uri.startswith(("http://", "https://")):
         found.append(f"tracking.uri is {uri!r}; give null, sqlite:///FILE or http://host:port")
     return found
-
-
-def write_and_remove(folder: Path) -> None:
-    """Raise ArtifactError where no file can be made in `folder`, or in what it would be made in."""
-    folder = folder.expanduser().absolute()
-    place = next(path for path in (folder, *folder.parents) if path.exists())
-    try:
-        tempfile.TemporaryFile(dir=place).close()
-    except OSError as error:
-        raise ArtifactError(f"{place} cannot be written: {error.strerror}") from error
 
 
 def bucket_takes(location: str) -> None:
@@ -214,7 +203,8 @@ def silent_tracking(values: Values) -> list[str]:
     if not uri.startswith(("http://", "https://")):
         return []
     try:
-        urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=TRACKING_SECONDS).close()
+        health = f"{uri.rstrip('/')}/health"
+        urllib.request.urlopen(health, timeout=TRACKING_SECONDS).close()  # nosec B310  # http, above
     except urllib.error.HTTPError as error:
         return [f"tracking.uri: the server answers {error.code}; records will wait in files"]
     except (OSError, ValueError) as error:

@@ -1,5 +1,7 @@
 """The stages `evaluate` and `baseline`: the trained or the initial policy on the test prompts."""
 
+import shutil
+
 from tasks.common.stage import Stage
 from tasks.evaluate.evaluation import run_evaluation
 from tasks.models.policy import read_policy, read_trained
@@ -12,4 +14,5 @@ def main(run: Stage) -> None:
         return
     recipe, seed = run.coordinates()
     policy = read_trained(run.layout, recipe, seed)
+    shutil.rmtree(run.layout.finished(recipe, seed), ignore_errors=True)  # no longer needed
     run_evaluation(run, policy, run.layout.evaluation(recipe, seed))

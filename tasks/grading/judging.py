@@ -16,11 +16,13 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
 from tasks.common.files import ArtifactError, digest
 from tasks.common.params import ParamsError, parse
+from tasks.common.redaction import has_credentials
 from tasks.grading.verdict import JudgeUsage, Verdict
 from tasks.grading.verifiers.judge import Settings
 
@@ -194,7 +196,12 @@ class Judge:
 
 
 def check(settings: Settings, where: str) -> None:
-    """Raise ParamsError for values out of range."""
+    """Raise ParamsError for values out of range, and for a secret where it would be recorded."""
+    if has_credentials(settings.url) or urlsplit(settings.url).query:
+        raise ParamsError(
+            f"{where}.url contains credentials or a query: name the environment variable with the "
+            "API key in key_variable instead"
+        )
     if not {"completion", "gold"} <= set(PLACES.findall(settings.template)):
         raise ParamsError(f"{where}.template must contain {{completion}} and {{gold}}")
     if not settings.right or not settings.wrong or settings.right == settings.wrong:

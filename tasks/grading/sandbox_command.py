@@ -65,8 +65,8 @@ def bubblewrap(sandbox: Sandbox, filter_file: int) -> list[str]:
         *("--cap-drop", "ALL", "--seccomp", str(filter_file)),
         *(word for name in ("LANG", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
           for word in ("--setenv", name, "C.UTF-8" if name == "LANG" else "1")),
-        *("--perms", "1777", "--size", str(FOLDER_BYTES), "--tmpfs", "/tmp", "--proc", "/proc"),
-        *(*files(sandbox.packages), "--remount-ro", "/", "--chdir", "/tmp"),
+        *("--perms", "1777", "--size", str(FOLDER_BYTES), "--tmpfs", "/tmp", "--proc", "/proc"),  # nosec B108
+        *(*files(sandbox.packages), "--remount-ro", "/", "--chdir", "/tmp"),  # nosec B108  # inside
     ]  # fmt: skip
     if os.geteuid() != 0:
         return [*command, "--unshare-user", "--uid", "65534", "--gid", "65534", "--"]
@@ -95,7 +95,7 @@ def files(with_packages: bool) -> list[str]:
     for link in links:
         if link.is_symlink():
             options += ["--symlink", os.readlink(link), str(link)]
-    options += ["--perms", "0755", "--dir", "/dev", "--symlink", "/tmp", "/dev/shm"]
+    options += ["--perms", "0755", "--dir", "/dev", "--symlink", "/tmp", "/dev/shm"]  # nosec B108
     for name in ("null", "zero", "full", "random", "urandom"):
         options += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
     for name, number in (("stdin", "0"), ("stdout", "1"), ("stderr", "2"), ("fd", "")):

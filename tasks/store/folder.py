@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import polars as pl
 
 from tasks.common.artifacts import STORE, Layout
-from tasks.common.files import ArtifactError, create_file, digest
+from tasks.common.files import ArtifactError, create_file, digest, require_writable
 from tasks.common.locations import UNREACHED, open_location, reaching
 from tasks.common.seal import DamagedError
 from tasks.store import shards
@@ -161,6 +161,15 @@ class RolloutStore:
 
     # ----------------------------------------------------------------------------------------------
     # writing
+
+    def require_writable(self) -> None:
+        """Raise ArtifactError where nothing can be written here: locally by a trial, in a bucket by
+        writing the description."""
+        if is_local(self.files):
+            require_writable(Path(self.folder))
+            return
+        with reaching(self.location):
+            self.write_description()
 
     def append(self, rows: pl.DataFrame) -> None:
         """Add `rows` at the end. Each shard is written whole or not at all."""

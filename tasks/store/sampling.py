@@ -1,5 +1,6 @@
 """Sampling what the store lacks: in batches, which are stored as soon as they are complete."""
 
+import logging
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from tasks.common.artifacts import STORE
+from tasks.common.files import WriteError
 from tasks.common.progress import progress
 from tasks.engines.engine import (
     Engine,
@@ -28,6 +30,8 @@ from tasks.store.folder import StoreSettings
 from tasks.store.shards import KEYS
 from tasks.store.usage import Usage
 from tasks.store.view import StoreView
+
+logger = logging.getLogger(__name__)
 
 # a prompt's digest and the indices of the samples that are wanted of it
 Group = tuple[str, list[int]]
@@ -61,6 +65,7 @@ def fill_store(
     num_rollouts = 0
     num_tokens = 0
     torch.set_num_threads(sampler.engine.threads)
+    view.store.require_writable()  # before the engine is loaded and hours are sampled
     engine = load_engine(sampler.engine, sampler.policy)
     todo = batches(in_groups(missing, sampler.by_digest), sampler.store.batch_rollouts)
     random.SystemRandom().shuffle(todo)
@@ -75,7 +80,10 @@ def fill_store(
                 on_sampled(rows)
                 num_rollouts += len(rows)
                 num_tokens += int(rows["completion_tokens"].sum())
-    compaction.compact(view.store, at_least=compaction.AUTOMATIC_FROM)
+    try:
+        compaction.compact(view.store, at_least=compaction.AUTOMATIC_FROM)
+    except WriteError as error:  # a matter of speed: what was sampled is kept
+        logger.warning("the store keeps its small shards: %s", error)
     return Usage(0, num_rollouts, num_tokens, time.perf_counter() - started, "")
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from tasks.models.policy import (
 from tasks.models.prompts import encode_prompts
 from tasks.train.learner.learner import Learner, memory_of
 from tasks.train.learner.ranks import join_ranks
+from tasks.train.loop import finished
 from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.collect import Collector
 from tasks.train.loop.save import write_results
@@ -81,15 +83,23 @@ def main(run: stage.Stage) -> None:
     replayed = run.options.from_rollouts
     if replayed is not None:  # the record holds the trunk's rollouts alone
         settings = dataclasses.replace(settings, branches=[])
+    out = layout.train(recipe, seed) if replayed is None else layout.replayed(recipe, seed)
+    key = finished.key_of(components, layout.code("train", recipe))
+    under_dvc = "DVC_STAGE" in os.environ and replayed is None
+    locks = [Path("dvc.lock"), layout.root / "dvc.lock"]
+    kept = layout.finished(recipe, seed)
     ranks = join_ranks(device, always=sections.learner.shard != "none")
     with ExitStack() as stack:
         if ranks.is_main:
-            key = digest([components, str(replayed)])
+            lock = layout.locks / f"train-{digest([components, str(replayed)])}"
             what = f"the checkpoints of {recipe}/{seed}"
-            stack.enter_context(process.exclusive(layout.locks / f"train-{key}", what))
+            stack.enter_context(process.exclusive(lock, what))
             gpus = training_gpus(sections.engine, ranks.size)
             stack.enter_context(held(gpus))
         ranks.barrier()  # the others wait here until this run owns its checkpoints
+        is_whole = under_dvc and ranks.is_main and finished.take_back(out, kept, key, locks)
+        if any(ranks.all_gather(is_whole)):
+            return
         told = Run(policy, settings, sections.sampling, ranks, seed)
         grader = stack.enter_context(Grader(sections.verify, layout.judged))
         trainer, plan = build(run, told, sections, grader)
@@ -108,10 +118,11 @@ def main(run: stage.Stage) -> None:
             )
         except TrainingError as error:
             raise stage.StageError(str(error)) from error
-        out = layout.train(recipe, seed) if replayed is None else layout.replayed(recipe, seed)
         write_results(trainer, checkpoints, lost, out)
         if not ranks.is_main:
             return
+        if under_dvc:
+            finished.keep(out, kept, key)
         checkpoints.delete()
     run.tracker.model(f"{recipe}-{seed}", out / "policy", policy_digest(out / "policy"))
     summarize(trainer.state)

@@ -26,6 +26,7 @@ from tasks.common.files import digest_file
 from tasks.common.journal import flatten, shorten
 from tasks.common.pipelines import current_pipeline, process_tags
 from tasks.common.tracking import Tracker, Tracking, database, system, track
+from tests.full import largest_file
 from tests.stages import give_record
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -593,6 +594,24 @@ def test_no_place_to_write_at_all_is_said_once(
     with track(LOCAL, bare, "profile", None, None) as tracker:
         tracker.metrics({"pass_rate": 0.5})
     assert caplog.text.count("nothing is recorded") == 1
+
+
+def test_half_a_line_is_taken_back_and_what_is_lost_is_said_once(
+    layout: Layout, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that fills up while the record is written to a file: what is there can be replayed."""
+    monkeypatch.setattr(tracking, "open_run", away)
+    with track(LOCAL, layout, "profile", None, None) as tracker:
+        (pending,) = pending_files(layout)
+        with largest_file(pending.stat().st_size + 200):
+            tracker.tags({"reason": "short"})
+            tracker.tags({"reason": "long" * 200})
+            tracker.tags({"reason": "longer" * 200})
+    assert caplog.text.count("a part is not recorded") == 1
+    monkeypatch.undo()
+    client = tracking.connect(uri := tracking.address(LOCAL, layout))
+    run = client.get_run(tracking.replay(pending, uri))
+    assert (run.data.tags["reason"], run.info.status) == ("short", "FINISHED")
 
 
 @pytest.mark.slow

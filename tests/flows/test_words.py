@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows import commands, reasons, selection, server
+from flows import commands, doctor, reasons, selection, server, stages
 from tasks.common import changes
 from tasks.common.files import write_json
 from tests.flows.project import ROOT
@@ -231,3 +231,26 @@ def test_the_pipeline_has_the_edges_of_its_picture() -> None:
     assert {"baseline", "profile", "allocate@grpo-0", "train@grpo-0", "evaluate@sgpo-0"} <= needs[
         "report"
     ]
+
+
+def test_what_dvc_could_not_keep_is_not_put_down_to_the_command() -> None:
+    full = "ERROR: failed to reproduce 'train@sgpo-0': [Errno 28] No space left on device"
+    said = stages.failure("train@sgpo-0", 255, True, ["this is train, live", full])
+    assert said.startswith("its command succeeded, and dvc could not keep what it made")
+    own = "12:00:00 train: data/x: [Errno 28] No space left on device"
+    assert stages.failure("train", 1, True, [own]).startswith("its command failed")
+
+
+def test_dvcs_cache_is_looked_at_where_its_configuration_puts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "ROOT", tmp_path)
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4200/api")
+    assert doctor.written_beside() == [tmp_path / ".dvc/tmp", tmp_path / ".dvc/cache"]
+    (tmp_path / ".dvc").mkdir()
+    (tmp_path / ".dvc/config.local").write_text("[cache]\n    dir = ../shared%20cache\n")
+    assert doctor.written_beside()[1] == tmp_path / ".dvc/../shared%20cache"
+    monkeypatch.delenv("PREFECT_API_URL")
+    monkeypatch.setenv("PREFECT_PROFILES_PATH", str(tmp_path / "none"))
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
+    assert doctor.written_beside()[2] == tmp_path / "prefect"

@@ -102,6 +102,8 @@ def test_truncated_answers_and_golds_ask_nobody(server: Server, tmp_path: Path) 
         ({"votes": 0}, "votes is 0"),
         ({"key_variable": "NO_SUCH_KEY"}, "NO_SUCH_KEY is not set"),
         ({"seconds": 0.0}, "seconds is 0.0"),
+        ({"url": "http://u:p@127.0.0.1/v1"}, "url contains credentials"),
+        ({"url": "http://127.0.0.1/v1?key=x"}, "url contains credentials or a query"),
         ({"tokens": 1}, "tokens is unknown"),
     ],
 )

@@ -1,10 +1,15 @@
 """Every format in every packing gives the same rows; every bad row costs itself alone and keeps its
 line and text."""
 
+import bz2
 import gzip
+import io
 import json
+import lzma
 import signal
 import subprocess
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +185,32 @@ def test_a_file_that_becomes_too_much_keeps_what_came_before(
     ]
     assert isinstance(read[3], Unreadable)
     assert (read[3].reason, read[3].detail[:28]) == ("too_large", "it becomes more than 1 MB, m")
+
+
+@pytest.mark.parametrize(
+    ("name", "pack"),
+    [
+        ("a.jsonl.bz2", bz2.compress),
+        ("a.jsonl.xz", lzma.compress),
+        ("a.jsonl", lambda content: zipped("a.jsonl", content)),
+        ("a.zip", lambda content: zipped("a.jsonl", content)),
+        ("a.jsonl.gz", lambda content: gzip.compress(gzip.compress(content))),
+    ],
+)
+def test_a_packing_that_is_not_read_is_named_and_not_taken_for_rows(
+    tmp_path: Path, name: str, pack: Callable[[bytes], bytes]
+) -> None:
+    (tmp_path / name).write_bytes(pack(json.dumps(ROWS[0]).encode() + b"\n"))
+    with pytest.raises(ArtifactError, match=rf"{name} is packed with (bzip2|xz|zip|gzip), which"):
+        list(records(tmp_path / name, str(tmp_path / name)))
+
+
+def zipped(name: str, content: bytes) -> bytes:
+    """A zip archive of one file."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(name, content)
+    return packed.getvalue()
 
 
 def test_rows_that_a_table_makes_of_nothing_are_left_out_and_the_others_read(

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import shutil
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from tasks.engines.engine import Sampling
 from tasks.grading.grader import Answer, Grader, Verify
 from tasks.grading.rollouts import graded_rollouts
 from tasks.models.policy import Policy, load_model, read_policy
+from tasks.store.compaction import AUTOMATIC_FROM
 from tasks.store.folder import StoreSettings
 from tasks.store.rollouts import SamplerSettings, StoredRollouts, sampling_cost
+from tests.full import largest_file
 from tests.policies import ENGINE, place_policy
 
 SETTINGS = SamplerSettings(
@@ -332,3 +335,22 @@ def test_a_prompt_too_long_is_named_before_anything_is_sampled(
     with pytest.raises(ArtifactError, match="prompt p1 has 510 tokens"):
         draw(prompts, policy, 2, SETTINGS, layout, cell="profile", greedy=False)
     assert not layout.store.exists()
+
+
+def test_samples_are_kept_where_their_shards_find_no_room_to_be_merged(
+    world: tuple[Policy, Layout], caplog: pytest.LogCaptureFixture
+) -> None:
+    policy, layout = world
+    settings = dataclasses.replace(SETTINGS, store=StoreSettings(None, 4, False))
+    prompts, num_prompts = prompts_table(range(AUTOMATIC_FROM)), AUTOMATIC_FROM
+    stored = StoredRollouts(prompts, policy, 4, settings, layout, cell="profile", greedy=False)
+    with largest_file(1 << 21), ExitStack() as later:
+        # the first shard has shown what a shard takes; from then on no file may be much larger
+        def fill(rows: pl.DataFrame) -> None:
+            largest = max(path.stat().st_size for path in layout.store.glob("*/*/*.parquet"))
+            later.enter_context(largest_file(largest + largest // 4))
+
+        found = pl.concat(stored.parts(fill))
+    assert len(found) == 4 * num_prompts
+    assert "the store keeps its small shards" in caplog.text
+    assert len(list(layout.store.glob("*/*/*.parquet"))) == num_prompts

@@ -25,6 +25,7 @@ from typing import Literal
 from tasks.common.files import ArtifactError, digest_file, read_json
 from tasks.common.journal import Event, Journal, Tracker, Write, key_of, locked, refused
 from tasks.common.layout import Layout
+from tasks.common.params import ParamsError
 from tasks.common.pipelines import (
     PIPELINE_VARIABLE,
     has_no_record,
@@ -34,6 +35,7 @@ from tasks.common.pipelines import (
     start_event,
     start_pipeline,
 )
+from tasks.common.redaction import has_credentials
 from tasks.common.tracking import database
 from tasks.common.tracking.events import write_event
 from tasks.common.tracking.mirrors import Mirrors
@@ -72,6 +74,13 @@ class Tracking:
     experiment: str
     max_weights_gb: float
     also: list[Literal["wandb", "trackio", "tensorboard"]]
+
+    def __post_init__(self) -> None:
+        if has_credentials(self.uri or ""):
+            raise ParamsError(
+                "tracking.uri contains credentials, which would be logged: remove them, and set "
+                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+            )
 
 
 def address(settings: Tracking, layout: Layout) -> str:

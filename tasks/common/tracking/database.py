@@ -38,7 +38,11 @@ def fresh(path: Path) -> Path:
     # MLflow remembers by its address which database this process has made
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{time.monotonic_ns()}")
     temporary.parent.mkdir(parents=True, exist_ok=True)
-    connect(f"sqlite:///{temporary}").search_experiments(max_results=1)
+    try:
+        connect(f"sqlite:///{temporary}").search_experiments(max_results=1)
+    except Exception:
+        remove(temporary)  # a full disk needs the room
+        raise
     with temporary.open("rb") as file:
         os.fsync(file.fileno())
     return temporary

@@ -26,12 +26,14 @@ from safetensors.torch import save_file
 from tasks.common.artifacts import TRAIN_ROLLOUTS
 from tasks.common.files import (
     ArtifactError,
+    WriteError,
     digest,
     digest_file,
     read_json,
     replace_file,
     sync_folder,
     write_json,
+    writing,
 )
 from tasks.train.loop.tensors import WHOLE, SavedTensors, Tensors, shard_name
 
@@ -90,12 +92,26 @@ class Checkpoints:
 
     def write(self, snapshot: Snapshot) -> None:
         """Write the part of the rollouts, then the checkpoint that makes it count, then let the
-        oldest ones go."""
+        oldest ones go. Raises WriteError, and leaves the earlier ones, where there is no room."""
+        unique = self.unique_name(snapshot.step)
+        try:
+            with writing(self.folder / unique):
+                self.write_under(unique, snapshot)
+        except WriteError:
+            shutil.rmtree(self.folder / f".{unique}", ignore_errors=True)
+            raise
+        sync_folder(self.folder)
+        for old in self.steps()[: -self.keep]:
+            shutil.rmtree(old)
+        for unfinished in self.folder.glob(".step-*"):
+            shutil.rmtree(unfinished)
+
+    def write_under(self, unique: str, snapshot: Snapshot) -> None:
+        """Write the part of the rollouts, and the checkpoint of that name."""
         if snapshot.part is not None:
             name, rollouts = snapshot.part
             replace_file(self.folder / name, lambda file: rollouts.write_parquet(file))
             self.part_digests[name] = digest_file(self.folder / name)
-        unique = self.unique_name(snapshot.step)
         final, temporary = self.folder / unique, self.folder / f".{unique}"
         shutil.rmtree(temporary, ignore_errors=True)  # of a write that was killed
         temporary.mkdir()
@@ -112,11 +128,6 @@ class Checkpoints:
         index = {"files": files, "parts": parts, "state": snapshot.state}
         write_json(temporary / "state.json", {**index, "digest": digest(index)})
         os.rename(temporary, final)
-        sync_folder(self.folder)
-        for old in self.steps()[: -self.keep]:
-            shutil.rmtree(old)
-        for unfinished in self.folder.glob(".step-*"):
-            shutil.rmtree(unfinished)
 
     def clear_shards(self) -> None:
         """Make an empty folder for the ranks' files: what a kill left there belongs to nothing."""
@@ -310,7 +321,8 @@ class Checkpoints:
 
     def journal(self, entry: Mapping[str, float]) -> None:
         """Note a step's executed work, so that what a kill throws away can be counted."""
-        with (self.folder / "journal.jsonl").open("a") as file:
+        path = self.folder / "journal.jsonl"
+        with writing(path), path.open("a") as file:
             file.write(json.dumps(entry) + "\n")
 
     def count_lost(self, step: int) -> dict[str, float]:

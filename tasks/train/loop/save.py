@@ -9,7 +9,7 @@ import polars as pl
 import torch
 
 from tasks.common.artifacts import CURVE, STEPS, TRAIN_ROLLOUTS
-from tasks.common.files import sync_folder, write_json
+from tasks.common.files import sync_folder, write_json, writing
 from tasks.models.adapters import save_adapter
 from tasks.models.folder import policy_digest
 from tasks.models.policy import save_policy
@@ -122,14 +122,15 @@ def write_results(
     out.mkdir(parents=True, exist_ok=True)
     temporary = out / ".policy"
     shutil.rmtree(temporary, ignore_errors=True)
-    save_policy(
-        model,
-        trainer.collector.tokenizer,
-        temporary,
-        generation_from=trainer.run.policy.folder,
-    )
-    if adapter:
-        save_adapter(trainer.learner.model, adapter, temporary / "adapter")
+    with writing(out / "policy"):
+        save_policy(
+            model,
+            trainer.collector.tokenizer,
+            temporary,
+            generation_from=trainer.run.policy.folder,
+        )
+        if adapter:
+            save_adapter(trainer.learner.model, adapter, temporary / "adapter")
     shutil.rmtree(out / "policy", ignore_errors=True)
     temporary.rename(out / "policy")
     sync_folder(out)

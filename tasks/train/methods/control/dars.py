@@ -70,7 +70,8 @@ class Method(Control):
         graded, num_groups = rollouts.where(~rollouts.is_error_B()), len(rollouts.prompt_rows_Q)
         size_Q = np.bincount(graded.group_B, minlength=num_groups)
         correct_Q = np.bincount(graded.group_B, graded.is_correct_B(), num_groups).astype(int)
-        more_Q = np.array([self.extra(*pair) for pair in zip(correct_Q, size_Q, strict=True)])
+        pairs = zip(correct_Q, size_Q, strict=True)
+        more_Q = np.array([self.extra(*pair) for pair in pairs])  # nosec B610  # no Django
         groups = np.flatnonzero(more_Q)
         if not len(groups):
             return None

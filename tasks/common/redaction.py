@@ -1,0 +1,20 @@
+"""Addresses without their secrets, before they are shown or recorded."""
+
+import re
+from urllib.parse import urlsplit
+
+ADDRESS = re.compile(
+    r"""(?P<scheme>\b[a-z][a-z0-9+.-]*://)(?:[^/\s"'@?]*@)?(?P<rest>[^\s"'?]*)(?:\?[^\s"']*)?""",
+    re.IGNORECASE,
+)
+
+
+def without_secrets(text: str) -> str:
+    """The text with every address in it cut down to scheme, host and path: without user, password,
+    and what follows `?`, the key of a signed address."""
+    return ADDRESS.sub(r"\g<scheme>\g<rest>", text)
+
+
+def has_credentials(address: str) -> bool:
+    """Whether an address holds a user or a password."""
+    return "@" in urlsplit(address).netloc

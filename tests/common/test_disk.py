@@ -1,0 +1,163 @@
+"""Places that take no more writes: one sentence whatever library wrote, nothing under a final name,
+and what was there before is still there."""
+
+import errno
+import os
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import polars as pl
+import pytest
+from pyarrow.parquet import ParquetWriter
+
+from tasks.common import disk
+from tasks.common.files import WriteError, replace_file, require_writable, write_json, writing
+from tasks.common.locations import reaching
+from tasks.common.spill import ROW, Spill
+from tests.full import largest_file, remount, small_disk
+
+BIG = pl.DataFrame({ROW: range(100_000), "noise": [os.urandom(32) for _ in range(100_000)]})
+LIMIT = 100_000  # bytes, far below what BIG takes
+
+
+def write_with_pyarrow(file: BinaryIO) -> None:
+    table = BIG.to_arrow()
+    with ParquetWriter(file, table.schema) as writer:
+        writer.write_table(table)
+
+
+WRITERS: dict[str, Callable[[BinaryIO], object]] = {
+    "bytes": lambda file: file.write(os.urandom(10 * LIMIT)),
+    "parquet": lambda file: BIG.write_parquet(file),
+    "ipc": lambda file: BIG.write_ipc(file),
+    "pyarrow": write_with_pyarrow,
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_write_cut_short_is_one_sentence_and_leaves_the_old_file(
+    name: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "table"
+    path.write_text("old")
+    with largest_file(LIMIT), pytest.raises(WriteError) as raised:
+        replace_file(path, WRITERS[name])
+    assert str(raised.value).startswith(f"{path}: the file would be larger than a process may ")
+    assert str(raised.value).endswith("then run the same command again")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["table"]
+
+
+def test_a_write_error_is_what_callers_catch() -> None:
+    """Some let a note go unwritten (OSError), others end with a message (ArtifactError)."""
+    with largest_file(4), pytest.raises(OSError), writing(Path("x")):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_another_error_stays_what_it_is() -> None:
+    with pytest.raises(ZeroDivisionError), writing(Path("x")):
+        raise ZeroDivisionError
+    assert disk.explain(FileNotFoundError(errno.ENOENT, "no", "x")) is None
+    assert disk.explain(ValueError("port 28")) is None
+
+
+def test_a_full_database_is_a_full_disk(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA max_page_count = 2")
+        database.execute("CREATE TABLE t (x)")
+        with pytest.raises(WriteError) as raised, writing(path):
+            database.execute("INSERT INTO t VALUES (zeroblob(100000))")
+    assert str(raised.value).startswith(f"{path}: the disk is full: free some of it.")
+
+
+def test_the_error_of_a_device_that_is_full(tmp_path: Path) -> None:
+    """Of a file that is written elsewhere than `path`, the error's own name counts."""
+    with (
+        pytest.raises(WriteError, match=f"{tmp_path}/x: the disk is full"),
+        writing(tmp_path / "x"),
+    ):
+        Path("/dev/full").write_text("x")
+    with pytest.raises(WriteError, match="/proc/none: "), writing(tmp_path / "x"):
+        raise PermissionError(errno.EACCES, "Permission denied", "/proc/none")
+
+
+def test_rows_that_find_no_room_beside_the_output(tmp_path: Path) -> None:
+    with (
+        Spill(tmp_path / "profile", 1000) as spill,
+        largest_file(LIMIT),
+        pytest.raises(WriteError, match=f"^{tmp_path}/profile: the file would be larger"),
+    ):
+        spill.add(BIG)
+
+
+def test_a_place_below_a_file_takes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    place = tmp_path / "file" / "store"
+    with pytest.raises(WriteError, match=f"^{place}: a part of this path is a file"):
+        require_writable(place)
+    with pytest.raises(WriteError, match=f"^{place}: a part of this path is a file"):
+        write_json(place / "x.json", {})
+    with pytest.raises(WriteError, match="a part of this path is a file"), reaching(str(place)):
+        (place / "x").open("w")
+
+
+def test_a_link_to_a_disk_that_is_not_mounted_takes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "data").symlink_to(tmp_path / "unmounted")
+    with pytest.raises(WriteError, match=f"^{tmp_path}/data: "):
+        require_writable(tmp_path / "data")
+
+
+def test_a_folder_that_is_not_there_yet_is_asked_of_its_parents(tmp_path: Path) -> None:
+    require_writable(tmp_path / "a" / "b")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_place_with_less_than_a_mebibyte_is_refused(tmp_path: Path) -> None:
+    with largest_file(disk.PROBE_BYTES - 1), pytest.raises(WriteError, match="larger than"):
+        require_writable(tmp_path)
+    with largest_file(disk.PROBE_BYTES):
+        require_writable(tmp_path)
+
+
+@contextmanager
+def nobody():
+    """Write as a user without rights, where the tests run as root."""
+    if os.geteuid():
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_a_folder_of_another_user(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with nobody():
+        with pytest.raises(WriteError, match=f"^{tmp_path}: permission denied: let this user"):
+            require_writable(tmp_path)
+        with pytest.raises(WriteError, match=f"^{tmp_path}.*: permission denied: let this user"):
+            write_json(tmp_path / "x", {})
+
+
+def test_a_full_and_a_read_only_file_system(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 2 << 20) as place:
+        write_json(place / "old", {})
+        with pytest.raises(WriteError, match=f"^{place}/new: the disk is full: free some of it"):
+            replace_file(place / "new", lambda file: file.write(bytes(3 << 20)))
+        with pytest.raises(WriteError, match=f"^{place}/new: the disk is full: free some of it"):
+            replace_file(place / "new", lambda file: BIG.write_parquet(file))
+        assert os.listdir(place) == ["old"]
+        (place / "filling").write_bytes(bytes((2 << 20) - 8192))
+        with pytest.raises(WriteError, match=f"^{place}/x: the disk is full"):
+            require_writable(place / "x")
+        remount(place, "ro")
+        with pytest.raises(WriteError, match=f"^{place}/x: the file system is read-only: mount"):
+            require_writable(place / "x")
+        with pytest.raises(WriteError, match=f"^{place}/new: the file system is read-only"):
+            write_json(place / "new", {})

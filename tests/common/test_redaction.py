@@ -1,0 +1,67 @@
+"""Secrets in addresses: neither shown nor recorded."""
+
+from pathlib import Path
+
+import pytest
+
+from flows import server, summary
+from tasks.common.journal import Journal, Tracker
+from tasks.common.params import ParamsError
+from tasks.common.redaction import has_credentials, without_secrets
+from tasks.common.tracking import Tracking
+from tests.doctor.test_check import changed, found
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://name:hidden@host:80/a.jsonl", "https://host:80/a.jsonl"),
+        ("https://token@host/a?X-Amz-Signature=hidden", "https://host/a"),
+        ("HTTPS://host?key=hidden", "HTTPS://host"),
+        ('["s3://bucket/a", "http://u:hidden@h/v1"]', '["s3://bucket/a", "http://h/v1"]'),
+        ("postgresql+psycopg://u:hidden@h/db failed", "postgresql+psycopg://h/db failed"),
+        ("sqlite:////a/b@c/mlflow.db", "sqlite:////a/b@c/mlflow.db"),
+        ("is 1 + 1 = 2? ask a@b.c", "is 1 + 1 = 2? ask a@b.c"),
+        ("hf://org/name@revision", "hf://org/name@revision"),
+    ],
+)
+def test_addresses_are_cut_down_to_scheme_host_and_path(text: str, shown: str) -> None:
+    assert without_secrets(text) == shown
+
+
+def test_credentials_stand_before_the_host() -> None:
+    assert has_credentials("https://token@host/x")
+    assert not has_credentials("sqlite:////a/b@c/mlflow.db")
+
+
+def test_what_is_recorded_holds_no_secret_of_an_address() -> None:
+    said: list[dict] = []
+    journal = Journal("uri", {"name": "x", "record": "1"}, Path("unused"), lambda: said.append)
+    tracker = Tracker(journal)
+    source = {"path": "https://u:hidden@host/a.jsonl?signature=hidden"}
+    tracker.params({"ingest": {"sources": [{"settings": source}]}, "url": "https://h/?k=hidden"})
+    tracker.tags({"error": "ArtifactError: https://u:hidden@host/v1 does not answer"})
+    tracker.experiment({"ingest": {"sources": [{"settings": source}]}}, {})
+    assert len(said) == 3
+    assert "hidden" not in str(said)
+    assert "https://host/a.jsonl" in str(said)
+
+
+def test_a_tracking_server_is_not_named_with_its_password() -> None:
+    with pytest.raises(ParamsError, match="MLFLOW_TRACKING_USERNAME") as raised:
+        Tracking("https://name:hidden@host", "winnow", 0.0, [])
+    assert "hidden" not in str(raised.value)
+
+
+def test_the_doctor_refuses_them_without_showing_them(tmp_path: Path) -> None:
+    values = changed(tracking__uri="https://name:hidden@host")
+    assert "tracking.uri contains credentials" in str(found(tmp_path, values))
+    assert "hidden" not in str(found(tmp_path, values))
+
+
+def test_prefects_address_is_shown_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "http://name:hidden@host:4200/api"
+    monkeypatch.setenv("PREFECT_API_URL", url)
+    assert summary.prefect_place() == "http://host:4200"
+    assert "http://host:4200/api" in server.away(url)
+    assert "hidden" not in server.away(url)

@@ -1,0 +1,141 @@
+"""Stages on a disk that takes no more: refused before the work where that can be known, else one
+sentence, and the same command goes on when there is room again."""
+
+import hashlib
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tasks.common.files import digest_folder
+from tasks.train.loop import finished
+from tests.files import plant
+from tests.full import largest_file, remount, small_disk
+from tests.stages import Result, Started, run_stage
+from tests.store.test_processes import make_root, stored_rows
+from tests.train.worlds import make_world
+
+SIZES = [4] * 12
+LARGEST = 1_300_000  # bytes: above a policy's weights and MLflow's database, below a checkpoint's
+
+
+def run_train(root: Path) -> Result:
+    return run_stage("train", root / "params.yaml", root, "--recipe", "r", "--seed", "0")
+
+
+def outputs(root: Path) -> str:
+    """A digest of what may not depend on how often the run was stopped."""
+    named = ("policy/*", "steps.parquet", "curve.parquet", "rollouts.parquet", "flops.json")
+    return digest_folder(root / "runs" / "r" / "0" / "train", named)
+
+
+def said(result: Result) -> str:
+    """The one sentence of a stage that failed."""
+    assert result.returncode == 1, result.output
+    assert "Traceback" not in result.output
+    return next(line for line in result.output.splitlines() if "run the same command" in line)
+
+
+@pytest.mark.slow
+def test_training_goes_on_where_a_checkpoint_found_no_room(guesser: Path, tmp_path: Path) -> None:
+    for name in ("whole", "stopped"):
+        make_world(tmp_path / name, guesser, SIZES)
+    assert run_train(tmp_path / "whole").returncode == 0
+    root = tmp_path / "stopped"
+    with largest_file(LARGEST):
+        sentence = said(run_train(root))
+    assert f"{root}/checkpoints/" in sentence
+    assert "the file would be larger than a process may write" in sentence
+    assert not list(root.glob("checkpoints/*/*step-*"))  # half a checkpoint has another name
+    assert not (root / "runs" / "r" / "0" / "train").exists()
+    assert run_train(root).returncode == 0
+    assert outputs(root) == outputs(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_a_full_disk_keeps_the_checkpoint_before(guesser: Path, tmp_path: Path) -> None:
+    make_world(tmp_path / "whole", guesser, SIZES)
+    assert run_train(tmp_path / "whole").returncode == 0
+    with small_disk(tmp_path / "disk", 5 << 20) as place:
+        make_world(place, guesser, SIZES)
+        assert "the disk is full" in said(run_train(place))
+        kept = list(place.glob("checkpoints/*/step-*"))
+        assert kept
+        remount(place, "size=40m")
+        result = run_train(place)
+        assert result.returncode == 0
+        assert f"resumed after {len(kept)} steps" in result.output
+        assert outputs(place) == outputs(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("blocked", ["profile", "store", "locks"])
+def test_a_stage_that_cannot_keep_its_work_does_not_begin(
+    blocked: str, guesser: Path, tmp_path: Path
+) -> None:
+    layout = make_root(tmp_path, guesser, None, range(4))
+    (tmp_path / blocked).symlink_to(tmp_path / "unmounted")
+    sentence = said(run_stage("profile", tmp_path / "params.yaml", tmp_path))
+    assert f"{tmp_path}/{blocked}: " in sentence
+    (tmp_path / blocked).unlink()
+    assert stored_rows(layout.store) == 0
+    assert run_stage("profile", tmp_path / "params.yaml", tmp_path).returncode == 0
+
+
+def test_a_store_elsewhere_is_asked_before_anything_is_sampled(
+    guesser: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    root = make_root(tmp_path / "data", guesser, str(tmp_path / "file" / "store"), range(4)).root
+    result = run_stage("profile", root / "params.yaml", root)
+    assert f"{tmp_path}/file/store/" in said(result)
+    assert "a part of this path is a file" in said(result)
+
+
+def test_finished_results_are_taken_back_until_dvc_has_recorded_them(tmp_path: Path) -> None:
+    out, folder, lock = (tmp_path / name for name in ("out", "finished", "dvc.lock"))
+    plant(out, {"curve.parquet": "curve", "policy/config.json": "{}"})
+    finished.keep(out, folder, "key")
+    shutil.rmtree(out)  # as DVC does before it runs a stage
+    assert finished.take_back(out, folder, "key", [lock])
+    assert (out / "curve.parquet").read_text() == "curve"
+    assert (out / "policy" / "config.json").read_text() == "{}"
+    lock.write_text(f"outs: [{hashlib.md5(b'curve').hexdigest()}]")
+    assert not finished.take_back(out, folder, "key", [lock])  # it is to run again
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("spoilt", ["key", "results"])
+def test_results_of_another_run_and_damaged_ones_are_not_taken(spoilt: str, tmp_path: Path) -> None:
+    out, folder = tmp_path / "out", tmp_path / "finished"
+    plant(out, {"curve.parquet": "curve"})
+    finished.keep(out, folder, "other" if spoilt == "key" else "key")
+    shutil.rmtree(out)
+    if spoilt == "results":
+        (folder / "results" / "curve.parquet").write_text("curse")
+    assert not finished.take_back(out, folder, "key", [])
+    assert not out.exists()
+    assert not folder.exists()
+
+
+@pytest.mark.slow
+def test_a_run_that_dvc_could_not_record_is_not_trained_again(
+    guesser: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = make_world(tmp_path, guesser, SIZES)
+    coordinates = ("--recipe", "r", "--seed", "0")
+    monkeypatch.setenv("DVC_STAGE", "train@r-0")
+    first = Started("train", tmp_path / "params.yaml", tmp_path, *coordinates)
+    log = first.finish()
+    assert first.returncode == 0, log
+    before = outputs(tmp_path)
+    shutil.rmtree(layout.train("r", 0))
+    again = Started("train", tmp_path / "params.yaml", tmp_path, *coordinates)
+    log = again.finish()
+    assert again.returncode == 0, log
+    assert "its results are taken back" in log
+    assert "validation accuracy" not in log
+    assert outputs(tmp_path) == before
+    monkeypatch.delenv("DVC_STAGE")
+    result = run_stage("evaluate", tmp_path / "params.yaml", tmp_path, *coordinates)
+    assert result.returncode == 0, result.output
+    assert not layout.finished("r", 0).exists()
