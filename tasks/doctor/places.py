@@ -17,6 +17,7 @@ from typing import Any
 
 from tasks.common.files import ArtifactError, read_json
 from tasks.common.layout import Layout
+from tasks.common.sealed import read_sealed
 from tasks.common.spelling import meant
 from tasks.doctor.declared import declared
 from tasks.doctor.problems import raised
@@ -227,7 +228,7 @@ def describe_model(values: Values, layout: Layout) -> Model | None:
     files; None where it is not on this machine yet."""
     source = values["policy"]["source"]
     with suppress(ArtifactError, KeyError, TypeError, OSError):
-        card = read_json(layout.policy_card)
+        card = read_sealed(layout.policy_card)
         if card["source"] == source:
             return Model(card["num_parameters"], card["vocab_size"], card["max_length"])
     folder = model_folder(source)

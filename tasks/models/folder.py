@@ -10,6 +10,8 @@ from typing import Any
 
 from tasks.common.files import ArtifactError, digest_folder, read_json
 from tasks.common.layout import Layout
+from tasks.common.remedy import remedy
+from tasks.common.sealed import read_sealed
 
 DATA_FILES = (
     "*.safetensors",
@@ -117,11 +119,10 @@ def trained_digest(layout: Layout, recipe: str, seed: int) -> str:
     """The digest of the policy that a recipe and a seed trained. Raises ArtifactError where its
     files are not those that training wrote."""
     folder = layout.train(recipe, seed) / "policy"
-    digest = str(read_json(layout.trained_card(recipe, seed))["digest"])
+    digest = str(read_sealed(layout.trained_card(recipe, seed))["digest"])
     if policy_digest(folder) != digest:
         raise ArtifactError(
-            f"the trained policy in {folder} is not what training wrote ({digest}): delete the "
-            "folder and run the same command again: it is restored from DVC's cache, or trained "
-            "again"
+            f"the trained policy in {folder} is not what training wrote ({digest}). "
+            f"{remedy(folder)}"
         )
     return digest

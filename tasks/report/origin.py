@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from tasks.common.artifacts import Layout
-from tasks.common.files import ArtifactError, read_json
+from tasks.common.files import ArtifactError
 from tasks.common.pipelines import git_tags, this_host
+from tasks.common.sealed import read_sealed
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def run_notes(layout: Layout) -> list[tuple[str, str, str, str]]:
     found = []
     for path in layout.run_note("*").parent.glob("*.json"):
         with suppress(ArtifactError, KeyError, TypeError):
-            note = read_json(path)
+            note = read_sealed(path)
             when, outcome, why = (str(note[name]) for name in ("when", "outcome", "why"))
             found.append((path.stem, when, outcome, why))
     return sorted(found, key=lambda one: (one[1], one[0]))
@@ -62,6 +63,6 @@ def notes(layout: Layout) -> list[tuple[str, str, str]]:
     for path in sorted(layout.sampling_note("*").parent.glob("*.json")):
         with suppress(ArtifactError, AttributeError, KeyError, TypeError):
             found += [
-                (path.stem, kind, str(note["said"])) for kind, note in read_json(path).items()
+                (path.stem, kind, str(note["said"])) for kind, note in read_sealed(path).items()
             ]
     return found

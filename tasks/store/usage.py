@@ -17,7 +17,8 @@ import polars as pl
 
 from tasks.common.artifacts import Layout
 from tasks.common.changes import differences
-from tasks.common.files import ArtifactError, read_json, write_json
+from tasks.common.files import ArtifactError
+from tasks.common.sealed import read_sealed, write_sealed
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ def cell_name(stage: str, recipe: str | None, seed: int | None) -> str:
 def read_note(layout: Layout, cell: str, kind: str) -> Mapping[str, Any] | None:
     """Return what the stage asked for last time, or None."""
     with suppress(ArtifactError, KeyError, TypeError):
-        return dict(read_json(layout.sampling_note(cell))[kind]["asked"])
+        return dict(read_sealed(layout.sampling_note(cell))[kind]["asked"])
     return None
 
 
@@ -78,8 +79,8 @@ def write_note(
     path: Path = layout.sampling_note(cell)
     notes: dict[str, Any] = {}
     with suppress(ArtifactError):
-        notes = read_json(path)
-    write_json(path, {**notes, kind: {"asked": dict(asked), "said": summary}})
+        notes = read_sealed(path)
+    write_sealed(path, {**notes, kind: {"asked": dict(asked), "said": summary}})
 
 
 def explain(

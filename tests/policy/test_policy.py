@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
 from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError, read_json, write_json
 from tasks.common.params import ParamsError, parse
+from tasks.common.sealed import read_sealed, write_sealed
 from tasks.common.stage import StageError
 from tasks.models.folder import DATA_FILES, check_folder, policy_digest
 from tasks.models.policy import describe, load_model, read_policy, stop_token_ids
@@ -190,7 +191,7 @@ def test_training_is_repeatable_under_its_seed():
 
 def test_the_tiny_policy_is_an_ordinary_model(tmp_path):
     card = write_own(*make(tiny()), tmp_path / "policy")
-    write_json(tmp_path / "policy.json", card)
+    write_sealed(tmp_path / "policy.json", card)
     policy = read_policy(Layout(tmp_path))
     assert (card["source"], card["location"], card["digest"]) == (
         "tiny",
@@ -232,7 +233,7 @@ def test_an_external_policy_keeps_its_weights_where_they_are(tmp_path, llama):
     copied = {path.name for path in (tmp_path / "policy").iterdir()}
     assert {"config.json", "tokenizer.json", "generation_config.json"} <= copied
     assert "model.safetensors" not in copied
-    write_json(tmp_path / "policy.json", card)
+    write_sealed(tmp_path / "policy.json", card)
     assert read_policy(Layout(tmp_path)).folder == llama
 
 
@@ -452,7 +453,7 @@ def test_another_parameter_makes_another_policy(tmp_path):
     other = provided(layout, seed=1)
     assert other["digest"] != card["digest"]
     assert (
-        policy_digest(layout.policy) == other["digest"] == read_json(layout.policy_card)["digest"]
+        policy_digest(layout.policy) == other["digest"] == read_sealed(layout.policy_card)["digest"]
     )
 
 

@@ -13,6 +13,7 @@ import polars as pl
 import pytest
 
 from tasks.common.artifacts import PROMPTS, ROLLOUTS, Layout
+from tasks.common.sealed import read_sealed, write_sealed
 from tasks.report.page import data
 from tests.report.conftest import make_layout, write_params, write_plans, write_training
 from tests.stages import run_stage
@@ -40,9 +41,9 @@ def hostile_layout(root: Path) -> Layout:
         rollouts = ROLLOUTS.read(folder / "rollouts.parquet")
         changed = rollouts.with_columns(text=hostile, answer=hostile)
         ROLLOUTS.write(folder / "rollouts.parquet", changed)
-        metrics = json.loads((folder / "metrics.json").read_text())
+        metrics = read_sealed(folder / "metrics.json")
         metrics["levels"][HOSTILE] = metrics["levels"]["2"]
-        (folder / "metrics.json").write_text(json.dumps(metrics))
+        write_sealed(folder / "metrics.json", metrics)
     return layout
 
 

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from tasks.common.files import ArtifactError, digest_file, read_json
+from tasks.common.files import ArtifactError, digest_file
 from tasks.common.journal import Event, Journal, Tracker, Write, key_of, locked, refused
 from tasks.common.layout import Layout
 from tasks.common.pipelines import (
@@ -34,6 +34,7 @@ from tasks.common.pipelines import (
     start_event,
     start_pipeline,
 )
+from tasks.common.sealed import read_sealed
 from tasks.common.tracking import database
 from tasks.common.tracking.events import write_event
 from tasks.common.tracking.mirrors import Mirrors
@@ -213,7 +214,7 @@ def end_pipeline(
         logger.warning("the pipeline's run at %s stays open: %s", address(settings, layout), error)
     finally:
         with suppress(OSError, ArtifactError):
-            if read_json(layout.tracking / "pipeline.json")["id"] == pipeline:
+            if read_sealed(layout.tracking / "pipeline.json")["id"] == pipeline:
                 (layout.tracking / "pipeline.json").unlink()
 
 

@@ -9,17 +9,16 @@ import polars as pl
 import torch
 
 from tasks.common.artifacts import CURVE, STEPS, TRAIN_ROLLOUTS
-from tasks.common.files import sync_folder, write_json
+from tasks.common.files import sync_folder
+from tasks.common.sealed import write_sealed
 from tasks.models.folder import policy_digest
 from tasks.models.policy import save_policy
 from tasks.train.loop.checkpoint import (
     Checkpoints,
-    Loaded,
     Snapshot,
-    optimizer_tensors,
-    restore_optimizer,
 )
 from tasks.train.loop.state import TrainingError
+from tasks.train.loop.stored import Loaded, Tensors
 from tasks.train.loop.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -33,12 +32,7 @@ def save(trainer: Trainer, checkpoints: Checkpoints) -> None:
     checkpoints.wait()  # before the copy is made: two of them may be more than main memory holds
     state, learner, part = trainer.state, trainer.learner, None
     if state.rollouts:
-        first, last = state.rollouts[0]["step"], state.rollouts[-1]["step"]
-        # a branch's steps have the numbers of the trunk's
-        of_branch = "" if state.branch is None else f"-branch-{state.branch:g}"
-        name = f"rollouts-{first:09d}-{last:09d}{of_branch}.parquet"
-        part = (name, TRAIN_ROLLOUTS.frame(state.rollouts))
-        state.parts, state.rollouts = [*state.parts, part[0]], []
+        part, state.rollouts = TRAIN_ROLLOUTS.frame(state.rollouts), []
     tensors = optimizer_tensors(learner.model, learner.optimizer)
     for slot, arrays in trainer.slots.states().items():
         tensors |= {f"{METHOD}.{slot}.{k}": torch.from_numpy(v) for k, v in arrays.items()}
@@ -106,12 +100,12 @@ def write_results(
     shutil.rmtree(out / "policy", ignore_errors=True)
     temporary.rename(out / "policy")
     sync_folder(out)
-    write_json(out / "policy.json", {"digest": policy_digest(out / "policy")})
+    write_sealed(out / "policy.json", {"digest": policy_digest(out / "policy")})
     STEPS.write(out / "steps.parquet", STEPS.frame(state.steps))
     CURVE.write(out / "curve.parquet", CURVE.frame(state.curve))
-    parts = [pl.read_parquet(checkpoints.folder / name) for name in loaded[1]["parts"]]
+    parts = [pl.read_parquet(checkpoints.folder / name) for name in checkpoints.parts]
     TRAIN_ROLLOUTS.write(out / "rollouts.parquet", pl.concat([TRAIN_ROLLOUTS.frame([]), *parts]))
-    write_json(out / "flops.json", state.ledger.as_dict())
+    write_sealed(out / "flops.json", state.ledger.as_dict())
     seconds = {
         **state.seconds,
         "train": sum(
@@ -119,4 +113,31 @@ def write_results(
         ),
     }
     rounded = {part: round(spent, 3) for part, spent in sorted(seconds.items())}
-    write_json(out / "cost.json", {"seconds": rounded, "lost": dict(lost)})
+    write_sealed(out / "cost.json", {"seconds": rounded, "lost": dict(lost)})
+
+
+def optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
+    """The policy's and AdamW's tensors under names that say whose they are."""
+    tensors = {}
+    for name, parameter in model.named_parameters():
+        tensors[f"policy.{name}"] = parameter.detach()
+        for key, value in optimizer.state[parameter].items():
+            tensors[f"{key}.{name}"] = value
+    return tensors
+
+
+def restore_optimizer(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, tensors: Tensors
+) -> None:
+    """The inverse of `optimizer_tensors`, in place."""
+    optimizer.state.clear()  # what it has, and the checkpoint has not, is of another run
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(tensors[f"policy.{name}"])
+            for key in ("step", "exp_avg", "exp_avg_sq"):
+                if f"{key}.{name}" in tensors:
+                    optimizer.state[parameter][key] = tensors[f"{key}.{name}"].to(
+                        "cpu"
+                        if key == "step" and not optimizer.defaults.get("fused")
+                        else parameter.device
+                    )
