@@ -19,7 +19,7 @@ import psutil
 from tasks.common.files import ArtifactError
 from tasks.common.journal import Event, milliseconds
 from tasks.common.layout import Layout
-from tasks.common.sealed import read_sealed, write_sealed
+from tasks.common.sealed import read_note, read_sealed, write_sealed
 
 logger = logging.getLogger(__name__)
 
@@ -35,10 +35,11 @@ def start_pipeline(layout: Layout, kind: str = "flow") -> str:
 def current_pipeline(layout: Layout) -> Event:
     """The pipeline this process belongs to: its id, its kind, and the process that opened it."""
     named = os.environ.get(PIPELINE_VARIABLE)
+    nothing: Event = {"id": None, "kind": None, "tags": {}}
     try:
-        known = read_sealed(layout.tracking / "pipeline.json")
-    except (ArtifactError, OSError):
-        known = {"id": None, "tags": {}}
+        known = {**nothing, **read_note(layout.tracking / "pipeline.json")}
+    except OSError:
+        known = nothing
     if named:
         return {"id": named, "kind": "flow", "tags": known["tags"] if known["id"] == named else {}}
     kind, process = launcher()

@@ -16,6 +16,7 @@ writes them before every run)."""
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from typing import Any
 from tasks.common.files import ArtifactError, replace_file
 from tasks.common.remedy import remedy
 from tasks.common.seal import KEY, DamagedError
+
+logger = logging.getLogger(__name__)
 
 
 def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
@@ -40,6 +43,18 @@ def read_sealed(path: Path) -> dict[str, Any]:
         raise ArtifactError(f"{path} does not exist: run the stage that makes it first") from error
     except DamagedError as error:
         raise DamagedError(f"{path} {error}. {remedy(path)}") from error
+
+
+def read_note(path: Path) -> dict[str, Any]:
+    """Read a sealed file that nothing depends on: empty where it is missing, and with a warning
+    where it is damaged."""
+    try:
+        return decode(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except DamagedError as error:
+        logger.warning("%s %s: it is left out", path, error)
+        return {}
 
 
 def encode(value: Mapping[str, Any]) -> str:
