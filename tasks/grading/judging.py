@@ -65,7 +65,7 @@ class VerdictStore:
 
     def get(self, keys: Sequence[str]) -> dict[str, Judged]:
         """Return the verdicts that are known, with their tokens."""
-        known = {}
+        known: dict[str, Judged] = {}
         with self.connect() as database:
             for key in keys:
                 row = database.execute("SELECT value FROM verdicts WHERE key = ?", [key]).fetchone()
