@@ -231,13 +231,13 @@ def line_of(event: Event) -> str:
 def read_events(path: Path) -> list[Event]:
     """The events of a pending file. ValueError names the first line that is not what was written.
     No line of an earlier version's file has a checksum."""
-    *lines, end = path.read_text().split("\n")
+    *lines, end = path.read_bytes().split(b"\n")
     if end:  # of a line that a kill cut short
         logger.warning("the last line of %s is left out: it is not whole", path)
-    events, has_checksums = [], any(f'"{CHECKSUM}"' in line for line in lines)
+    events, has_checksums = [], any(CHECKSUM.encode() in line for line in lines)
     for number, line in enumerate(lines, start=1):
         try:
-            event = dict(json.loads(line))
+            event = dict(json.loads(line.decode()))
             if has_checksums and event.pop(CHECKSUM, None) != digest(event):
                 raise ValueError("it does not match its checksum")
         except (ValueError, TypeError) as error:

@@ -3,7 +3,7 @@
 Nothing is downloaded. What lies on the Hugging Face hub is looked for in its cache on this machine;
 of a web address nothing is asked."""
 
-import json
+import math
 import os
 import shutil
 import tempfile
@@ -21,6 +21,7 @@ from tasks.common.sealed import read_sealed
 from tasks.common.spelling import meant
 from tasks.doctor.declared import declared
 from tasks.doctor.problems import raised
+from tasks.models.folder import shapes_in
 
 Values = Mapping[str, Any]
 GIB = 2**30
@@ -248,16 +249,7 @@ def describe_model(values: Values, layout: Layout) -> Model | None:
 
 def num_elements(path: Path) -> int:
     """The numbers in a safetensors file, by its header alone."""
-    with path.open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    total = 0
-    for name, tensor in header.items():
-        if name != "__metadata__":
-            count = 1
-            for size in tensor["shape"]:
-                count *= size
-            total += count
-    return total
+    return sum(math.prod(shape) for shape in shapes_in(path).values())
 
 
 def check_context(values: Values, model: Model | None) -> list[str]:

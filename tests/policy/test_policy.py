@@ -280,6 +280,26 @@ def test_a_folder_without_safetensors_is_refused_and_the_old_policy_stays(
     assert (tmp_path / "policy" / "config.json").read_text() == "old"
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ((2**62).to_bytes(8, "little") + b"{}", "is no safetensors file"),
+        (b"\x10", "is no safetensors file"),
+        ((4).to_bytes(8, "little") + b"null", "is no safetensors file"),
+        (None, "is damaged: it has .* bytes, and its header speaks of"),
+    ],
+)
+def test_weights_that_are_no_safetensors_are_named_before_they_are_loaded(
+    tmp_path: Path, llama: Path, content: bytes | None, message: str
+) -> None:
+    folder = tmp_path / "bad"
+    shutil.copytree(llama, folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] if content is None else content)
+    with pytest.raises(ArtifactError, match=f"model.safetensors {message}"):
+        check_folder(folder)
+
+
 def sharded(folder: Path, llama: Path, last: Any = "part-1.safetensors") -> Path:
     """A copy of the policy whose weights are in two files; the index has its last tensor in the
     file `last`."""
