@@ -13,7 +13,7 @@ are there. Every trial works on a copy. Its outcome is one of
 - SILENT: another result without a word;
 - CRASHED: an error that does not name the file, or not what to do.
 
-The last two must not be. Of every `--follow`-th refusal the remedy is followed as it is printed:
+The last two must not be. Of every `--follow`-th refusal of an output the remedy is followed as it is printed:
 the file is deleted, the stage named is run again, and the reader has to give the same result."""
 
 import argparse
@@ -119,20 +119,20 @@ def trial(
 
 def follow(work: Path, name: str, reader: Reader, expected: Any) -> str:
     """Do what a refusal said, in the world where it was said: how that went."""
-    found = maker(work / name)
     path = work / name
-    if found is not None and path.parent.name == "policy":
+    found = maker(path)
+    assert found is not None
+    if path.parent.name == "policy":
         path = path.parent  # a policy is one output
     if path.is_dir():
         shutil.rmtree(path)
     else:
         path.unlink()
     seal.verify_state.cache_clear()
-    if found is not None:
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            flips_world.run_stage_named(found[1], Layout(work))
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        flips_world.run_stage_named(found[1], Layout(work))
     again, error, _ = read(reader, work)
-    is_measured = found is not None and found[1].startswith(MEASURED)  # seconds are others again
+    is_measured = found[1].startswith(MEASURED)  # seconds are others again
     if error is None and (is_measured or reader.rest(again) == reader.rest(expected)):
         return "worked"
     return f"FAILED ({error or 'another result'})"
@@ -160,7 +160,7 @@ def run(flips: int, seed: int, every: int, world: Path, work: Path) -> list[Tria
         trials.append(done)
         if done.outcome in ("SILENT", "CRASHED"):
             print(f"{done.outcome}: {name} bit {bit}, read by {reader.name}: {done.said}")
-        if done.outcome == "refused" and every and "Delete it" in done.said:
+        if done.outcome == "refused" and every and maker(work / name):
             refused += 1
             if refused % every == 0:
                 how = follow(work, name, reader, expected[reader.name])
