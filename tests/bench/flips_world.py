@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,21 @@ def values() -> dict[str, Any]:
 
 def make(root: Path) -> None:
     """Make the world at `root`."""
+    layout = begin(root)
+    run_stage_named("baseline", layout)
+    run_stage_named("allocate@s-0", layout)
+    for recipe in RECIPES:
+        for stage in ("train", "evaluate"):
+            run_stage_named(f"{stage}@{recipe}-0", layout)
+    run_stage_named("report", layout)
+    run_stage_named(f"allocate@r-{KILLED}", layout)
+    make_notes(layout)
+    make_record(layout)
+    kill_training(layout)
+
+
+def begin(root: Path) -> Layout:
+    """Make the first stages of the world: no training."""
     root.mkdir(parents=True)
     make_guesser(root / "guesser")
     rows = [
@@ -103,15 +118,9 @@ def make(root: Path) -> None:
     made["policy"]["source"] = str(root / "guesser")
     (root / "params.yaml").write_text(yaml.safe_dump(made))
     layout = Layout(root)
-    for stage in ("ingest", "policy", "profile", "baseline"):
+    for stage in ("ingest", "policy", "profile", "allocate@r-0"):
         run_stage_named(stage, layout)
-    for recipe in RECIPES:
-        for stage in ("allocate", "train", "evaluate"):
-            run_stage_named(f"{stage}@{recipe}-0", layout)
-    run_stage_named("report", layout)
-    run_stage_named(f"allocate@r-{KILLED}", layout)
-    make_notes(layout)
-    kill_training(layout)
+    return layout
 
 
 def make_notes(layout: Layout) -> None:
@@ -139,6 +148,10 @@ def make_notes(layout: Layout) -> None:
     before = (layout.root / "params.yaml").read_text()
     during = digest(before)
     write_sealed(overrides.note_of(layout), {"before": before, "during": during})
+
+
+def make_record(layout: Layout) -> None:
+    """What a benchmark of others and the stage `code` leave."""
     cell = records.Cell("r", 0)
     record = {
         "recipe": "r",
@@ -335,8 +348,9 @@ KINDS = {
 }
 
 
-def files(world: Path) -> dict[str, list[str]]:
-    """The files of each kind, by their names in the world. Every kind has some."""
+def files(world: Path, readers: Collection[str]) -> dict[str, list[str]]:
+    """The files of each kind that these readers read, by their names in the world. Every kind has
+    some."""
     found = {
         kind: sorted(
             path.relative_to(world).as_posix()
@@ -344,6 +358,7 @@ def files(world: Path) -> dict[str, list[str]]:
             if path.is_file() and path.stat().st_size
         )
         for kind, one in KINDS.items()
+        if set(one.readers) & set(readers)
     }
     missing = [kind for kind, names in found.items() if not names]
     if missing:
