@@ -21,12 +21,12 @@ from tests.stages import run_stage
 HOSTILE = (
     "</script><script>window.hacked = 1</script><!--<img src=x onerror='window.hacked=2'> ${x}"
 )
-RECIPE = "<b>&"
+RECIPE = "third"
 
 
 def hostile_layout(root: Path) -> Layout:
-    """A pipeline whose prompts, golds, answers, texts, sources, levels and a recipe's name are
-    markup."""
+    """A pipeline whose prompts, golds, answers, texts, sources and levels are markup. A recipe can
+    have no such name (tests/common/test_params.py)."""
     layout = make_layout(root)
     write_plans(layout, RECIPE, reads_profile=True)
     for seed in (0, 1):
@@ -115,8 +115,6 @@ def test_only_the_pages_own_scripts_may_run(hostile: str) -> None:
 
 def test_hostile_text_is_data(hostile: str) -> None:
     assert "<img" not in hostile.partition("<script>")[0]
-    assert "<b>&<" not in hostile
-    assert "&lt;b&gt;&amp;" in hostile
     (text,) = re.findall(r'id="data">(.*?)</script>', hostile)
     found: dict[str, Any] = json.loads(text)
     prompt = found["rollouts"]["prompts"][0]
