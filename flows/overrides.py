@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tasks.common.files import digest, read_json, replace_file, write_json
+from tasks.common.files import ArtifactError, digest, replace_file
 from tasks.common.layout import Layout
 from tasks.common.overrides import overridden
+from tasks.common.params import ParamsError
+from tasks.common.sealed import read_sealed, write_sealed
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +29,7 @@ def applied(path: Path, layout: Layout, overrides: list[str]) -> Iterator[None]:
         return
     before = path.read_text()
     during = overridden(path, overrides)
-    write_json(note, {"before": before, "during": digest(during)})
+    write_sealed(note, {"before": before, "during": digest(during)})
     replace_file(path, lambda file: file.write(during.encode()))
     try:
         yield
@@ -49,7 +51,13 @@ def put_back(path: Path, note: Path) -> None:
     """Undo the overrides of the run that left the note, unless the file was changed since."""
     if not note.exists():
         return
-    left = read_json(note)
+    try:
+        left = read_sealed(note)
+    except ArtifactError as error:
+        raise ParamsError(
+            f"{note}, which says what {path.name} was before a run with overrides, is damaged: "
+            f"look at the file (git diff {path.name}), put it back, and delete {note}"
+        ) from error
     if digest(path.read_text()) == left["during"]:
         replace_file(path, lambda file: file.write(left["before"].encode()))
     elif path.read_text() != left["before"]:

@@ -13,6 +13,7 @@ from typing import Any
 from tasks.common import params
 from tasks.common.changes import MISSING, differences
 from tasks.common.files import ArtifactError, read_json
+from tasks.common.sealed import read_sealed
 
 GONE = ("deleted", "not in cache")
 MAX_FILES = 5
@@ -166,7 +167,7 @@ def sampled(path: Path, since: float) -> str:
     written it since then."""
     try:
         if path.stat().st_mtime >= since:
-            return "; ".join(kind["said"] for kind in read_json(path).values())
+            return "; ".join(kind["said"] for kind in read_sealed(path).values())
     except (OSError, ArtifactError):
         pass  # a remark for people: no stage fails without it
     return ""

@@ -18,7 +18,8 @@ from flows.output import Output
 from flows.roots import Root
 from flows.selection import coordinates, upstream
 from flows.stages import Stages
-from tasks.common.files import ArtifactError, read_json
+from tasks.common.files import ArtifactError
+from tasks.common.sealed import read_sealed
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +133,7 @@ def tables(stage: str, root: Root) -> None:
     layout = root.layout
     try:
         if name == "allocate" and recipe and seed is not None:
-            forecast = read_json(layout.plan(recipe, int(seed)) / "forecast.json")
+            forecast = read_sealed(layout.plan(recipe, int(seed)) / "forecast.json")
             attempt(lambda: forecast_table(root.titled(stage), forecast))
         if name == "report":
             text = (layout.report / "leaderboard.txt").read_text()

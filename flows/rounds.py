@@ -15,8 +15,8 @@ from flows.roots import MAIN, Root
 from flows.selection import SelectionError
 from flows.stages import Stages
 from tasks.common import params, process
-from tasks.common.files import read_json
 from tasks.common.params import ParamsError
+from tasks.common.sealed import read_sealed
 
 CHAMPION = "champion"
 
@@ -190,7 +190,7 @@ def policy_of(before: Stages, start: str) -> str:
 
 def champion_of(root: Root) -> str:
     """The recipe and seed that the root's report keeps."""
-    summary = read_json(root.layout.report / "summary.json")
+    summary = read_sealed(root.layout.report / "summary.json")
     if (champion := summary["champion"]) is None:
         raise SelectionError(
             f"round {root.number} has no champion: {summary['why']}. Name the policy that round "

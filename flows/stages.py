@@ -12,7 +12,8 @@ from flows import commands, reasons, roots, selection
 from flows.roots import Root
 from tasks.common import disk
 from tasks.common.code import installed_version
-from tasks.common.files import ArtifactError, digest_file, read_json, write_json
+from tasks.common.files import ArtifactError, digest_file, read_json
+from tasks.common.sealed import write_sealed
 
 CODE = "code"  # the stage that digests the code: all others depend on what it writes
 NO_ROOM = re.compile(
@@ -96,7 +97,7 @@ class Stages:
         when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
         note = {"when": when, "outcome": LABELS[self.outcomes[stage]], "why": why}
         with suppress(OSError):  # for people: nothing fails without it
-            write_json(self.root.layout.run_note(stage), note)
+            write_sealed(self.root.layout.run_note(stage), note)
 
     def repro(self, stage: str, dvc: commands.Dvc) -> str:
         """Have DVC run the stage, or restore it: Ran or Restored. Those in `elsewhere` run on

@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from tasks.common.artifacts import Layout
-from tasks.common.files import write_json
+from tasks.common.sealed import write_sealed
 from tasks.engines.engine import EngineSettings
 from tasks.models.folder import policy_digest
 from tasks.models.policy import describe
@@ -122,7 +122,7 @@ def place_policy(folder: Path, layout: Layout, model: torch.nn.Module) -> None:
     """Write `policy.json` under a data root for the policy in `folder`, as the stage `policy`
     does."""
     card = {"source": str(folder), "location": str(folder), "trust_remote_code": False}
-    write_json(layout.policy_card, {**card, "digest": policy_digest(folder), **describe(model)})
+    write_sealed(layout.policy_card, {**card, "digest": policy_digest(folder), **describe(model)})
 
 
 def make_guesser(folder: Path) -> Path:

@@ -13,8 +13,9 @@ from tasks.allocate.plan import AllocateSettings, check_decisions, load_strategy
 from tasks.allocate.visits import compare
 from tasks.common import params, stage
 from tasks.common.artifacts import DECISIONS, PLAN, PROFILE, SAMPLES
-from tasks.common.files import digest_file, read_json, write_json
+from tasks.common.files import digest_file
 from tasks.common.ledger import Architecture
+from tasks.common.sealed import read_sealed, write_sealed
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ def main(run: stage.Stage) -> None:
     # in one chunk, from which rows are taken ten times as fast
     profile = PROFILE.read(layout.profile / "profile.parquet").rechunk()
     check_gates(run.section("gates", Gates), profile, int(run.params["sampling"]["max_tokens"]))
-    card = read_json(layout.policy_card)
+    card = read_sealed(layout.policy_card)
     architecture = Architecture(**{name: card[name] for name in Architecture.__dataclass_fields__})
     run.tracker.params({"allocate": {**run.params["allocate"], **spec}})
     run.tracker.dataset(
@@ -76,7 +77,7 @@ def main(run: stage.Stage) -> None:
         samples = importlib.import_module(".samples", __package__).samples_of(run, plan)
         logger.info("%d samples of the profile for train.%s", len(samples), ", ".join(readers))
     SAMPLES.write(out / "samples.parquet", samples)
-    write_json(out / "forecast.json", expected)
+    write_sealed(out / "forecast.json", expected)
     run.tracker.metrics({key: float(value) for key, value in expected["plan"].items()})
     for name in ("plan.parquet", "forecast.json"):
         run.tracker.artifact(out / name)

@@ -26,6 +26,7 @@ from tasks.common.files import digest, read_json, write_json
 from tasks.common.layout import Layout
 from tasks.common.ledger import ACCOUNTS
 from tasks.common.scores import score_prompts
+from tasks.common.sealed import read_sealed
 from tasks.common.stage import Stage
 
 logger = logging.getLogger(__name__)
@@ -176,10 +177,10 @@ def thinned(plan: pl.DataFrame, budget: int, rng: np.random.Generator) -> pl.Dat
 def measure(cell: Cell, layout: CellLayout) -> Line:
     """What the cell reached and cost."""
     train = layout.train(cell.recipe, cell.seed)
-    flops = read_json(train / "flops.json")
-    forecast = read_json(layout.plan(cell.recipe, cell.seed) / "forecast.json")
+    flops = read_sealed(train / "flops.json")
+    forecast = read_sealed(layout.plan(cell.recipe, cell.seed) / "forecast.json")
     rollouts = TRAIN_ROLLOUTS.read(train / "rollouts.parquet")
-    profiled = read_json(layout.profile / "flops.json") if forecast["reads_profile"] else None
+    profiled = read_sealed(layout.profile / "flops.json") if forecast["reads_profile"] else None
     time_of = DeviceTime()
     line: Line = {
         "validation": float(CURVE.read(train / "curve.parquet")["accuracy"][-1]),
@@ -206,7 +207,7 @@ def measure(cell: Cell, layout: CellLayout) -> Line:
         )
         scores = score_prompts(answers).sort("prompt_id")
         line |= {
-            "test": read_json(out / "metrics.json")["pass_at_1"],
+            "test": read_sealed(out / "metrics.json")["pass_at_1"],
             "correct": digits(scores["correct"].to_list()),
             "trials": digits(scores["trials"].to_list()),
         }

@@ -14,6 +14,7 @@ FILES = {
     "tasks/common/pipelines.py": "which run of the record a stage belongs to",
     "tasks/common/process.py": "signals and locks",
     "tasks/common/progress.py": "the progress bar",
+    "tasks/common/remedy.py": "the words for how to get a damaged file back",
     "tasks/common/stage.py": "the command line, logging, the exit status",
     "tasks/common/tracking": "the record in MLflow",
     "tasks/engines/devices.py": "the locks of GPUs",

@@ -22,6 +22,7 @@ from tasks.common.redaction import without_secrets
 logger = logging.getLogger(__name__)
 
 MAX_PARAM, MAX_TAG = 6000, 8000
+CHECKSUM = "checksum"  # the last key of a line in a pending file
 METRICS_SECONDS = 2.0
 Event = dict[str, Any]
 Write = Callable[[Event], None]
@@ -221,7 +222,7 @@ class Journal:
             self.pending.parent.mkdir(parents=True, exist_ok=True)
             with self.pending.open("ab", buffering=0) as file:
                 size = file.tell()
-                line = json.dumps(event).encode() + b"\n"
+                line = line_of(event).encode()
                 try:
                     if file.write(line) < len(line):
                         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -236,6 +237,33 @@ class Journal:
                     *(self.pending, error.strerror, what),
                 )
             self.is_lost = True
+
+
+def line_of(event: Event) -> str:
+    """An event as a line of a pending file, with its checksum."""
+    value = json.loads(json.dumps(event))
+    return json.dumps({**value, CHECKSUM: digest(value)}) + "\n"
+
+
+def read_events(path: Path) -> list[Event]:
+    """The events of a pending file. ValueError names the first line that is not what was written.
+    No line of an earlier version's file has a checksum."""
+    *lines, end = path.read_bytes().split(b"\n")
+    if end:  # of a line that a kill cut short
+        logger.warning("the last line of %s is left out: it is not whole", path)
+    events, has_checksums = [], any(CHECKSUM.encode() in line for line in lines)
+    for number, line in enumerate(lines, start=1):
+        try:
+            event = dict(json.loads(line.decode()))
+            if has_checksums and event.pop(CHECKSUM, None) != digest(event):
+                raise ValueError("it does not match its checksum")
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"{path}, line {number} is not what was written ({error}): delete that line and "
+                "replay the others, or delete the file"
+            ) from error
+        events.append(event)
+    return events
 
 
 def refused(error: Exception) -> bool:

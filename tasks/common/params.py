@@ -7,6 +7,7 @@ under `train` replaces that key of the base section whole."""
 
 import dataclasses
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ import yaml
 
 T = TypeVar("T")
 RECIPE_KEYS = ("allocate", "train")
+RECIPE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 
 
 class ParamsError(ValueError):
@@ -44,7 +46,36 @@ def load(path: Path) -> dict[str, Any]:
     if not isinstance(params, dict):
         raise ParamsError(f"{path} holds {type(params).__name__}, not sections of parameters")
     check_finite(params, path.name)
+    check_cells(params, path.name)
     return params
+
+
+def check_cells(values: Mapping[str, Any], file: str) -> None:
+    """Raise ParamsError naming a recipe or a seed that can be no part of a path."""
+    recipes, experiment = values.get("recipes"), values.get("experiment")
+    for name in recipes if isinstance(recipes, dict) else ():
+        check_recipe(name, f"{file}: a key of recipes")
+    if isinstance(experiment, dict):
+        for name in as_list(experiment.get("recipes")):
+            check_recipe(name, f"{file}: a name in experiment.recipes")
+        for seed in as_list(experiment.get("seeds")):
+            if isinstance(seed, int) and seed < 0:
+                raise ParamsError(f"{file}: experiment.seeds has {seed}; seeds begin at 0")
+
+
+def as_list(value: Any) -> list[Any]:
+    """A list as it is; nothing for what is none, which is refused where it is read."""
+    return value if isinstance(value, list) else []
+
+
+def check_recipe(name: Any, where: str) -> None:
+    """Raise ParamsError unless `name` can be a folder, a part of a DVC stage's name, and a word of
+    its command."""
+    if not isinstance(name, str) or not RECIPE_NAME.fullmatch(name):
+        raise ParamsError(
+            f"{where} is {str(name)[:100]!r}; it names folders and stages: up to 64 letters a to "
+            "z, digits, _ and -, and no - in front"
+        )
 
 
 def check_finite(value: Any, file: str, *keys: str) -> None:

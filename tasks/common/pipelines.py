@@ -16,9 +16,10 @@ from pathlib import Path
 
 import psutil
 
-from tasks.common.files import ArtifactError, read_json, write_json
+from tasks.common.files import ArtifactError
 from tasks.common.journal import Event, milliseconds
 from tasks.common.layout import Layout
+from tasks.common.sealed import read_note, read_sealed, write_sealed
 
 logger = logging.getLogger(__name__)
 
@@ -34,10 +35,11 @@ def start_pipeline(layout: Layout, kind: str = "flow") -> str:
 def current_pipeline(layout: Layout) -> Event:
     """The pipeline this process belongs to: its id, its kind, and the process that opened it."""
     named = os.environ.get(PIPELINE_VARIABLE)
+    nothing: Event = {"id": None, "kind": None, "tags": {}}
     try:
-        known = read_json(layout.tracking / "pipeline.json")
-    except (ArtifactError, OSError):
-        known = {"id": None, "tags": {}}
+        known = {**nothing, **read_note(layout.tracking / "pipeline.json")}
+    except OSError:
+        known = nothing
     if named:
         return {"id": named, "kind": "flow", "tags": known["tags"] if known["id"] == named else {}}
     kind, process = launcher()
@@ -50,7 +52,7 @@ def _open_pipeline(layout: Layout, kind: str, process: psutil.Process) -> Event:
     identity = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     pipeline = {"id": identity, "kind": kind, "tags": process_tags(process), "recorded": False}
     try:
-        write_json(layout.tracking / "pipeline.json", pipeline)
+        write_sealed(layout.tracking / "pipeline.json", pipeline)
     except OSError as error:
         logger.warning(
             "%s cannot be written (%s): stages get a pipeline each", layout.tracking, error
@@ -62,16 +64,16 @@ def mark_recorded(layout: Layout, identity: str) -> None:
     """Note that a stage of this pipeline has opened a run, so that its end has something to
     close."""
     with suppress(ArtifactError, OSError):
-        known = read_json(layout.tracking / "pipeline.json")
+        known = read_sealed(layout.tracking / "pipeline.json")
         if known["id"] == identity and not known["recorded"]:
-            write_json(layout.tracking / "pipeline.json", {**known, "recorded": True})
+            write_sealed(layout.tracking / "pipeline.json", {**known, "recorded": True})
 
 
 def has_no_record(layout: Layout, identity: str) -> bool:
     """Whether it is known that no stage of this pipeline opened a run; spares a flow that ran
     nothing two seconds."""
     with suppress(ArtifactError):
-        known = read_json(layout.tracking / "pipeline.json")
+        known = read_sealed(layout.tracking / "pipeline.json")
         return bool(known["id"] == identity and not known["recorded"])
     return False
 

@@ -126,6 +126,9 @@ def _run(name: str, module: str, arguments: argparse.Namespace) -> int:
     started = time.perf_counter()
     main: Callable[[Stage], None] = importlib.import_module(module).main
     try:
+        if recipe is not None:
+            params.check_recipe(recipe, "--recipe")
+        params.at_least(0, __seed=seed or 0)
         values = params.load(arguments.params)
         settings = params.section(values, "tracking", tracking.Tracking)
         layout = Layout(arguments.data)

@@ -13,6 +13,7 @@ from pyarrow.parquet import ParquetWriter
 
 from tasks.common import seal
 from tasks.common.files import ArtifactError, replace_file
+from tasks.common.remedy import remedy
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,5 @@ class Table:
             seal.verify_file(path)
         except seal.DamagedError as error:
             raise ArtifactError(
-                f"{path} is damaged, or of an earlier version: {error}. Delete it and run the same "
-                "command again: it is restored from DVC's cache, or made again"
+                f"{path} is damaged, or of an earlier version: {error}. {remedy(path)}"
             ) from error

@@ -14,8 +14,9 @@ from typing import Any
 import polars as pl
 
 from tasks.common import params
-from tasks.common.files import ArtifactError, read_json
+from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
+from tasks.common.sealed import read_sealed
 from tasks.doctor import machine, places
 from tasks.doctor.ranges import NOTHING, Range, around, exactly
 from tasks.doctor.rates import STAGE_SECONDS, Rates, rates
@@ -90,7 +91,7 @@ def look(values: Values, layout: Layout) -> World | None:
 def matmul_parameters(values: Values, layout: Layout) -> float | None:
     """P of the FLOPs; all parameters where the policy is not described yet."""
     with suppress(ArtifactError, KeyError, TypeError):
-        card = read_json(layout.policy_card)
+        card = read_sealed(layout.policy_card)
         if card["source"] == values["policy"]["source"]:
             return float(card["num_matmul_parameters"])
     model = places.describe_model(values, layout)
@@ -179,7 +180,7 @@ def rollout_tokens(world: World, recipe: str, seed: int, is_planned: bool) -> tu
     train, drift = chosen["train"], Range(0.5, 1.0, 2.0)
     if is_planned:
         with suppress(ArtifactError, KeyError, TypeError):
-            plan = read_json(world.layout.plan(recipe, seed) / "forecast.json")["plan"]
+            plan = read_sealed(world.layout.plan(recipe, seed) / "forecast.json")["plan"]
             updated = exactly(plan["tokens_updated"]) * drift
             return exactly(plan["tokens"]) * drift, updated
     spec = chosen["allocate"]

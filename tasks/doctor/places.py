@@ -3,7 +3,7 @@
 Nothing is downloaded. What lies on the Hugging Face hub is looked for in its cache on this machine;
 of a web address nothing is asked."""
 
-import json
+import math
 import os
 import shutil
 import urllib.error
@@ -16,9 +16,11 @@ from typing import Any
 
 from tasks.common.files import ArtifactError, read_json, require_writable
 from tasks.common.layout import Layout
+from tasks.common.sealed import read_sealed
 from tasks.common.spelling import meant
 from tasks.doctor.declared import declared
 from tasks.doctor.problems import raised
+from tasks.models.folder import shapes_in
 
 Values = Mapping[str, Any]
 GIB = 2**30
@@ -217,7 +219,7 @@ def describe_model(values: Values, layout: Layout) -> Model | None:
     files; None where it is not on this machine yet."""
     source = values["policy"]["source"]
     with suppress(ArtifactError, KeyError, TypeError, OSError):
-        card = read_json(layout.policy_card)
+        card = read_sealed(layout.policy_card)
         if card["source"] == source:
             return Model(card["num_parameters"], card["vocab_size"], card["max_length"])
     folder = model_folder(source)
@@ -237,16 +239,7 @@ def describe_model(values: Values, layout: Layout) -> Model | None:
 
 def num_elements(path: Path) -> int:
     """The numbers in a safetensors file, by its header alone."""
-    with path.open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    total = 0
-    for name, tensor in header.items():
-        if name != "__metadata__":
-            count = 1
-            for size in tensor["shape"]:
-                count *= size
-            total += count
-    return total
+    return sum(math.prod(shape) for shape in shapes_in(path).values())
 
 
 def check_context(values: Values, model: Model | None) -> list[str]:

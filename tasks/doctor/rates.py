@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tasks.common.device_time import A100, H100, H200
-from tasks.common.files import ArtifactError, read_json
+from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
+from tasks.common.sealed import read_sealed
 from tasks.doctor.ranges import Range, around
 
 SAMPLING_SHARE = 0.05  # of a GPU's peak, that decoding reaches; bound by memory, it varies widely
@@ -85,7 +86,7 @@ def measured(
 ) -> Iterator[float]:
     """What a folder's files say, if they are there and of a policy of about this size."""
     with suppress(ArtifactError, KeyError, TypeError, AttributeError):
-        flops, cost = read_json(folder / "flops.json"), read_json(folder / "cost.json")
+        flops, cost = read_sealed(folder / "flops.json"), read_sealed(folder / "cost.json")
         charged = sum(flops["charged"][phase] for phase in phases)
         sampled = phases[0]
         # 2 P for every token that is sampled

@@ -11,9 +11,9 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -51,24 +51,47 @@ class VerdictStore:
                 "CREATE TABLE IF NOT EXISTS verdicts (key TEXT PRIMARY KEY, value TEXT)"
             )
 
-    def connect(self) -> closing[sqlite3.Connection]:
-        """Return a connection for one use."""
-        return closing(sqlite3.connect(self.path, timeout=60.0))
+    @contextmanager
+    def connect(self) -> Iterator[sqlite3.Connection]:
+        """Open a connection for one use. Raises ArtifactError where the file is no database."""
+        try:
+            with closing(sqlite3.connect(self.path, timeout=60.0)) as database:
+                yield database
+        except sqlite3.DatabaseError as error:
+            if type(error) is not sqlite3.DatabaseError:  # locked, or the disk is full
+                raise
+            raise ArtifactError(
+                f"{self.path}, which keeps the verdicts of judges, is damaged ({error}): delete "
+                "it, and run the same command again: they are asked for again"
+            ) from error
 
     def get(self, keys: Sequence[str]) -> dict[str, Judged]:
         """Return the verdicts that are known, with their tokens."""
-        known = {}
+        known: dict[str, Judged] = {}
         with self.connect() as database:
             for key in keys:
                 row = database.execute("SELECT value FROM verdicts WHERE key = ?", [key]).fetchone()
                 if row:
-                    *verdict, tokens = json.loads(row[0])
-                    known[key] = Verdict(*verdict), tokens
+                    known |= self.kept(key, row[0])
         return known
+
+    def kept(self, key: str, value: str) -> dict[str, Judged]:
+        """Return the verdict in a row under its key; nothing where it is not what was written."""
+        try:
+            *verdict, tokens, checksum = json.loads(value)
+            if checksum == digest([key, *verdict, tokens]):
+                return {key: (Verdict(*verdict), tokens)}
+        except (ValueError, TypeError):
+            pass
+        logger.warning(
+            "a verdict in %s is damaged, or of an earlier version: it is asked for again", self.path
+        )
+        return {}
 
     def put(self, key: str, verdict: Verdict, tokens: int) -> None:
         """Keep a verdict."""
-        value = json.dumps([verdict.outcome, verdict.answer, verdict.partial, tokens])
+        said = [verdict.outcome, verdict.answer, verdict.partial, tokens]
+        value = json.dumps([*said, digest([key, *said])])
         with self.connect() as database, database:
             database.execute("INSERT OR REPLACE INTO verdicts VALUES (?, ?)", [key, value])
 

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.common.files import ArtifactError, digest, digest_file, read_json, write_json
+from tasks.common.files import ArtifactError, digest, digest_file
 from tasks.common.layout import Layout
+from tasks.common.sealed import read_sealed, write_sealed
 
 Record = dict[str, Any]
 INITIAL = "initial"
@@ -66,14 +67,14 @@ def records(layout: Layout, cell: Cell) -> Iterator[tuple[Path, Record]]:
         return
     evidence = digest_file(cell.evidence(layout))
     for path in files:
-        record = read_json(path)
+        record = read_sealed(path)
         if record["evidence"] == evidence:
             yield path, record
 
 
 def told(path: Path) -> None:
     """Note that MLflow has a record."""
-    write_json(path, {**read_json(path), "is_told": True})
+    write_sealed(path, {**read_sealed(path), "is_told": True})
 
 
 def cells(layout: Layout) -> list[Cell]:
@@ -115,7 +116,7 @@ def table(layout: Layout) -> str:
 def pass_at_1(layout: Layout, cell: Cell) -> str:
     """Of the pipeline's own evaluation; nothing where there is none."""
     with suppress(ArtifactError, KeyError):
-        return f"{read_json(cell.metrics(layout))['pass_at_1']:.1%}"
+        return f"{read_sealed(cell.metrics(layout))['pass_at_1']:.1%}"
     return ""
 
 

@@ -19,8 +19,9 @@ from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tasks.common import params, process
-from tasks.common.files import ArtifactError, digest_file, read_json, write_json
+from tasks.common.files import ArtifactError, digest_file
 from tasks.common.layout import Layout
+from tasks.common.sealed import read_sealed, write_sealed
 from tasks.common.spelling import meant
 from tasks.engines.engine import EngineSettings, engine_name
 from tasks.harness import files
@@ -200,7 +201,7 @@ class Harness:
             "is_told": False,
             **measured(task, results),
         }
-        write_json(self.path(task), record)
+        write_sealed(self.path(task), record)
         return record
 
     def evaluate(self, task: str) -> Mapping[str, Any]:
@@ -306,7 +307,7 @@ def measure(
             path = harness.path(task)
             if path.exists():
                 logger.info("%s on %s: it has been measured", cell.name, task)
-                yield cell, path, read_json(path)
+                yield cell, path, read_sealed(path)
                 continue
             with process.exclusive(lock, "the device"):
                 yield cell, path, harness.run(task)

@@ -6,6 +6,7 @@ rejection with its raw text."""
 
 import json
 import math
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
@@ -15,6 +16,9 @@ from tasks.ingest import chat
 from tasks.ingest.fields import MISSING as MISSING
 from tasks.ingest.fields import field as field
 from tasks.ingest.formats import printable
+
+MAX_LABEL = 200  # characters of a level or a source
+UNPRINTED = ("Cc", "Zl", "Zp")  # Unicode's control characters and separators of lines
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ def clean(candidate: Candidate, limits: Limits) -> Row | Rejection:
     if isinstance(candidate.question, str) and candidate.question.strip():
         asked = candidate.question
     has_level = candidate.level is not None and candidate.level is not MISSING
-    level = as_text(candidate.level) if has_level else ""
+    level = as_text(candidate.level).strip() if has_level else ""
     return Row(
         candidate.source,
         candidate.line,
@@ -131,6 +135,10 @@ def problem_of(candidate: Candidate) -> tuple[str, str] | None:
         bad = next((problem for text in texts(value) if (problem := undecodable(text))), None)
         if bad:
             return "undecodable", f"the {name} has {bad}"
+        if name in ("level", "source") and value is not MISSING and value is not None:
+            problem = label_problem(as_text(value).strip())
+            if problem:
+                return "malformed", f"the {name} {problem}: it labels tables; choose another field"
     if prompt is None or (
         isinstance(prompt, str | list)
         and not (prompt.strip() if isinstance(prompt, str) else prompt)
@@ -147,6 +155,15 @@ def problem_of(candidate: Candidate) -> tuple[str, str] | None:
             "malformed",
             f"the answer is {printable(repr(answer))}, neither text nor a finite number"[:200],
         )
+    return None
+
+
+def label_problem(text: str) -> str | None:
+    """Return why a text cannot be a label in tables, charts and records, or None."""
+    if len(text) > MAX_LABEL:
+        return f"has {len(text):,} characters, and can have {MAX_LABEL}"
+    if bad := next((c for c in text if unicodedata.category(c) in UNPRINTED), None):
+        return f"has the control character {bad!a}"
     return None
 
 

@@ -3,6 +3,7 @@
 Pickled weights are refused, because unpickling runs code; so is whatever would lead the loader out
 of the folder: an index or a setting that names another place, a link, an adapter's base model."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 
 from tasks.common.files import ArtifactError, digest_folder, read_json
 from tasks.common.layout import Layout
+from tasks.common.remedy import remedy
+from tasks.common.sealed import read_sealed
 
 DATA_FILES = (
     "*.safetensors",
@@ -20,6 +23,7 @@ DATA_FILES = (
     "additional_chat_templates/*.jinja",
 )
 POLICY_FILES = (*DATA_FILES, "*.py")
+HEADER_LENGTH = 8  # bytes at the start of a safetensors file
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 PLAIN_WEIGHTS = re.compile(r"[^/\\]+\.safetensors")
 EXPLICIT_WEIGHTS = re.compile(r"[^/\\]+\.safetensors(\.index\.json)?")
@@ -48,8 +52,11 @@ def check_folder(folder: Path) -> None:
 
 
 def check_weights(folder: Path) -> None:
-    """Raise ArtifactError for a folder without safetensors."""
-    if any(folder.glob("*.safetensors")):
+    """Raise ArtifactError for a folder without safetensors, or with a file that is damaged or was
+    cut short."""
+    if weights := sorted(folder.glob("*.safetensors")):
+        for path in weights:
+            shapes_in(path)
         return
     pickled = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
     if pickled:
@@ -59,6 +66,31 @@ def check_weights(folder: Path) -> None:
             "AutoModelForCausalLM.from_pretrained(...).save_pretrained(NEW_FOLDER)"
         )
     raise ArtifactError(f"{folder} has no *.safetensors file: it is not a complete policy")
+
+
+def shapes_in(path: Path) -> dict[str, list[int]]:
+    """The shape of every tensor in a safetensors file, by its header. Raises ArtifactError where it
+    has none, or has not the length that it speaks of: no number in it is believed beyond the
+    file."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(HEADER_LENGTH), "little")
+        content = file.read(length) if length <= size - HEADER_LENGTH else b""
+    try:
+        tensors = {name: one for name, one in json.loads(content).items() if name != "__metadata__"}
+        end = max((int(one["data_offsets"][1]) for one in tensors.values()), default=0)
+        shapes = {name: [int(number) for number in one["shape"]] for name, one in tensors.items()}
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        raise ArtifactError(
+            f"{path} is no safetensors file, or its header is damaged: fetch or save the model "
+            "again"
+        ) from error
+    if HEADER_LENGTH + length + end != size:
+        raise ArtifactError(
+            f"{path} is damaged: it has {size:,} bytes, and its header speaks of "
+            f"{HEADER_LENGTH + length + end:,}. Fetch or save the model again"
+        )
+    return shapes
 
 
 def check_index(path: Path) -> None:
@@ -117,11 +149,10 @@ def trained_digest(layout: Layout, recipe: str, seed: int) -> str:
     """The digest of the policy that a recipe and a seed trained. Raises ArtifactError where its
     files are not those that training wrote."""
     folder = layout.train(recipe, seed) / "policy"
-    digest = str(read_json(layout.trained_card(recipe, seed))["digest"])
+    digest = str(read_sealed(layout.trained_card(recipe, seed))["digest"])
     if policy_digest(folder) != digest:
         raise ArtifactError(
-            f"the trained policy in {folder} is not what training wrote ({digest}): delete the "
-            "folder and run the same command again: it is restored from DVC's cache, or trained "
-            "again"
+            f"the trained policy in {folder} is not what training wrote ({digest}). "
+            f"{remedy(folder)}"
         )
     return digest

@@ -21,6 +21,7 @@ from transformers.utils import logging as transformers_logging
 from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError, read_json
 from tasks.common.ledger import Architecture
+from tasks.common.sealed import read_sealed
 from tasks.models.folder import check_folder, policy_digest, trained_digest
 from tasks.models.packing import ATTENTION
 
@@ -43,9 +44,8 @@ class Policy:
 def read_policy(layout: Layout) -> Policy:
     """Return the initial policy that the stage `policy` made or named. Raises ArtifactError where
     its files are not those that the stage read or made."""
-    card = read_json(layout.policy_card)
+    card = read_sealed(layout.policy_card)
     folder = layout.policy if card["location"] is None else Path(card["location"])
-    check_folder(folder)
     if policy_digest(folder) != card["digest"]:
         raise ArtifactError(
             f"the policy in {folder} has changed since the stage `policy` read or made it "
@@ -59,7 +59,7 @@ def read_trained(layout: Layout, recipe: str, seed: int) -> Policy:
     """Return the policy that a recipe and a seed trained. Errors as of `trained_digest`."""
     digest = trained_digest(layout, recipe, seed)
     folder = layout.train(recipe, seed) / "policy"
-    return open_policy(folder, digest, read_json(layout.policy_card))
+    return open_policy(folder, digest, read_sealed(layout.policy_card))
 
 
 def open_policy(folder: Path, digest: str, card: dict[str, Any]) -> Policy:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.common.files import write_json
 from tasks.common.layout import Layout
+from tasks.common.sealed import write_sealed
 from tasks.policy.card import write_copy, write_external, write_own
 from tasks.policy.source import resolve
 from tasks.policy.tiny import Tiny, make
@@ -23,7 +23,7 @@ def provide(settings: Policy, layout: Layout, *, copy: bool = False) -> dict[str
     """Train the tiny policy, or find the external one, into `policy/`, and write its card,
     `policy.json`; returns the card. With `copy` the external one's weights are there, too."""
     card = build(settings, layout, copy=copy)
-    write_json(layout.policy_card, card)
+    write_sealed(layout.policy_card, card)
     return card
 
 

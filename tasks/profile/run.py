@@ -6,8 +6,9 @@ import polars as pl
 
 from tasks.common import params, stage
 from tasks.common.artifacts import PROFILE, PROMPTS
-from tasks.common.files import digest_file, write_json
+from tasks.common.files import digest_file
 from tasks.common.ledger import ACCOUNTS
+from tasks.common.sealed import write_sealed
 from tasks.grading.grader import Grader, Verify
 from tasks.grading.rollouts import graded_rollouts, write_rollouts
 from tasks.models.policy import read_policy
@@ -63,12 +64,12 @@ def main(run: stage.Stage) -> None:
     )
 
     PROFILE.write(layout.profile / "profile.parquet", profile)
-    write_json(layout.profile / "summary.json", summary)
+    write_sealed(layout.profile / "summary.json", summary)
     costs = stored.costs()
     ledger = sampling_cost(costs, policy, "profile", charged=True)
     ledger.add("profile", **dict.fromkeys(ACCOUNTS, graded.judge_flops))
-    write_json(layout.profile / "flops.json", ledger.as_dict())
-    write_json(
+    write_sealed(layout.profile / "flops.json", ledger.as_dict())
+    write_sealed(
         layout.profile / "cost.json",
         {"seconds": {"profile": round(float(costs["seconds"].sum()), 3)}},
     )

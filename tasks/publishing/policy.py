@@ -14,10 +14,11 @@ from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, ModelCardData
 from huggingface_hub.errors import HfHubHTTPError
 
 from tasks.common import params
-from tasks.common.files import ArtifactError, read_json
+from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
 from tasks.common.locations import open_location, reaching
 from tasks.common.progress import progress
+from tasks.common.sealed import read_sealed
 from tasks.models.folder import trained_digest
 
 HUB = "hf://"
@@ -99,11 +100,11 @@ def settings(values: Mapping[str, Any], cell: Cell) -> dict[str, Any]:
 
 def card(layout: Layout, cell: Cell, destination: str) -> str:
     """Return the model card: what it is, what it reached and cost, and how to load it."""
-    metrics = read_json(layout.evaluation(cell.recipe, cell.seed) / "metrics.json")
-    ledger = read_json(layout.train(cell.recipe, cell.seed) / "flops.json")
+    metrics = read_sealed(layout.evaluation(cell.recipe, cell.seed) / "metrics.json")
+    ledger = read_sealed(layout.train(cell.recipe, cell.seed) / "flops.json")
     policy, forecast = (
-        read_json(layout.policy_card),
-        read_json(layout.plan(cell.recipe, cell.seed) / "forecast.json"),
+        read_sealed(layout.policy_card),
+        read_sealed(layout.plan(cell.recipe, cell.seed) / "forecast.json"),
     )
     source = policy.get("location") or policy["source"]
     is_of_hub = policy["source"].startswith(HUB)

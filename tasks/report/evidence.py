@@ -23,9 +23,10 @@ from tasks.common.artifacts import (
     TRAIN_ROLLOUTS,
     Layout,
 )
-from tasks.common.files import ArtifactError, read_json
+from tasks.common.files import ArtifactError
 from tasks.common.params import Experiment
 from tasks.common.scores import score_prompts
+from tasks.common.sealed import read_sealed
 
 Json = Mapping[str, Any]
 # the columns that are read of the rollouts on test, and of those in training
@@ -103,11 +104,11 @@ def read_evidence(layout: Layout, experiment: Experiment) -> Evidence:
             "experiment.recipes or experiment.seeds is empty: name at least one of each to report"
         )
     return Evidence(
-        read_json(layout.policy_card),
+        read_sealed(layout.policy_card),
         PROFILE.read(layout.profile / "profile.parquet"),
-        read_json(layout.profile / "flops.json"),
-        read_json(layout.profile / "cost.json"),
-        read_json(layout.baseline / "metrics.json"),
+        read_sealed(layout.profile / "flops.json"),
+        read_sealed(layout.profile / "cost.json"),
+        read_sealed(layout.baseline / "metrics.json"),
         read_scores(layout.baseline),
         [
             read_plan(layout.plan(recipe, seed), recipe, seed)
@@ -130,7 +131,7 @@ def read_plan(folder: Path, recipe: str, seed: int) -> Plan:
             seed,
             PLAN.read(folder / "plan.parquet"),
             DECISIONS.read(folder / "decisions.parquet"),
-            read_json(folder / "forecast.json"),
+            read_sealed(folder / "forecast.json"),
         )
 
 
@@ -147,9 +148,9 @@ def read_trained(layout: Layout, recipe: str, seed: int) -> Trained:
                 train / "rollouts.parquet", TRAINED, where=~pl.col("replayed")
             ),
             CURVE.read(train / "curve.parquet"),
-            read_json(train / "flops.json"),
-            read_json(train / "cost.json"),
-            read_json(evaluation / "metrics.json"),
+            read_sealed(train / "flops.json"),
+            read_sealed(train / "cost.json"),
+            read_sealed(evaluation / "metrics.json"),
             read_scores(evaluation),
             read_tokens(train / "rollouts.parquet"),
         )

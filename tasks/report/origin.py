@@ -7,13 +7,12 @@ page."""
 import os
 import platform
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from tasks.common.artifacts import Layout
-from tasks.common.files import ArtifactError, read_json
 from tasks.common.pipelines import git_tags, this_host
+from tasks.common.sealed import read_note
 
 
 @dataclass(frozen=True)
@@ -48,8 +47,7 @@ def run_notes(layout: Layout) -> list[tuple[str, str, str, str]]:
     """Return when and why the flow last ran each stage. A damaged note is left out."""
     found = []
     for path in layout.run_note("*").parent.glob("*.json"):
-        with suppress(ArtifactError, KeyError, TypeError):
-            note = read_json(path)
+        if note := read_note(path):
             when, outcome, why = (str(note[name]) for name in ("when", "outcome", "why"))
             found.append((path.stem, when, outcome, why))
     return sorted(found, key=lambda one: (one[1], one[0]))
@@ -60,8 +58,5 @@ def notes(layout: Layout) -> list[tuple[str, str, str]]:
     result depends on it."""
     found = []
     for path in sorted(layout.sampling_note("*").parent.glob("*.json")):
-        with suppress(ArtifactError, AttributeError, KeyError, TypeError):
-            found += [
-                (path.stem, kind, str(note["said"])) for kind, note in read_json(path).items()
-            ]
+        found += [(path.stem, kind, str(note["said"])) for kind, note in read_note(path).items()]
     return found

@@ -17,7 +17,9 @@ import numpy as np
 import polars as pl
 
 from tasks.common.artifacts import PROFILE, Layout
-from tasks.common.files import ArtifactError, read_json
+from tasks.common.files import ArtifactError, digest_file, read_json
+from tasks.common.remedy import remedy
+from tasks.common.sealed import read_sealed
 from tasks.report.charts import Chart, Trace, bars, chart, dots, line, unit, variant
 from tasks.report.curves import COMPARED
 from tasks.report.evidence import Evidence
@@ -55,7 +57,7 @@ def read_rounds(
     if not before:
         return []
     layouts = [Layout(root) for root in before]
-    cards = [*(read_json(layout.policy_card) for layout in layouts), evidence.policy]
+    cards = [*(read_sealed(layout.policy_card) for layout in layouts), evidence.policy]
     found = [
         read_round(number, layout, card, cell_of(following["source"]))
         for number, (layout, (card, following)) in enumerate(
@@ -81,8 +83,8 @@ def read_round(
     number: int, layout: Layout, card: Mapping[str, Any], cell: tuple[str, int]
 ) -> Round:
     """Read an earlier round, of which the policy of `cell` was kept."""
-    rows = read_json(layout.report / "leaderboard.json")
-    summary = read_json(layout.report / "summary.json")
+    summary = read_sealed(layout.report / "summary.json")
+    rows = read_rows(layout.report / "leaderboard.json", summary)
     champion = summary["champion"]
     is_champion = champion and (champion["recipe"], champion["seed"]) == cell
     return Round(
@@ -94,6 +96,14 @@ def read_round(
         "champion" if is_champion else "by name",
         PROFILE.read(layout.profile / "profile.parquet"),
     )
+
+
+def read_rows(path: Path, summary: Mapping[str, Any]) -> list[Row]:
+    """Read a leaderboard, whose digest its report's summary holds."""
+    if digest_file(path) != summary["digests"][path.name]:
+        raise ArtifactError(f"{path} is damaged, or was edited. {remedy(path)}")
+    rows: list[Row] = read_json(path)
+    return rows
 
 
 def cell_of(source: str) -> tuple[str, int]:

@@ -3,8 +3,9 @@
 import logging
 from pathlib import Path
 
-from tasks.common.files import replace_file, write_json
+from tasks.common.files import digest_file, replace_file, write_json
 from tasks.common.params import Experiment
+from tasks.common.sealed import write_sealed
 from tasks.common.stage import Stage
 from tasks.report import rounds
 from tasks.report.drift import Drift, drift_of, groups_of
@@ -40,7 +41,8 @@ def main(stage: Stage) -> None:
         summary["rounds"] = rounds.summary_of(side_by_side)
     table = text_table(rows, summary)
     write_json(out / "leaderboard.json", rows)
-    write_json(out / "summary.json", summary)
+    checksums = {"leaderboard.json": digest_file(out / "leaderboard.json")}
+    write_sealed(out / "summary.json", {**summary, "digests": checksums})
     write_text(out / "leaderboard.txt", f"{table}{summary['why']}\n")
     write_text(out / "curve.csv", curves.write_csv())
     runs = shown_runs(rows, summary["champion"])

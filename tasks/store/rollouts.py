@@ -25,7 +25,7 @@ from tasks.models.prompts import encode_prompts
 from tasks.store.folder import StoreSettings, open_store, prompt_digest
 from tasks.store.sampling import Sampler, fill_store
 from tasks.store.shards import KEYS
-from tasks.store.usage import Usage, explain, read_note, write_note
+from tasks.store.usage import Usage, explain, last_note, write_note
 from tasks.store.view import StoreView
 
 logger = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class StoredRollouts:
             "num_samples": num_samples,
             "location": settings.store.location,
         }
-        self.last = read_note(layout, cell, self.kind)
+        self.last = last_note(layout, cell, self.kind)
         self.usage = Usage(0, 0, 0, 0.0, "")
         self.columns = {
             name: np.zeros(

@@ -8,7 +8,6 @@ differs between equal runs."""
 
 import logging
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import polars as pl
 
 from tasks.common.artifacts import Layout
 from tasks.common.changes import differences
-from tasks.common.files import ArtifactError, read_json, write_json
+from tasks.common.sealed import read_note, write_sealed
 
 logger = logging.getLogger(__name__)
 
@@ -64,11 +63,10 @@ def cell_name(stage: str, recipe: str | None, seed: int | None) -> str:
     return stage if recipe is None else f"{stage}@{recipe}-{seed}"
 
 
-def read_note(layout: Layout, cell: str, kind: str) -> Mapping[str, Any] | None:
+def last_note(layout: Layout, cell: str, kind: str) -> Mapping[str, Any] | None:
     """Return what the stage asked for last time, or None."""
-    with suppress(ArtifactError, KeyError, TypeError):
-        return dict(read_json(layout.sampling_note(cell))[kind]["asked"])
-    return None
+    note = read_note(layout.sampling_note(cell)).get(kind)
+    return None if note is None else dict(note["asked"])
 
 
 def write_note(
@@ -76,10 +74,7 @@ def write_note(
 ) -> None:
     """Note what was asked and done. `kind` is `sampled` or `greedy`."""
     path: Path = layout.sampling_note(cell)
-    notes: dict[str, Any] = {}
-    with suppress(ArtifactError):
-        notes = read_json(path)
-    write_json(path, {**notes, kind: {"asked": dict(asked), "said": summary}})
+    write_sealed(path, {**read_note(path), kind: {"asked": dict(asked), "said": summary}})
 
 
 def explain(

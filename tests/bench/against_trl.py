@@ -94,7 +94,7 @@ def accuracy(root: Path, folder: Path) -> float:
 
     from tasks.common import params
     from tasks.common.artifacts import PROMPTS, Layout
-    from tasks.common.files import read_json
+    from tasks.common.sealed import read_sealed
     from tasks.evaluate.evaluation import Evaluate, evaluate_policy
     from tasks.grading.grader import Verify
     from tasks.models.folder import policy_digest
@@ -103,7 +103,7 @@ def accuracy(root: Path, folder: Path) -> float:
 
     torch.set_num_threads(1)
     layout, values = Layout(root), params.load(root / "params.yaml")
-    policy = open_policy(folder, policy_digest(folder), read_json(layout.policy_card))
+    policy = open_policy(folder, policy_digest(folder), read_sealed(layout.policy_card))
     prompts = PROMPTS.read(layout.prompts("validation"))
     settings, sampler = Evaluate(4, [1], 200), params.sections(values, SamplerSettings)
     verify = params.section(values, "verify", Verify)

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from tasks.common.artifacts import Layout
-from tasks.common.files import read_json
+from tasks.common.sealed import read_sealed
 from tests.policies import make_guesser
 from tests.train.worlds import make_world, outputs
 
@@ -103,10 +103,10 @@ def main() -> None:
         )
         assert run(killed, None, through_parent=False)
         lost, equal = (
-            read_json(killed.train("r", 0) / "cost.json")["lost"],
+            read_sealed(killed.train("r", 0) / "cost.json")["lost"],
             outputs(alone) == outputs(killed),
         )
-        executed = read_json(killed.train("r", 0) / "flops.json")["executed"]["total"]
+        executed = read_sealed(killed.train("r", 0) / "flops.json")["executed"]["total"]
     print(
         f"undisturbed: {undisturbed:.1f} s; lost to kills: {lost['flops'] / executed:.1%} of the "
         "run's FLOPs"

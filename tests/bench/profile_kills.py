@@ -26,7 +26,7 @@ from typing import Any
 import yaml
 
 from tasks.common.artifacts import PROFILE, PROMPTS, ROLLOUTS, Layout
-from tasks.common.files import read_json
+from tasks.common.sealed import read_sealed
 from tests.bench.world import PROJECT, parameters
 
 NUM_PROMPTS, NUM_SAMPLES = 1000, 8
@@ -148,11 +148,11 @@ def main() -> None:
             make_root(Path(folder) / name, prompts, options.batch) for name in ("alone", "killed")
         )
         cold, warm = timed(alone), timed(alone)
-        sampling = read_json(alone.profile / "cost.json")["seconds"]["profile"]
+        sampling = read_sealed(alone.profile / "cost.json")["seconds"]["profile"]
         print(f"undisturbed: {cold:.1f} s, of which sampling {sampling:.1f} s", flush=True)
         print(
             f"again, unchanged: {warm:.1f} s; "
-            f"{read_json(alone.sampling_note('profile'))['sampled']['said']}",
+            f"{read_sealed(alone.sampling_note('profile'))['sampled']['said']}",
             flush=True,
         )
         started = time.perf_counter()
@@ -161,7 +161,7 @@ def main() -> None:
                 sys.exit(f"the profile was done after {number} kills: aim them better")
         print(f"{options.kills} kills in {time.perf_counter() - started:.0f} s", flush=True)
         timed(killed)
-        print(f"then: {read_json(killed.sampling_note('profile'))['sampled']['said']}")
+        print(f"then: {read_sealed(killed.sampling_note('profile'))['sampled']['said']}")
         wanted = NUM_PROMPTS * NUM_SAMPLES
         excess = handed_out(killed, parameters(32)["engine"]["max_rows"]) / wanted - 1
         equal = all(

@@ -117,3 +117,27 @@ def test_the_projects_own_recipes_have_two_keys() -> None:
         assert set(params.recipe(values, name)) == {"allocate", "train"}
     experiment = params.section(values, "experiment", params.Experiment)
     assert set(experiment.recipes) <= set(values["recipes"])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../x", "a/b", "-a", ".a", "", "a b", "a\n", "a.b", "x" * 65, "ä", "$(id)", 7, None],
+)
+def test_a_recipe_that_can_be_no_folder_is_named(tmp_path: Path, name: object) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text(yaml.safe_dump({"recipes": {name: {"allocate": {}, "train": {}}}}))
+    with pytest.raises(ParamsError, match="a key of recipes is .*it names folders and stages"):
+        params.load(path)
+    path.write_text(yaml.safe_dump({"experiment": {"recipes": ["grpo", name], "seeds": [0]}}))
+    with pytest.raises(ParamsError, match="a name in experiment.recipes is"):
+        params.load(path)
+
+
+def test_recipes_and_seeds_that_can_stand_in_paths_are_taken(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    values = {"experiment": {"recipes": ["sgpo_0", "Grpo-2", "4_updates"], "seeds": [0, 12]}}
+    path.write_text(yaml.safe_dump(values))
+    assert params.load(path) == values
+    path.write_text(yaml.safe_dump({"experiment": {"recipes": ["grpo"], "seeds": [0, -1]}}))
+    with pytest.raises(ParamsError, match="experiment.seeds has -1; seeds begin at 0"):
+        params.load(path)

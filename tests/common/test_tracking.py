@@ -4,6 +4,7 @@ server at all."""
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import socket
@@ -23,7 +24,7 @@ import pytest
 from tasks.common import tracking
 from tasks.common.artifacts import Layout
 from tasks.common.files import digest_file
-from tasks.common.journal import flatten, shorten
+from tasks.common.journal import flatten, line_of, read_events, shorten
 from tasks.common.pipelines import current_pipeline, process_tags
 from tasks.common.tracking import Tracker, Tracking, database, system, track
 from tests.full import largest_file
@@ -489,9 +490,9 @@ def test_a_file_that_is_still_written_is_not_replayed_and_a_broken_off_one_is_ki
         (pending,) = pending_files(layout)
         with pytest.raises(BlockingIOError, match="still being written"):
             tracking.replay(pending, tracking.address(LOCAL, layout))
-    start = json.loads(pending.read_text().splitlines()[0])
+    start = read_events(pending)[0]
     start["tags"]["process"] = "999999999 0"
-    pending.write_text(json.dumps(start) + "\n")
+    pending.write_text(line_of(start))
     tracking.replay(pending, tracking.address(LOCAL, layout))
     assert runs_of(layout)["profile"].info.status == "KILLED"
 
@@ -580,6 +581,29 @@ def test_what_waits_is_replayed_by_the_next_stage(
         pass
     assert runs_of(layout)["profile"].data.metrics["pass_rate"] == 0.5
     assert [file.name for file in pending_files(layout)] == ["a-damaged.jsonl", "an-empty.jsonl"]
+
+
+def test_every_flipped_bit_of_what_waits_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "train-1.jsonl"
+    events = [{"kind": "metrics", "values": {"loss": n / 3}, "digest": "5d41"} for n in range(3)]
+    path.write_text("".join(map(line_of, events)))
+    assert read_events(path) == events
+    content, said = path.read_bytes(), set()
+    for place in range(8 * len(content)):
+        damaged = bytearray(content)
+        damaged[place // 8] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        try:
+            # of a damaged last line feed, as of a line that a kill cut short, the line is left out
+            assert read_events(path) in (events, events[:2])
+        except ValueError as error:
+            said.add(re.sub(r" \(.*\)", "", str(error)).removeprefix(f"{tmp_path}/"))
+    remedy = "delete that line and replay the others, or delete the file"
+    assert {line for line in said if "line 2" in line} == {
+        f"train-1.jsonl, line 2 is not what was written: {remedy}"
+    }
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))  # an earlier version's
+    assert read_events(path) == events
 
 
 def away(*_: Any) -> Any:

@@ -9,8 +9,8 @@ import pytest
 
 from tasks.common import params
 from tasks.common.artifacts import PROFILE, PROMPTS
-from tasks.common.files import write_json
 from tasks.common.layout import Layout
+from tasks.common.sealed import write_sealed
 from tasks.doctor import machine
 from tasks.doctor.forecast import Cost, forecast
 from tasks.doctor.ranges import Range, around, exactly
@@ -39,7 +39,7 @@ def values() -> dict[str, Any]:
 def layout(tmp_path: Path) -> Layout:
     """A data root with a described policy."""
     layout = Layout(tmp_path)
-    write_json(layout.policy_card, {"source": "tiny", "num_matmul_parameters": P})
+    write_sealed(layout.policy_card, {"source": "tiny", "num_matmul_parameters": P})
     return layout
 
 
@@ -51,8 +51,8 @@ def give_profile(layout: Layout, seconds: float = 2.0) -> None:
     layout.profile.mkdir(parents=True)
     frame.write_parquet(layout.profile / "profile.parquet")
     charged, tokens = {"profile": 2 * P * 200}, {"profile": 200.0}
-    write_json(layout.profile / "flops.json", {"charged": charged, "tokens": tokens})
-    write_json(layout.profile / "cost.json", {"seconds": {"profile": seconds}})
+    write_sealed(layout.profile / "flops.json", {"charged": charged, "tokens": tokens})
+    write_sealed(layout.profile / "cost.json", {"seconds": {"profile": seconds}})
 
 
 def cost(values: dict[str, Any], layout: Layout, *stage: Any, stale: bool = False) -> Cost:
@@ -88,7 +88,7 @@ def test_training_takes_the_plans_own_forecast_unless_it_is_stale(values, layout
     """Validation: 4 prompts, 2 samples, 3 points, 50 tokens."""
     give_profile(layout)
     plan = {"plan": {"tokens": 1e5, "tokens_updated": 5e4}}
-    write_json(layout.plan("grpo", 0) / "forecast.json", plan)
+    write_sealed(layout.plan("grpo", 0) / "forecast.json", plan)
     found = cost(values, layout, "train", "grpo", 0)
     assert found.tokens.middle == 1e5 + 1200
     assert found.flops.middle == 2 * P * (1e5 + 1200) + 6 * P * 5e4
@@ -116,8 +116,8 @@ def test_rates_are_measured_where_runs_of_the_same_size_say_them(layout) -> None
         folder = layout.train("grpo", seed)
         charged = {"generate": 2 * size * 100, "score": 0.0, "update": 6 * size * 100}
         files = {"charged": charged, "tokens": {"generate": 100.0}}
-        write_json(folder / "flops.json", files)
-        write_json(folder / "cost.json", {"seconds": {"train": seconds}})
+        write_sealed(folder / "flops.json", files)
+        write_sealed(folder / "cost.json", {"seconds": {"train": seconds}})
     found = rates(layout, P, None)
     assert found.sampling.middle == 2 * P * 200 / 2.0
     assert found.training.low == pytest.approx(800 * P / 4.0 / MEASURED_FACTOR)

@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 
 from tasks.common.process import die_with_parent, interrupt_on_terminate
+from tasks.common.sealed import write_sealed
 
 ROOT = sys.argv[sys.argv.index("--data") + 1]
 
@@ -113,13 +114,13 @@ def main() -> None:
         note = Path(ROOT) / "draws" / "profile.json"
         write(str(note), "")
         said = "40 rollouts reused, 8 sampled: 1 prompt new to the store"
-        note.write_text(json.dumps({"sampled": {"said": said}}))
+        write_sealed(note, {"sampled": {"said": said}})
     entry = promised(stage)
     for out in entry["outs"]:
         write(out, digest(entry))
     if stage == "report":
         summary = {"champion": {"recipe": "sgpo", "seed": 0}, "why": f"as it is {digest(entry)}"}
-        (Path(ROOT) / "report" / "summary.json").write_text(json.dumps(summary))
+        write_sealed(Path(ROOT) / "report" / "summary.json", summary)
 
 
 main()

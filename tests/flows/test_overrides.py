@@ -38,6 +38,21 @@ def test_a_failure_puts_the_file_back(path: Path, layout: Layout) -> None:
     assert path.read_text() == TEXT
 
 
+def test_a_damaged_note_stops_the_run_and_says_what_to_do(path: Path, layout: Layout) -> None:
+    killed = applied(path, layout, ["train.learning_rate=1"])
+    killed.__enter__()
+    note = layout.locks / "overrides.json"
+    content = note.read_text()
+    note.write_text(content.replace("all values", "all valves"))
+    with (
+        pytest.raises(ParamsError, match=r"put it back, and delete .*overrides.json"),
+        applied(path, layout, []),
+    ):
+        raise AssertionError("it must not run")
+    note.write_text(content)
+    killed.gen.close()  # type: ignore[attr-defined]
+
+
 def test_the_next_run_undoes_what_a_killed_one_left(path: Path, layout: Layout) -> None:
     killed = applied(path, layout, ["train.learning_rate=1"])
     killed.__enter__()

@@ -1,6 +1,8 @@
 """The verifier `judge`, against a server of its own that votes as it is told."""
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,26 @@ def test_what_an_answer_contains_is_not_filled_in_again(server: Server, tmp_path
         grader.grade(answers("{gold} {completion}"))
     sent = server.requests[0]["messages"][0]["content"]
     assert sent == "Gold: 7\nAnswer: {gold} {completion}\nSay RIGHT or WRONG."
+
+
+def test_a_damaged_verdict_is_asked_for_again(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "judged.sqlite"
+    for outcome in ("correct", "correcu", "correct"):
+        with Grader(verify(server), path) as grader:
+            assert grader.grade(answers("yes"))[0].outcome == "correct"
+        with closing(sqlite3.connect(path)) as database, database:
+            row = "UPDATE verdicts SET value = replace(value, 'correct', ?)"
+            database.execute(row, [outcome])
+    assert len(server.requests) == 2
+    assert "a verdict in" in caplog.text
+    path.write_bytes(b"SQLite format 3" + b"x" * 5000)
+    with (
+        pytest.raises(ArtifactError, match="judged.sqlite.* is damaged .*delete it"),
+        Grader(verify(server), path) as grader,
+    ):
+        grader.grade(answers("yes"))
 
 
 def test_a_judge_without_a_vote_is_an_error_and_is_asked_again(

@@ -104,3 +104,32 @@ def test_a_template_makes_plain_text_of_chat_and_loses_none_of_it(tmp_path: Path
     path = lines(tmp_path / "a.jsonl", {"question": chat, "gold": "2"})
     (kept,), _ = found({**entry(path), "prompt_template": "Q: {prompt} A:"})
     assert (kept.prompt, kept.messages) == ("Q: Be brief.\n\n1 + 1? A:", None)
+
+
+@pytest.mark.parametrize(
+    "level", ["algebra, hard: part 2/3", "../x", "Ω (é)", 5, "", None, " 3 \n"]
+)
+def test_a_level_is_a_label_and_may_say_almost_anything(tmp_path: Path, level: Any) -> None:
+    path = lines(tmp_path / "a.jsonl", {"question": "1 + 1?", "gold": "2", "level": level})
+    kept, rejected = found(entry(path, level="level"))
+    assert rejected == []
+    assert kept[0].level == ("" if level is None else str(level).strip())
+
+
+@pytest.mark.parametrize(
+    ("level", "detail"),
+    [
+        ("x" * 201, "the level has 201 characters, and can have 200"),
+        ("a\x1b[31mb", "control character"),
+        ("a\nb", "control character"),
+        ("a\u2028b", "control character"),
+    ],
+)
+def test_a_level_that_would_break_a_table_is_refused(
+    tmp_path: Path, level: str, detail: str
+) -> None:
+    path = lines(tmp_path / "a.jsonl", {"question": "1 + 1?", "gold": "2", "level": level})
+    kept, (rejected,) = found(entry(path, level="level"))
+    assert kept == []
+    assert rejected.reason == "malformed"
+    assert detail in rejected.detail

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
 from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError, read_json, write_json
 from tasks.common.params import ParamsError, parse
+from tasks.common.sealed import read_sealed, write_sealed
 from tasks.common.stage import StageError
 from tasks.models.folder import DATA_FILES, check_folder, policy_digest
 from tasks.models.policy import describe, load_model, read_policy, stop_token_ids
@@ -190,7 +191,7 @@ def test_training_is_repeatable_under_its_seed():
 
 def test_the_tiny_policy_is_an_ordinary_model(tmp_path):
     card = write_own(*make(tiny()), tmp_path / "policy")
-    write_json(tmp_path / "policy.json", card)
+    write_sealed(tmp_path / "policy.json", card)
     policy = read_policy(Layout(tmp_path))
     assert (card["source"], card["location"], card["digest"]) == (
         "tiny",
@@ -232,7 +233,7 @@ def test_an_external_policy_keeps_its_weights_where_they_are(tmp_path, llama):
     copied = {path.name for path in (tmp_path / "policy").iterdir()}
     assert {"config.json", "tokenizer.json", "generation_config.json"} <= copied
     assert "model.safetensors" not in copied
-    write_json(tmp_path / "policy.json", card)
+    write_sealed(tmp_path / "policy.json", card)
     assert read_policy(Layout(tmp_path)).folder == llama
 
 
@@ -277,6 +278,26 @@ def test_a_folder_without_safetensors_is_refused_and_the_old_policy_stays(
     with pytest.raises(ArtifactError, match=message):
         write_external(str(bad), bad, False, tmp_path / "policy")
     assert (tmp_path / "policy" / "config.json").read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ((2**62).to_bytes(8, "little") + b"{}", "is no safetensors file"),
+        (b"\x10", "is no safetensors file"),
+        ((4).to_bytes(8, "little") + b"null", "is no safetensors file"),
+        (None, "is damaged: it has .* bytes, and its header speaks of"),
+    ],
+)
+def test_weights_that_are_no_safetensors_are_named_before_they_are_loaded(
+    tmp_path: Path, llama: Path, content: bytes | None, message: str
+) -> None:
+    folder = tmp_path / "bad"
+    shutil.copytree(llama, folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] if content is None else content)
+    with pytest.raises(ArtifactError, match=f"model.safetensors {message}"):
+        check_folder(folder)
 
 
 def sharded(folder: Path, llama: Path, last: Any = "part-1.safetensors") -> Path:
@@ -452,7 +473,7 @@ def test_another_parameter_makes_another_policy(tmp_path):
     other = provided(layout, seed=1)
     assert other["digest"] != card["digest"]
     assert (
-        policy_digest(layout.policy) == other["digest"] == read_json(layout.policy_card)["digest"]
+        policy_digest(layout.policy) == other["digest"] == read_sealed(layout.policy_card)["digest"]
     )
 
 

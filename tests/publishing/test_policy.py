@@ -8,8 +8,9 @@ import pytest
 import yaml
 
 from tasks.common.artifacts import Layout
-from tasks.common.files import ArtifactError, write_json
+from tasks.common.files import ArtifactError
 from tasks.common.locations import open_location
+from tasks.common.sealed import write_sealed
 from tasks.models.folder import policy_digest
 from tasks.publishing import policy
 from tasks.publishing.policy import Cell, push
@@ -44,15 +45,15 @@ def layout(tmp_path: Path) -> Layout:
     ):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(path.name.encode())
-    write_json(layout.trained_card("sgpo", 1), {"digest": policy_digest(train / "policy")})
+    write_sealed(layout.trained_card("sgpo", 1), {"digest": policy_digest(train / "policy")})
     accounts = ("charged", "charged_mixed", "executed")
-    write_json(train / "flops.json", {name: {"total": 1.5e12} for name in accounts})
-    write_json(plan / "forecast.json", {"reads_profile": True})
+    write_sealed(train / "flops.json", {name: {"total": 1.5e12} for name in accounts})
+    write_sealed(plan / "forecast.json", {"reads_profile": True})
     metrics = {"num_prompts": 256, "num_samples": 8, "pass_at_1": 0.653, "greedy": 0.742}
     bounds = {"pass_at_1_low": 0.606, "pass_at_1_high": 0.698}
-    write_json(layout.evaluation("sgpo", 1) / "metrics.json", {**metrics, **bounds})
+    write_sealed(layout.evaluation("sgpo", 1) / "metrics.json", {**metrics, **bounds})
     origin = {"source": "hf://org/base@abc", "location": "hf://org/base@abc", "digest": "c509"}
-    write_json(layout.policy_card, origin)
+    write_sealed(layout.policy_card, origin)
     return layout
 
 
@@ -74,7 +75,7 @@ def test_a_folder_has_the_policy_and_where_it_came_from(layout: Layout, tmp_path
 
 def test_damaged_weights_are_not_pushed(layout: Layout, tmp_path: Path) -> None:
     (layout.train("sgpo", 1) / "policy" / "model.safetensors").write_bytes(b"model.safetensorz")
-    with pytest.raises(ArtifactError, match="is not what training wrote .* restored from DVC's"):
+    with pytest.raises(ArtifactError, match="is not what training wrote .* stage train@sgpo-1"):
         push(layout, VALUES, CELL, str(tmp_path / "out"), overwrite=False)
     assert not (tmp_path / "out").exists()
 

@@ -19,8 +19,8 @@ from tasks.common.artifacts import (
     TRAIN_ROLLOUTS,
     Layout,
 )
-from tasks.common.files import write_json
 from tasks.common.ledger import Ledger
+from tasks.common.sealed import write_sealed
 
 NUM_PROMPTS = 40
 NUM_TEST = 256  # prompts, 8 samples each
@@ -87,7 +87,7 @@ def write_shared(layout: Layout) -> None:
         "digest": "91c0a1b2c3d4e5f6",
         "source": "tiny",
     }
-    write_json(layout.policy_card, card)
+    write_sealed(layout.policy_card, card)
     counts = [index % 9 for index in range(NUM_PROMPTS)]
     rows = [
         {
@@ -109,14 +109,14 @@ def write_shared(layout: Layout) -> None:
         "tokens": 5000,
         "rollouts": 320,
     }
-    write_json(layout.profile / "flops.json", ledger(profile=amounts))
-    write_json(layout.profile / "cost.json", {"seconds": {"profile": 6.0}})
+    write_sealed(layout.profile / "flops.json", ledger(profile=amounts))
+    write_sealed(layout.profile / "cost.json", {"seconds": {"profile": 6.0}})
     prompts = [
         {**PROMPTS.example, "prompt_id": f"t{index}", "prompt": f"Question {index}: 3 + 4 ="}
         for index in range(NUM_TEST)
     ]
     PROMPTS.write(layout.prompts("test"), PROMPTS.frame(prompts))
-    write_json(layout.baseline / "metrics.json", metrics(0.40))
+    write_sealed(layout.baseline / "metrics.json", metrics(0.40))
     write_answers(layout.baseline, solved(0.40, 99))
 
 
@@ -176,7 +176,7 @@ def write_plan(layout: Layout, recipe: str, seed: int, reads_profile: bool) -> N
         "plan": expected,
         "uniform": expected,
     }
-    write_json(layout.plan(recipe, seed) / "forecast.json", forecast)
+    write_sealed(layout.plan(recipe, seed) / "forecast.json", forecast)
 
 
 def write_training(
@@ -206,7 +206,7 @@ def write_training(
         name: {key: value * scale for key, value in amounts.items()}
         for name, amounts in phases.items()
     }
-    write_json(folder / "flops.json", ledger(**scaled, evaluate={"executed": 50e9}))
+    write_sealed(folder / "flops.json", ledger(**scaled, evaluate={"executed": 50e9}))
     lost = {"seconds": 2.0, "flops": 30e9, "tokens": 70.0}
     spent = {
         "train": 60.0 * scale,
@@ -214,8 +214,8 @@ def write_training(
         "update": 20.0 * scale,
         "validate": 3.0,
     }
-    write_json(folder / "cost.json", {"seconds": spent, "lost": lost})
-    write_json(layout.evaluation(recipe, seed) / "metrics.json", metrics(test))
+    write_sealed(folder / "cost.json", {"seconds": spent, "lost": lost})
+    write_sealed(layout.evaluation(recipe, seed) / "metrics.json", metrics(test))
     write_answers(layout.evaluation(recipe, seed), solved(test, 10 * ord(recipe[0]) + seed))
     rng = np.random.default_rng(seed)
     shares = np.linspace(0.4, validation, 8) + np.append(0, np.append(rng.normal(0, 0.01, 6), 0))

@@ -7,8 +7,8 @@ import polars as pl
 import pytest
 
 from tasks.common.artifacts import TRAIN_ROLLOUTS, Layout
-from tasks.common.files import write_json
 from tasks.common.params import Experiment
+from tasks.common.sealed import write_sealed
 from tasks.report.evidence import read_evidence, read_tokens
 from tasks.report.origin import commit_words, notes, origin_of, run_notes
 from tasks.report.prompts import class_tokens
@@ -36,18 +36,18 @@ def test_the_commit_in_words(git: str | None, words: str) -> None:
 def test_stages_say_why_they_sampled(layout: Layout) -> None:
     assert notes(layout) == []
     note = {"asked": {}, "said": "8 rollouts reused, 4 sampled: policy digest changed"}
-    write_json(layout.sampling_note("profile"), {"sampled": note})
+    write_sealed(layout.sampling_note("profile"), {"sampled": note})
     layout.sampling_note("baseline").write_text("half a fi")
-    write_json(layout.sampling_note("evaluate@a-0"), {"sampled": {"asked": {}}})
+    write_sealed(layout.sampling_note("evaluate@a-0"), {"sampled": {"asked": {}}})
     assert notes(layout) == [("profile", "sampled", note["said"])]
 
 
 def test_stages_say_when_and_why_they_ran(layout: Layout) -> None:
     ran = {"outcome": "ran", "why": "train.learning_rate 0.0003 -> 0.0001 <b>"}
-    write_json(layout.run_note("train@a-0"), {**ran, "when": "2026-01-02 10:00 UTC"})
-    write_json(layout.run_note("code"), {**ran, "when": "2026-01-02 09:00 UTC"})
+    write_sealed(layout.run_note("train@a-0"), {**ran, "when": "2026-01-02 10:00 UTC"})
+    write_sealed(layout.run_note("code"), {**ran, "when": "2026-01-02 09:00 UTC"})
     layout.run_note("profile").write_text("half a fi")
-    write_json(layout.run_note("baseline"), {"when": "2026-01-02 09:00 UTC"})
+    write_sealed(layout.run_note("baseline"), {"when": "2026-01-02 09:00 UTC"})
     found = run_notes(layout)
     assert [(one[0], one[1][11:16]) for one in found] == [("code", "09:00"), ("train@a-0", "10:00")]
     table = why_table(found, [])

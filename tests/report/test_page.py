@@ -13,6 +13,7 @@ import polars as pl
 import pytest
 
 from tasks.common.artifacts import PROMPTS, ROLLOUTS, Layout
+from tasks.common.sealed import read_sealed, write_sealed
 from tasks.report.page import data
 from tests.report.conftest import make_layout, write_params, write_plans, write_training
 from tests.stages import run_stage
@@ -20,12 +21,12 @@ from tests.stages import run_stage
 HOSTILE = (
     "</script><script>window.hacked = 1</script><!--<img src=x onerror='window.hacked=2'> ${x}"
 )
-RECIPE = "<b>&"
+RECIPE = "third"
 
 
 def hostile_layout(root: Path) -> Layout:
-    """A pipeline whose prompts, golds, answers, texts, sources, levels and a recipe's name are
-    markup."""
+    """A pipeline whose prompts, golds, answers, texts, sources and levels are markup. A recipe can
+    have no such name (tests/common/test_params.py)."""
     layout = make_layout(root)
     write_plans(layout, RECIPE, reads_profile=True)
     for seed in (0, 1):
@@ -40,9 +41,9 @@ def hostile_layout(root: Path) -> Layout:
         rollouts = ROLLOUTS.read(folder / "rollouts.parquet")
         changed = rollouts.with_columns(text=hostile, answer=hostile)
         ROLLOUTS.write(folder / "rollouts.parquet", changed)
-        metrics = json.loads((folder / "metrics.json").read_text())
+        metrics = read_sealed(folder / "metrics.json")
         metrics["levels"][HOSTILE] = metrics["levels"]["2"]
-        (folder / "metrics.json").write_text(json.dumps(metrics))
+        write_sealed(folder / "metrics.json", metrics)
     return layout
 
 
@@ -114,8 +115,6 @@ def test_only_the_pages_own_scripts_may_run(hostile: str) -> None:
 
 def test_hostile_text_is_data(hostile: str) -> None:
     assert "<img" not in hostile.partition("<script>")[0]
-    assert "<b>&<" not in hostile
-    assert "&lt;b&gt;&amp;" in hostile
     (text,) = re.findall(r'id="data">(.*?)</script>', hostile)
     found: dict[str, Any] = json.loads(text)
     prompt = found["rollouts"]["prompts"][0]

@@ -9,7 +9,7 @@ import yaml
 
 from tasks.common import tracking
 from tasks.common.artifacts import Layout
-from tasks.common.files import read_json, write_json
+from tasks.common.sealed import read_sealed, write_sealed
 from tests.stages import give_record, run_stage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,7 +85,7 @@ def test_a_result_is_recorded_once_and_another_anew(
     assert len(found(layout, "pipeline")) == 2
     assert len(found(layout, "cell")) == 4
     path = layout.evaluation("sgpo", 0) / "metrics.json"
-    write_json(path, {**read_json(path), "greedy": 0.99})
+    write_sealed(path, {**read_sealed(path), "greedy": 0.99})
     pipeline()
     names = sorted(run.info.run_name for run in found(layout, "cell"))
     assert names == ["grpo/0", "grpo/1", "sgpo/0", "sgpo/0", "sgpo/1"]

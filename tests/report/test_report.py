@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError
 from tasks.common.params import Experiment
+from tasks.common.sealed import read_sealed, write_sealed
 from tasks.report.charts import flops_words, unit
 from tasks.report.evidence import Evidence, read_evidence
 from tasks.report.leaderboard import Row, curve_table, fit_curves, leaderboard, summarise
@@ -106,9 +107,9 @@ def test_leaving_dead_groups_out_makes_no_recipe_win(layout: Layout) -> None:
     write_plans(layout, "grpo_mixed", reads_profile=False)
     write_training(layout, "grpo_mixed", 0, scale=1.0, validation=0.52, test=0.50)
     path = layout.train("grpo_mixed", 0) / "flops.json"
-    flops = json.loads(path.read_text())
+    flops = read_sealed(path)
     flops["charged"] = flops["charged_mixed"]
-    path.write_text(json.dumps(flops))
+    write_sealed(path, flops)
     evidence = read_evidence(layout, Experiment(["grpo", "grpo_mixed"], [0]))
     assert [row["recipe"] for row in rows_of(evidence)] == ["grpo", "grpo_mixed"]
     summary = summary_of(evidence)
@@ -291,10 +292,10 @@ def test_a_missing_plan_is_named_with_recipe_and_seed(layout: Layout) -> None:
 
 def test_what_could_not_be_measured_is_a_dash(layout: Layout) -> None:
     path = layout.evaluation("sgpo", 1) / "metrics.json"
-    measured = json.loads(path.read_text())
+    measured = read_sealed(path)
     measured["pass_at"]["8"] = None
     del measured["levels"]["10"]
-    path.write_text(json.dumps(measured))
+    write_sealed(path, measured)
     evidence = read_evidence(layout, BOTH)
     assert "<td>–</td>" in page_of(evidence)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tasks.common import seal
 from tasks.common.artifacts import STORE
-from tasks.common.files import ArtifactError
+from tasks.common.files import ArtifactError, digest
 from tasks.common.locations import open_location
 from tasks.store import compaction, folder, shards
 from tasks.store.admin import maintenance
@@ -54,13 +54,13 @@ def owners(store: RolloutStore, keys: list[tuple[str, int]]) -> dict[tuple[str, 
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> RolloutStore:
     root = str(tmp_path) if request.param == "folder" else request.getfixturevalue("bucket")
     files, path = open_location(root)
-    return again(RolloutStore(files, f"{path}/policy/sampling"))
+    return again(RolloutStore(files, f"{path}/policy/{digest({'temperature': 1.0})}"))
 
 
 @pytest.fixture
 def local(tmp_path: Path) -> RolloutStore:
     files, path = open_location(str(tmp_path))
-    return again(RolloutStore(files, f"{path}/policy/sampling"))
+    return again(RolloutStore(files, f"{path}/policy/{digest({'temperature': 1.0})}"))
 
 
 def test_of_a_duplicate_key_the_first_shard_wins(store: RolloutStore) -> None:

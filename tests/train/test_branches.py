@@ -13,8 +13,9 @@ import yaml
 
 from tasks.common import params
 from tasks.common.artifacts import CURVE, Layout
-from tasks.common.files import ArtifactError, read_json
+from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
+from tasks.common.sealed import read_sealed
 from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.save import write_results
 from tasks.train.loop.sync import train
@@ -146,7 +147,7 @@ def states_of(layout: Layout) -> list[dict[str, Any]]:
     """The states of the checkpoints, in the order in which they were written."""
     (folder,) = [path for path in layout.checkpoints.iterdir() if not path.name.startswith(".")]
     steps = sorted(folder.glob("step-*"), key=lambda path: int(path.name.split("-")[2]))
-    return [{**read_json(path / "state.json")["state"], "folder": path} for path in steps]
+    return [{**read_sealed(path / "state.json")["state"], "folder": path} for path in steps]
 
 
 def test_the_trunk_takes_nothing_of_the_optimizer_from_a_branch(

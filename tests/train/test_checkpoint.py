@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from tasks.common.artifacts import TRAIN_ROLLOUTS
-from tasks.common.files import read_json
+from tasks.common.files import ArtifactError
+from tasks.common.sealed import read_sealed
 from tasks.train.loop.checkpoint import Checkpoints, Snapshot
 from tasks.train.loop.save import save as save_trainer
 from tasks.train.loop.sync import train
@@ -23,12 +24,11 @@ COMPONENTS = {"recipe": "r", "seed": 0}
 
 def save(checkpoints: Checkpoints, step: int, branch: int) -> Path:
     """A checkpoint after `step` steps, with a part of rollouts for each; the folder it is in."""
-    parts = [f"rollouts-{n:09d}.parquet" for n in range(1, step + 1)]
-    state = {"num_steps": step, "branch": None, "mark": branch, "parts": parts}
-    rollouts = pl.DataFrame({"branch": [branch]})
+    state = {"num_steps": step, "branch": None, "mark": branch}
+    rollouts = pl.DataFrame({"step": [step - 1], "branch": [branch]})
     tensors = {"policy.w": torch.full((2,), float(branch))}
     checkpoints.journal({"step": step - 1, "seconds": 1.0, "flops": 10.0, "tokens": 100.0})
-    checkpoints.save(Snapshot(step, tensors, {}, state, {}, (parts[-1], rollouts)))
+    checkpoints.save(Snapshot(step, tensors, {}, state, {}, rollouts))
     checkpoints.wait()
     return checkpoints.steps()[-1]
 
@@ -38,7 +38,7 @@ def branches(checkpoints: Checkpoints, folder: Path | None = None) -> tuple[int,
     loaded = checkpoints.load(folder)
     assert loaded is not None
     beside = checkpoints.folder if folder is None else folder.parent
-    parts = [pl.read_parquet(beside / name) for name in loaded[1]["parts"]]
+    parts = [pl.read_parquet(beside / name) for name in checkpoints.parts]
     return loaded[1]["mark"], [int(part["branch"][0]) for part in parts]
 
 
@@ -106,7 +106,7 @@ def test_a_run_resumed_from_an_older_checkpoint_goes_on_on_its_own_branch(
     assert "are now in" in caplog.text
     newest = again.steps()[-1]
     assert newest.name > oldest.name
-    assert read_json(newest / "state.json")["state"]["num_steps"] == 2
+    assert read_sealed(newest / "state.json")["state"]["num_steps"] == 2
 
 
 def test_a_snapshot_waits_for_the_last_one_before_it_copies(guesser: Path, tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_snapshot_waits_for_the_last_one_before_it_copies(guesser: Path, tmp_p
     with closing(trainer.collector.grader), pytest.raises(OSError, match="the disk is full"):
         save_trainer(trainer, checkpoints)
     assert trainer.state.rollouts == [{"step": 0}]
-    assert trainer.state.parts == []
+    assert checkpoints.parts == []
 
 
 def test_damaged_rollouts_in_flight_are_drawn_again(
@@ -140,3 +140,98 @@ def test_damaged_rollouts_in_flight_are_drawn_again(
         path.write_bytes(damaged)
         assert checkpoints.in_flight() is None
     assert "will be drawn again" in caplog.text
+
+
+def flip(path: Path, place: int = -1) -> None:
+    """Change one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_damaged_part_costs_its_steps_and_is_made_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = Checkpoints(tmp_path, COMPONENTS, keep=3)
+    for step in (1, 2, 3):
+        save(first, step, branch=1)
+    damaged = first.folder / first.parts[1]
+    flip(damaged)
+
+    second = Checkpoints(tmp_path, COMPONENTS, keep=3)
+    loaded = second.load()
+    assert loaded is not None
+    assert loaded[1]["num_steps"] == 1
+    assert caplog.text.count(f"{damaged.name} is not what was written") == 2
+    save(second, 2, branch=1)  # the same rollouts again: the same name
+    assert second.folder / second.parts[1] == damaged
+    # whole again, and with it what was written before the damage
+    for folder in second.steps():
+        assert second.load(folder) is not None
+
+
+def test_a_part_goes_with_the_last_checkpoint_that_needs_it(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, COMPONENTS, keep=2)
+    save(checkpoints, 1, branch=1)
+    save(checkpoints, 2, branch=1)
+    (left,) = [name for name in checkpoints.parts if "-000000001-" in name]
+    checkpoints.load(checkpoints.steps()[0])
+    save(checkpoints, 2, branch=2)
+    assert (checkpoints.folder / left).exists()  # the checkpoint before this one needs it
+    save(checkpoints, 3, branch=2)
+    assert not (checkpoints.folder / left).exists()
+    kept = {path.name for path in checkpoints.folder.glob("rollouts-*")}
+    assert kept == set(checkpoints.parts)
+
+
+def test_a_damaged_checkpoint_that_was_asked_for_is_refused_with_the_way_out(
+    tmp_path: Path,
+) -> None:
+    checkpoints = Checkpoints(tmp_path, COMPONENTS, keep=2)
+    chosen = save(checkpoints, 1, branch=1)
+    flip(chosen / "tensors.safetensors")
+    with pytest.raises(ArtifactError, match="tensors.safetensors is not what .*leave --resume out"):
+        checkpoints.load(chosen)
+    (chosen / "tensors.safetensors").unlink()
+    with pytest.raises(ArtifactError, match="tensors.safetensors is missing"):
+        checkpoints.load(chosen)
+
+
+def test_no_damage_to_the_notes_beside_the_checkpoints_is_taken_for_a_fact(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoints = Checkpoints(tmp_path, COMPONENTS, keep=2)
+    save(checkpoints, 1, branch=1)
+    path = checkpoints.folder / "journal.jsonl"
+    assert checkpoints.count_lost(0)["flops"] == 10.0
+    checkpoints.journal({"step": 1, "seconds": 1.0, "flops": 10.0, "tokens": 100.0})
+    path.write_text(path.read_text().replace("10.0", "90.0", 1))  # of what was lost before
+    assert checkpoints.count_lost(0)["flops"] == 10.0
+    assert "damaged line" in caplog.text
+
+    key = checkpoints.folder / "key.json"
+    flip(key, key.read_text().index("r"))
+    Checkpoints(tmp_path, {"recipe": "r", "seed": 1}, keep=2)  # another run says why it starts over
+    assert "passing over the checkpoints in" in caplog.text
+    again = Checkpoints(tmp_path, COMPONENTS, keep=2)
+    assert read_sealed(key) == COMPONENTS
+    assert again.load() is not None
+
+
+def test_a_branch_whose_trunk_is_damaged_is_not_taken_up(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, COMPONENTS, keep=2)
+    save(checkpoints, 1, branch=1)
+    checkpoints.hold()
+    state = {"num_steps": 2, "branch": 0.5, "branch_start": 1}
+    checkpoints.save(Snapshot(2, {"policy.w": torch.zeros(2)}, state, {}, None))
+    checkpoints.wait()
+    loaded = checkpoints.load()
+    assert loaded is not None
+    assert loaded[1]["branch"] == 0.5
+    held = next((checkpoints.folder / "held").glob("step-*")) / "tensors.safetensors"
+    content = held.read_bytes()
+    held.unlink()  # it shares its bytes with the trunk's own
+    held.write_bytes(content[:-1] + b"!")
+    loaded = checkpoints.load()
+    assert loaded is not None
+    assert loaded[1]["branch"] is None

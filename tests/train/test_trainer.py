@@ -19,7 +19,8 @@ import torch
 import yaml
 
 from tasks.common.artifacts import PLAN, TRAIN_ROLLOUTS, Layout
-from tasks.common.files import ArtifactError, read_json
+from tasks.common.files import ArtifactError
+from tasks.common.sealed import read_sealed
 from tasks.engines.engine import Request, Samples, Sampling
 from tasks.engines.hf.engine import HfEngine
 from tasks.models import packing
@@ -365,7 +366,7 @@ def test_a_run_follows_its_plan_and_its_books_balance(finished: Layout) -> None:
         steps["log_ratio_max"].max() < 1e-3
     )  # the sampler held the trainer's weights at every step
     tokens = sum(row["prompt_tokens"] + len(row["token_ids"]) for row in out["rollouts"])
-    ledger, policy = read_json(finished.train("r", 0) / "flops.json"), read_policy(finished)
+    ledger, policy = read_sealed(finished.train("r", 0) / "flops.json"), read_policy(finished)
     size = policy.architecture.num_matmul_parameters
     assert ledger["charged"]["total"] == pytest.approx(8 * size * tokens)
     assert ledger["charged_paper"]["total"] == pytest.approx(8 * size * tokens)
@@ -413,7 +414,7 @@ def test_killed_at_random_points_it_ends_as_if_it_had_not_been(
     assert process.returncode == 0, process.output
     assert "resumed after" in process.output
     assert outputs(layout) == outputs(finished)
-    assert set(read_json(layout.train("r", 0) / "cost.json")["lost"]) == {
+    assert set(read_sealed(layout.train("r", 0) / "cost.json")["lost"]) == {
         "flops",
         "seconds",
         "tokens",
@@ -656,7 +657,7 @@ def test_damaged_files_beside_the_checkpoints_cost_work_and_nothing_else(
     process.kill()
     process.finish()
     (folder,) = layout.checkpoints.iterdir()
-    newest = read_json(max(folder.glob("step-*")) / "state.json")
+    newest = read_sealed(max(folder.glob("step-*")) / "state.json")
     (folder / max(newest["parts"])).write_bytes(b"PAR1")
     (folder / "in_flight.parquet").write_bytes(b"x")
     with (folder / "journal.jsonl").open("a") as file:

@@ -13,7 +13,6 @@ for one that refuses. Without a `uri` the record is `tracking/mlflow.db` under t
 looked at with `mlflow ui --backend-store-uri sqlite:///data/tracking/mlflow.db`. Which stages share
 a pipeline: see `pipelines`."""
 
-import json
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,8 +21,17 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from tasks.common.files import ArtifactError, digest_file, read_json
-from tasks.common.journal import Event, Journal, Tracker, Write, key_of, locked, refused
+from tasks.common.files import ArtifactError, digest_file
+from tasks.common.journal import (
+    Event,
+    Journal,
+    Tracker,
+    Write,
+    key_of,
+    locked,
+    read_events,
+    refused,
+)
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError
 from tasks.common.pipelines import (
@@ -36,6 +44,7 @@ from tasks.common.pipelines import (
     start_pipeline,
 )
 from tasks.common.redaction import has_credentials
+from tasks.common.sealed import read_sealed
 from tasks.common.tracking import database
 from tasks.common.tracking.events import write_event
 from tasks.common.tracking.mirrors import Mirrors
@@ -167,10 +176,7 @@ def replay(path: Path, uri: str) -> str:
 
     A file whose stage is still writing is refused; a whole replay renames the file to `.replayed`.
     """
-    *lines, end = path.read_text().split("\n")
-    events = [json.loads(line) for line in lines]
-    if end:  # of a line that a kill cut short
-        logger.warning("the last line of %s is left out: it is not whole", path)
+    events = read_events(path)
     if events[-1]["kind"] != "end":
         if is_alive(events[0]["tags"]):
             raise BlockingIOError(
@@ -222,7 +228,7 @@ def end_pipeline(
         logger.warning("the pipeline's run at %s stays open: %s", address(settings, layout), error)
     finally:
         with suppress(OSError, ArtifactError):
-            if read_json(layout.tracking / "pipeline.json")["id"] == pipeline:
+            if read_sealed(layout.tracking / "pipeline.json")["id"] == pipeline:
                 (layout.tracking / "pipeline.json").unlink()
 
 

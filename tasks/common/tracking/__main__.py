@@ -1,6 +1,7 @@
 """The command line: replay pending records."""
 
 import argparse
+import sys
 from pathlib import Path
 
 from tasks.common.tracking import replay
@@ -16,7 +17,10 @@ def main() -> None:
     command.add_argument("--uri", required=True, help="http://..., or sqlite:///PATH")
     arguments = parser.parse_args()
     for path in arguments.files:
-        print(f"{path} is run {replay(path, arguments.uri)} at {arguments.uri}")
+        try:
+            print(f"{path} is run {replay(path, arguments.uri)} at {arguments.uri}")
+        except (ValueError, BlockingIOError) as error:
+            sys.exit(str(error))
 
 
 if __name__ == "__main__":

@@ -23,9 +23,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tasks.common.files import ArtifactError, digest, digest_file, read_json, write_json
+from tasks.common.files import digest, digest_file
 from tasks.common.journal import Event
 from tasks.common.layout import Layout
+from tasks.common.sealed import read_note, write_sealed
 
 logger = logging.getLogger(__name__)
 
@@ -216,12 +217,10 @@ class Mirrors:
 
     def known(self, recipe: str, seed: int) -> dict[str, Any]:
         """What is kept of the run of a recipe and seed; empty where there is none."""
-        with suppress(ArtifactError):
-            return dict(read_json(self.file(recipe, seed)))
-        return {}
+        return read_note(self.file(recipe, seed))
 
     def remember(self, recipe: str, seed: int, run: dict[str, Any]) -> dict[str, Any]:
-        write_json(self.file(recipe, seed), run)
+        write_sealed(self.file(recipe, seed), run)
         return run
 
     def file(self, recipe: str, seed: int) -> Path:

@@ -13,7 +13,7 @@ from typing import Any
 import polars as pl
 
 from tasks.common.artifacts import STORE
-from tasks.common.files import ArtifactError
+from tasks.common.files import ArtifactError, digest
 from tasks.store import compaction, shards
 from tasks.store.folder import DESCRIPTION, RolloutStore, is_local
 from tasks.store.shards import KEYS, Span
@@ -59,12 +59,16 @@ def subfolders(files: Any, folder: str) -> list[str]:
 
 
 def describe(store: RolloutStore) -> str:
-    """Return the sampling parameters of a folder in words, from the file of its first writer."""
+    """Return the sampling parameters of a folder in words, from the file of its first writer; its
+    name is their digest."""
+    name = store.folder.rsplit("/", 1)[-1]
     try:
         sampling = json.loads(store.files.cat_file(f"{store.folder}/{DESCRIPTION}"))["sampling"]
     except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return f"{store.folder.rsplit('/', 1)[-1]} (no {DESCRIPTION})"
-    return ", ".join(f"{name} {value}" for name, value in dict(sampling).items())
+        return f"{name} (no {DESCRIPTION})"
+    if digest(sampling) != name:
+        return f"{name} (its {DESCRIPTION} is damaged: delete it, the next writer makes it again)"
+    return ", ".join(f"{key} {value}" for key, value in dict(sampling).items())
 
 
 def summarize(store: RolloutStore) -> Summary:

@@ -5,9 +5,13 @@ They live in `checkpoints/<key>/` under the data root, where key is the digest o
 result depends on: policy, prompts, plan, effective parameters, seed. The same key resumes; another
 key is another run and starts from the beginning. A checkpoint is a folder that appears whole
 (temporary name, flush, rename) and carries the digests of its files; a damaged one is passed over
-for the one before. Tensors are safetensors: nothing here can execute anything."""
+for the one before. Tensors are safetensors: nothing here can execute anything.
 
-import json
+The rollouts since the checkpoint before are a part of their own beside the checkpoints, which is
+written once and named by its content. Every later checkpoint needs it. Where one is damaged,
+training goes on from the newest checkpoint that does not need it, and the steps since then are made
+again; with `checkpoint.keep` checkpoints that reaches as far back as the oldest of them."""
+
 import logging
 import math
 import os
@@ -29,36 +33,42 @@ from tasks.common.files import (
     WriteError,
     digest,
     digest_file,
-    read_json,
     replace_file,
     sync_folder,
-    write_json,
     writing,
 )
-from tasks.train.loop.tensors import WHOLE, SavedTensors, Tensors, shard_name
+from tasks.common.sealed import read_sealed, write_sealed
+from tasks.train.loop.executed import LOST, journal_line, read_journal, write_journal
+from tasks.train.loop.stored import (
+    HELD,
+    Loaded,
+    branch_of,
+    held_in,
+    read_checkpoint,
+    read_index,
+    read_parts,
+    sequence,
+    verified_index,
+)
+from tasks.train.loop.tensors import WHOLE, shard_name
 
 logger = logging.getLogger(__name__)
 
-LOST = ("seconds", "flops", "tokens")
-HELD = "held"  # the folder of the trunk's last checkpoint, while a branch runs
 SHARDS = ".shards"  # the folder of what every rank wrote, until the checkpoint takes it over
-LOST_STEP = -1.0  # the journal's entry for what earlier kills lost
-
-Loaded = tuple[Tensors, dict[str, Any], dict[str, pl.DataFrame]]
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A copy of all that a run needs to go on after `step` steps. `part` is the name and the table
-    of the rollouts since the checkpoint before; `state` names all parts. `shards` are the files of
-    tensors that the ranks wrote themselves, by name, with their digests."""
+    """A copy of all that a run needs to go on after `step` steps. `part` has the rollouts since the
+    checkpoint before. `shards` are the files of tensors that the ranks wrote themselves, by name,
+    with their digests."""
 
     step: int
     tensors: dict[str, torch.Tensor]
     shards: Mapping[str, str]
     state: Mapping[str, Any]
     tables: Mapping[str, pl.DataFrame]
-    part: tuple[str, pl.DataFrame] | None
+    part: pl.DataFrame | None
 
 
 class Checkpoints:
@@ -72,12 +82,13 @@ class Checkpoints:
         self.folder, self.keep = root / digest(dict(components)), keep
         self.writer = ThreadPoolExecutor(1, "checkpoint")
         self.writing: Future[None] | None = None
-        self.part_digests: dict[str, str] = {}
+        self.parts: list[str] = []  # of the last checkpoint that was written or read, in order
         for deleted in root.glob(".deleted-*"):  # by a run that was killed while it tidied up
             shutil.rmtree(deleted, ignore_errors=True)
         if not self.folder.exists():
             log_what_changed(root, components)
-            write_json(self.folder / "key.json", components)
+        if not is_key(self.folder / "key.json"):
+            write_sealed(self.folder / "key.json", components)
 
     def save(self, snapshot: Snapshot) -> None:
         """Write a checkpoint in the background, the one before being done."""
@@ -105,13 +116,30 @@ class Checkpoints:
             shutil.rmtree(old)
         for unfinished in self.folder.glob(".step-*"):
             shutil.rmtree(unfinished)
+        self.drop_unused_parts()
+
+    def write_part(self, rollouts: pl.DataFrame) -> str:
+        """Write rollouts under a name that says their steps and holds the digest of the file.
+        Return it. What already has the name is replaced: it may be damaged."""
+        written = self.folder / ".part.parquet"
+        replace_file(written, lambda file: rollouts.write_parquet(file))
+        first, last = rollouts["step"][0], rollouts["step"][-1]
+        name = f"rollouts-{first:09d}-{last:09d}-{digest_file(written)}.parquet"
+        os.replace(written, self.folder / name)
+        return name
+
+    def drop_unused_parts(self) -> None:
+        """Delete the parts of rollouts that no checkpoint here needs any more."""
+        checkpoints = [*self.steps(), *(self.folder / HELD).glob("step-*")]
+        used = {name for path in checkpoints for name in read_parts(path)} | set(self.parts)
+        for part in self.folder.glob("rollouts-*.parquet"):
+            if part.name not in used:
+                part.unlink()
 
     def write_under(self, unique: str, snapshot: Snapshot) -> None:
         """Write the part of the rollouts, and the checkpoint of that name."""
         if snapshot.part is not None:
-            name, rollouts = snapshot.part
-            replace_file(self.folder / name, lambda file: rollouts.write_parquet(file))
-            self.part_digests[name] = digest_file(self.folder / name)
+            self.parts = [*self.parts, self.write_part(snapshot.part)]
         final, temporary = self.folder / unique, self.folder / f".{unique}"
         shutil.rmtree(temporary, ignore_errors=True)  # of a write that was killed
         temporary.mkdir()
@@ -124,9 +152,8 @@ class Checkpoints:
         for name in snapshot.shards:
             os.rename(self.folder / SHARDS / name, temporary / name)
         files |= snapshot.shards
-        parts = {name: self.part_digests[name] for name in snapshot.state["parts"]}
-        index = {"files": files, "parts": parts, "state": snapshot.state}
-        write_json(temporary / "state.json", {**index, "digest": digest(index)})
+        index = {"files": files, "parts": self.parts, "state": snapshot.state}
+        write_sealed(temporary / "state.json", index)
         os.rename(temporary, final)
 
     def clear_shards(self) -> None:
@@ -211,18 +238,20 @@ class Checkpoints:
         run's."""
         if chosen is not None:
             self.check_fit(chosen)
-            return self.read(chosen)
+            try:
+                return self.read(chosen)
+            except ArtifactError as error:
+                raise ArtifactError(
+                    f"--resume {chosen}: the checkpoint is damaged: {error}. Name another, or "
+                    "leave --resume out to go on from the newest that is whole"
+                ) from error
         for folder in reversed(self.steps()):
             try:
                 return self.read(folder)
-            except (
-                ArtifactError,
-                OSError,
-                KeyError,
-                TypeError,
-                pl.exceptions.PolarsError,
-            ) as error:
+            except ArtifactError as error:
                 logger.warning("passing over the damaged checkpoint %s: %s", folder, error)
+        if self.steps():
+            logger.warning("no checkpoint in %s is whole: starting over", self.folder)
         return None
 
     def branch_from(self, chosen: Path) -> None:
@@ -234,7 +263,7 @@ class Checkpoints:
         not deleted: `--resume` of one of them takes a mistake back. A checkpoint of another folder
         is copied here first, and all that is here is retired.
         """
-        step = int(read_json(chosen / "state.json")["state"]["num_steps"])
+        step = int(read_index(chosen)["state"]["num_steps"])
         is_here = chosen.parent.resolve() == self.folder.resolve()
         newer = [path for path in self.steps() if not is_here or sequence(path) > sequence(chosen)]
         retired = self.folder / f"retired-{time.time_ns()}"
@@ -298,20 +327,28 @@ class Checkpoints:
         goes back to."""
         loaded, parts = read_checkpoint(folder)
         if loaded[1]["branch"] is not None:
-            trunk = read_json(held_in(folder.parent) / "state.json")["state"]
+            trunk = verified_index(held_in(folder.parent))["state"]
             if trunk["num_steps"] != loaded[1]["branch_start"]:
                 raise ArtifactError(
                     f"{folder.name} is of a branch that left the trunk after "
                     f"{loaded[1]['branch_start']} steps, and {HELD} holds the trunk after "
                     f"{trunk['num_steps']}"
                 )
-        self.part_digests = parts
+        self.parts = parts
         return loaded
 
     def check_fit(self, chosen: Path) -> None:
         """Raise ArtifactError, naming what differs, unless `chosen` is a checkpoint of a run like
         this one."""
-        mine, theirs = read_json(self.folder / "key.json"), read_json(chosen.parent / "key.json")
+        mine = read_sealed(self.folder / "key.json")
+        try:
+            theirs = read_sealed(chosen.parent / "key.json")
+        except ArtifactError as error:
+            raise ArtifactError(
+                f"--resume {chosen}: which run it is of is not known, since "
+                f"{chosen.parent / 'key.json'} is missing or damaged. Name a checkpoint of another "
+                "folder, or leave --resume out"
+            ) from error
         if different := [name for name in mine if mine[name] != theirs.get(name)]:
             raise ArtifactError(
                 f"--resume {chosen} does not fit this run: {', '.join(different)} differ. Leave "
@@ -323,7 +360,7 @@ class Checkpoints:
         """Note a step's executed work, so that what a kill throws away can be counted."""
         path = self.folder / "journal.jsonl"
         with writing(path), path.open("a") as file:
-            file.write(json.dumps(entry) + "\n")
+            file.write(journal_line(entry))
 
     def count_lost(self, step: int) -> dict[str, float]:
         """All work of this key that no checkpoint holds: what the journal has from `step` on, and
@@ -347,83 +384,12 @@ class Checkpoints:
         shutil.rmtree(deleted)
 
 
-def read_checkpoint(folder: Path) -> tuple[Loaded, dict[str, str]]:
-    """A checkpoint's tensors, state and tables, and the digests of the rollout parts beside it;
-    ArtifactError when a file is not what was written."""
-    index = read_json(folder / "state.json")
-    if digest({name: index[name] for name in ("files", "parts", "state")}) != index["digest"]:
-        raise ArtifactError("state.json is not what was written")
-    expected = {folder / name: value for name, value in index["files"].items()}
-    is_held = folder.parent.name == HELD
-    beside = folder.parent.parent if is_held else folder.parent
-    expected |= {beside / name: value for name, value in index["parts"].items()}
-    for path, value in expected.items():
-        if digest_file(path) != value:
-            raise ArtifactError(f"{path.name} is not what was written")
-    tables = {path.stem: pl.read_parquet(path) for path in folder.glob("*.parquet")}
-    tensors = SavedTensors([folder / name for name in index["files"] if is_tensors(name)])
-    return (tensors, index["state"], tables), index["parts"]
-
-
-def is_tensors(name: str) -> bool:
-    """Whether a file of a checkpoint holds tensors."""
-    return name.endswith(".safetensors")
-
-
-def read_journal(path: Path) -> list[dict[str, float]]:
-    """The entries of a journal. A line cut short by a kill, or damaged, is left out: it only counts
-    costs."""
-    entries = []
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
-        try:
-            entry = json.loads(line)
-            entries.append({name: float(entry[name]) for name in ("step", *LOST)})
-        except (ValueError, KeyError, TypeError):
-            logger.warning("passing over a damaged line of %s", path)
-    return [
-        {**entry, "step": math.inf if entry["step"] == LOST_STEP else entry["step"]}
-        for entry in entries
-    ]
-
-
-def write_journal(path: Path, entries: list[dict[str, float]]) -> None:
-    """The inverse of `read_journal`."""
-    lines = [
-        {**entry, "step": LOST_STEP if entry["step"] == math.inf else entry["step"]}
-        for entry in entries
-    ]
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    replace_file(path, lambda file: file.write(text.encode()))
-
-
-def held_in(folder: Path) -> Path:
-    """The checkpoint that is held in a folder of checkpoints; ArtifactError where there is none."""
-    found = list((folder / HELD).glob("step-*"))
-    if not found:
-        raise ArtifactError(f"{folder / HELD} is missing, the trunk that a branch goes back to")
-    return found[0]
-
-
-def branch_of(folder: Path) -> float | None:
-    """The branch that a checkpoint is of; None for the trunk's, and for a damaged one."""
+def is_key(path: Path) -> bool:
+    """Whether a file with what a run depends on is there and whole."""
     try:
-        branch: float | None = read_json(folder / "state.json")["state"]["branch"]
-    except (ArtifactError, KeyError, TypeError):
-        return None
-    return branch
-
-
-def sequence(folder: Path) -> int:
-    """A checkpoint's place in the order of writing."""
-    return int(folder.name.rpartition("-")[2])
-
-
-def read_parts(folder: Path) -> list[str]:
-    """The names of the parts that a checkpoint needs; none where it is too damaged to say."""
-    try:
-        return list(read_json(folder / "state.json")["parts"])
-    except (ArtifactError, KeyError, TypeError):
-        return []
+        return bool(read_sealed(path))
+    except ArtifactError:
+        return False
 
 
 def flush(path: Path) -> None:
@@ -436,7 +402,11 @@ def log_what_changed(root: Path, components: Mapping[str, Any]) -> None:
     """Say why a fresh start is one, when another checkpoint of the same recipe and seed is
     there."""
     for path in sorted(root.glob("*/key.json")):
-        other = read_json(path)
+        try:
+            other = read_sealed(path)
+        except ArtifactError as error:
+            logger.warning("passing over the checkpoints in %s: %s", path.parent, error)
+            continue
         if (other["recipe"], other["seed"]) == (components["recipe"], components["seed"]):
             changed = [name for name in components if components[name] != other.get(name)]
             logger.info(

@@ -9,13 +9,15 @@ import polars as pl
 import torch
 
 from tasks.common.artifacts import CURVE, STEPS, TRAIN_ROLLOUTS
-from tasks.common.files import sync_folder, write_json, writing
+from tasks.common.files import sync_folder, writing
+from tasks.common.sealed import write_sealed
 from tasks.models.adapters import save_adapter
 from tasks.models.folder import policy_digest
 from tasks.models.policy import save_policy
 from tasks.train.learner.sharding import local, local_rows
-from tasks.train.loop.checkpoint import Checkpoints, Loaded, Snapshot
+from tasks.train.loop.checkpoint import Checkpoints, Snapshot
 from tasks.train.loop.state import TrainingError
+from tasks.train.loop.stored import Loaded
 from tasks.train.loop.tensors import optimizer_tensors, restore_optimizer
 from tasks.train.loop.trainer import Trainer
 
@@ -35,12 +37,7 @@ def save(trainer: Trainer, checkpoints: Checkpoints) -> None:
         return
     state, learner, part = trainer.state, trainer.learner, None
     if state.rollouts:
-        first, last = state.rollouts[0]["step"], state.rollouts[-1]["step"]
-        # a branch's steps have the numbers of the trunk's
-        of_branch = "" if state.branch is None else f"-branch-{state.branch:g}"
-        name = f"rollouts-{first:09d}-{last:09d}{of_branch}.parquet"
-        part = (name, TRAIN_ROLLOUTS.frame(state.rollouts))
-        state.parts, state.rollouts = [*state.parts, part[0]], []
+        part, state.rollouts = TRAIN_ROLLOUTS.frame(state.rollouts), []
     tensors = {name: tensor for name, tensor in tensors.items() if local_rows(tensor) is None}
     for slot, arrays in trainer.slots.states().items():
         tensors |= {f"{METHOD}.{slot}.{k}": torch.from_numpy(v) for k, v in arrays.items()}
@@ -134,12 +131,12 @@ def write_results(
     shutil.rmtree(out / "policy", ignore_errors=True)
     temporary.rename(out / "policy")
     sync_folder(out)
-    write_json(out / "policy.json", {"digest": policy_digest(out / "policy")})
+    write_sealed(out / "policy.json", {"digest": policy_digest(out / "policy")})
     STEPS.write(out / "steps.parquet", STEPS.frame(state.steps))
     CURVE.write(out / "curve.parquet", CURVE.frame(state.curve))
-    parts = [pl.read_parquet(checkpoints.folder / name) for name in loaded[1]["parts"]]
+    parts = [pl.read_parquet(checkpoints.folder / name) for name in checkpoints.parts]
     TRAIN_ROLLOUTS.write(out / "rollouts.parquet", pl.concat([TRAIN_ROLLOUTS.frame([]), *parts]))
-    write_json(out / "flops.json", state.ledger.as_dict())
+    write_sealed(out / "flops.json", state.ledger.as_dict())
     seconds = {
         **state.seconds,
         "train": sum(
@@ -147,4 +144,4 @@ def write_results(
         ),
     }
     rounded = {part: round(spent, 3) for part, spent in sorted(seconds.items())}
-    write_json(out / "cost.json", {"seconds": rounded, "lost": dict(lost)})
+    write_sealed(out / "cost.json", {"seconds": rounded, "lost": dict(lost)})

@@ -34,10 +34,9 @@ class State:
     """How far a run has come, but for the learner's tensors and the methods' states.
 
     `steps` and `curve` are rows of STEPS and CURVE; `rollouts` are rows of TRAIN_ROLLOUTS since the
-    last checkpoint, and `parts` the files that hold those before. `next_validation` is the share of
-    the run at which the curve's next point is due. `branch` is the share of the run at which the
-    decayed branch ends that left the trunk after `branch_start` steps, None on the trunk;
-    `branches_done` have ended.
+    last checkpoint. `next_validation` is the share of the run at which the curve's next point is
+    due. `branch` is the share of the run at which the decayed branch ends that left the trunk after
+    `branch_start` steps, None on the trunk; `branches_done` have ended.
     """
 
     num_steps: int = 0
@@ -50,7 +49,6 @@ class State:
     steps: list[dict[str, Any]] = field(default_factory=list)
     curve: list[dict[str, Any]] = field(default_factory=list)
     rollouts: list[dict[str, Any]] = field(default_factory=list)
-    parts: list[str] = field(default_factory=list)
 
     def trained(self, account: str) -> float:
         """FLOPs of training so far in one account: generation, scoring and update."""
@@ -74,7 +72,6 @@ class State:
             "branches_done": self.branches_done,
             "ledger": self.ledger.as_dict(),
             "seconds": dict(self.seconds),
-            "parts": self.parts,
         }
 
     def fill(
@@ -89,5 +86,4 @@ class State:
         self.branches_done = numbers["branches_done"]
         self.ledger = Ledger.from_dict(numbers["ledger"])
         self.seconds = defaultdict(float, numbers["seconds"])
-        self.parts = list(numbers["parts"])
         self.steps, self.curve, self.rollouts = steps, curve, []

@@ -22,6 +22,11 @@ def shard_name(rank: int, size: int) -> str:
     return f"tensors-{rank:05d}-of-{size:05d}.safetensors"
 
 
+def is_tensors(name: str) -> bool:
+    """Whether a file of a checkpoint holds tensors."""
+    return name.endswith(".safetensors")
+
+
 class SavedTensors(Tensors):
     """Tensors by name, read from `files` when they are asked for. A tensor of which several files
     hold rows is theirs one after another, in the order of the files."""

@@ -1,0 +1,83 @@
+"""The folder of one checkpoint: what it holds, and whether that is what was written."""
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from tasks.common.files import ArtifactError, digest_file
+from tasks.common.seal import DamagedError
+from tasks.common.sealed import decode
+from tasks.train.loop.tensors import SavedTensors, Tensors, is_tensors
+
+HELD = "held"  # the folder of the trunk's last checkpoint, while a branch runs
+
+Loaded = tuple[Tensors, dict[str, Any], dict[str, pl.DataFrame]]
+
+
+def read_checkpoint(folder: Path) -> tuple[Loaded, list[str]]:
+    """A checkpoint's tensors, state and tables, and the names of the rollout parts beside it;
+    ArtifactError when a file is not what was written."""
+    index = verified_index(folder)
+    tables = {
+        Path(name).stem: pl.read_parquet(folder / name)
+        for name in index["files"]
+        if name.endswith(".parquet")
+    }
+    tensors = SavedTensors([folder / name for name in index["files"] if is_tensors(name)])
+    return (tensors, index["state"], tables), index["parts"]
+
+
+def verified_index(folder: Path) -> dict[str, Any]:
+    """What `state.json` of a checkpoint holds, all files that it names being what was written."""
+    index = read_index(folder)
+    is_held = folder.parent.name == HELD
+    beside = folder.parent.parent if is_held else folder.parent
+    expected = {folder / name: value for name, value in index["files"].items()}
+    expected |= {beside / name: name.removesuffix(".parquet")[-16:] for name in index["parts"]}
+    for path, value in expected.items():
+        if not path.exists():
+            raise ArtifactError(f"{path.name} is missing")
+        if digest_file(path) != value:
+            raise ArtifactError(f"{path.name} is not what was written")
+    return index
+
+
+def read_index(folder: Path) -> dict[str, Any]:
+    """What `state.json` of a checkpoint holds; ArtifactError where it is missing or damaged."""
+    try:
+        return decode((folder / "state.json").read_bytes())
+    except DamagedError as error:
+        raise ArtifactError(f"state.json {error}") from error
+    except OSError as error:
+        raise ArtifactError(f"state.json cannot be read: {error}") from error
+
+
+def read_parts(folder: Path) -> list[str]:
+    """The names of the parts that a checkpoint needs; none where it is too damaged to say."""
+    try:
+        return list(read_index(folder)["parts"])
+    except ArtifactError:
+        return []
+
+
+def branch_of(folder: Path) -> float | None:
+    """The branch that a checkpoint is of; None for the trunk's, and for a damaged one."""
+    try:
+        branch: float | None = read_index(folder)["state"]["branch"]
+    except ArtifactError:
+        return None
+    return branch
+
+
+def held_in(folder: Path) -> Path:
+    """The checkpoint that is held in a folder of checkpoints; ArtifactError where there is none."""
+    found = list((folder / HELD).glob("step-*"))
+    if not found:
+        raise ArtifactError(f"{folder / HELD} is missing, the trunk that a branch goes back to")
+    return found[0]
+
+
+def sequence(folder: Path) -> int:
+    """A checkpoint's place in the order of writing."""
+    return int(folder.name.rpartition("-")[2])

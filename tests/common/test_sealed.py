@@ -1,0 +1,93 @@
+"""Sealed JSON: every flipped bit is noticed or changes nothing, and the message says what to do."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tasks.common.files import ArtifactError
+from tasks.common.remedy import remedy
+from tasks.common.sealed import read_sealed, write_sealed
+
+VALUE = {
+    "num_samples": 8,
+    "pass_at": {1: 0.4375, 16: 0.5, 2: None},
+    "verifiers": ["é", "1"],
+    "zeta": True,
+}
+READ = {**VALUE, "pass_at": {"1": 0.4375, "16": 0.5, "2": None}}
+
+
+def test_every_flipped_bit_is_noticed_or_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "profile" / "flops.json"
+    write_sealed(path, VALUE)
+    assert read_sealed(path) == READ
+    content, said = path.read_bytes(), []
+    for place in range(8 * len(content)):
+        damaged = bytearray(content)
+        damaged[place // 8] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        try:
+            assert read_sealed(path) == READ
+        except ArtifactError as error:
+            said.append(str(error))
+    assert len(said) > 0.9 * 8 * len(content)  # the others are between white space
+    assert all(f"{path} is damaged" in words for words in said)
+    assert all("Delete it and run the stage profile again" in words for words in said)
+
+
+def test_the_file_is_plain_json_and_equal_values_make_equal_files(tmp_path: Path) -> None:
+    one, other = tmp_path / "one.json", tmp_path / "other.json"
+    write_sealed(one, VALUE)
+    write_sealed(other, dict(reversed(VALUE.items())))
+    assert one.read_bytes() == other.read_bytes()
+    value = json.loads(one.read_text())
+    assert list(value)[-1] == "winnow-sha256"
+    one.write_text(json.dumps(value))  # formatted in another way
+    assert read_sealed(one) == READ
+    write_sealed(other, read_sealed(one))
+    assert other.read_text().count("winnow-sha256") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"digest": "5d41"}', "has no winnow-sha256"),
+        ("[1, 2]", "has no winnow-sha256"),
+        ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+    ],
+)
+def test_a_file_of_others_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "cost.json"
+    path.write_text(text)
+    with pytest.raises(ArtifactError, match=message):
+        read_sealed(path)
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("data/prompts/test.parquet", "run python -m flows.pipeline: the stage ingest restores"),
+        ("data/policy.json", r"stage policy .*git checkout -- data/policy.json"),
+        ("data/runs/a-b/3/plan/forecast.json", "stage allocate@a-b-3 restores"),
+        ("data/runs/a/0/train/policy", "stage train@a-0 restores"),
+        ("data/runs/a/0/train/policy.json", "stage train@a-0 restores"),
+        ("other/profile/cost.json", "flows.pipeline --data other: the stage profile restores"),
+        ("data/rounds/2/prompts/train.parquet", "flows.pipeline: the stage ingest restores"),
+        ("data/rounds/2/baseline/metrics.json", "--data data/rounds/2: the stage baseline"),
+        ("families/x/profile/cost.json", "run the stage profile again"),
+        ("data/locks/overrides.json", "run the same command again"),
+    ],
+)
+def test_the_remedy_names_the_command_and_the_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("dvc.yaml", "other/dvc.yaml", "data/rounds/2/dvc.yaml"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+    Path("data/prompts").mkdir()
+    Path("data/rounds/2/prompts").symlink_to("../../prompts")
+    with pytest.raises(ArtifactError, match=words):
+        raise ArtifactError(remedy(Path(path)))
