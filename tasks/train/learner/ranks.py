@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as distributed
 
-from tasks.common.process import die_with_parent
+from tasks.common.parent import die_with_parent
 
 T = TypeVar("T")
 
