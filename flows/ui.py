@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 from flows import commands, guarded, server
 from tasks.common import params
-from tasks.common.files import ArtifactError
+from tasks.common.files import ArtifactError, make_private_folder
 from tasks.common.layout import Layout
 
 LAYOUT = Layout(commands.ROOT / "data")
@@ -120,7 +120,7 @@ def check_port(one: Server) -> None:
 @contextmanager
 def process(one: Server) -> Iterator[tuple["subprocess.Popen[bytes]", BinaryIO]]:
     """The server's process and its log, for as long as the block lasts."""
-    LAYOUT.tracking.mkdir(parents=True, exist_ok=True)
+    make_private_folder(LAYOUT.tracking)
     with tempfile.TemporaryFile() as log:
         child = subprocess.Popen(
             [sys.executable, "-P", str(Path(guarded.__file__)), *module(*one.arguments)],
@@ -130,6 +130,7 @@ def process(one: Server) -> Iterator[tuple["subprocess.Popen[bytes]", BinaryIO]]
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            umask=server.PRIVATE,
         )
         assert child.stdin is not None
         try:

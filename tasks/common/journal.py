@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tasks.common.files import digest, digest_file
+from tasks.common.files import digest, digest_file, make_private_folder
 
 logger = logging.getLogger(__name__)
 
@@ -211,7 +211,7 @@ class Journal:
 
     def _keep(self, event: Event) -> None:
         try:
-            self.pending.parent.mkdir(parents=True, exist_ok=True)
+            make_private_folder(self.pending.parent)
             with self.pending.open("a") as file:
                 file.write(json.dumps(event) + "\n")
         except OSError as error:
@@ -285,7 +285,7 @@ def milliseconds() -> int:
 def locked(folder: Path) -> Iterator[None]:
     """One stage at a time makes runs here, or two would open two parents. What is done inside is
     bounded in time."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private_folder(folder)
     with (folder / "lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

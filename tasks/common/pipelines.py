@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from tasks.common.files import ArtifactError, read_json, write_json
+from tasks.common.files import ArtifactError, make_private_folder, read_json, write_json
 from tasks.common.journal import Event, milliseconds
 from tasks.common.layout import Layout
 
@@ -50,6 +50,7 @@ def _open_pipeline(layout: Layout, kind: str, process: psutil.Process) -> Event:
     identity = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     pipeline = {"id": identity, "kind": kind, "tags": process_tags(process), "recorded": False}
     try:
+        make_private_folder(layout.tracking)
         write_json(layout.tracking / "pipeline.json", pipeline)
     except OSError as error:
         logger.warning(

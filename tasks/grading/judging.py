@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 
-from tasks.common.files import ArtifactError, digest
+from tasks.common.files import ArtifactError, digest, make_private_file
 from tasks.common.params import ParamsError, parse
 from tasks.grading.verdict import JudgeUsage, Verdict
 from tasks.grading.verifiers.judge import Settings
@@ -41,7 +41,7 @@ class VerdictStore:
     """Verdicts by key, in a database file that several processes may use."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private_file(path)
         self.path = path
         with self.connect() as database, database:
             database.execute("PRAGMA journal_mode=WAL")

@@ -23,7 +23,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tasks.common.files import ArtifactError, digest, digest_file, read_json, write_json
+from tasks.common.files import (
+    ArtifactError,
+    digest,
+    digest_file,
+    make_private_folder,
+    read_json,
+    write_json,
+)
 from tasks.common.journal import Event
 from tasks.common.layout import Layout
 
@@ -60,7 +67,7 @@ class Writer:
 
     def start(self) -> None:
         """Start the process, in a session of its own: Ctrl-C is for the stage, which ends it."""
-        self.log.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self.log.parent)
         grown = self.log.exists() and self.log.stat().st_size > MAX_LOG
         with self.log.open("wb" if grown else "ab") as log:
             self.child = subprocess.Popen(

@@ -28,6 +28,9 @@ from tasks.common.files import (
     ArtifactError,
     digest,
     digest_file,
+    follow_folder,
+    make_folder,
+    make_private_folder,
     read_json,
     replace_file,
     sync_folder,
@@ -70,6 +73,7 @@ class Checkpoints:
         self.part_digests: dict[str, str] = {}
         for deleted in root.glob(".deleted-*"):  # by a run that was killed while it tidied up
             shutil.rmtree(deleted, ignore_errors=True)
+        make_private_folder(root)
         if not self.folder.exists():
             log_what_changed(root, components)
             write_json(self.folder / "key.json", components)
@@ -95,7 +99,7 @@ class Checkpoints:
         unique = self.unique_name(snapshot.step)
         final, temporary = self.folder / unique, self.folder / f".{unique}"
         shutil.rmtree(temporary, ignore_errors=True)  # of a write that was killed
-        temporary.mkdir()
+        make_folder(temporary)
         save_file(snapshot.tensors, temporary / "tensors.safetensors")
         for name, table in snapshot.tables.items():
             table.write_parquet(temporary / f"{name}.parquet")
@@ -312,7 +316,8 @@ class Checkpoints:
         """The run has succeeded: nothing is left to resume."""
         deleted = self.folder.with_name(f".deleted-{self.folder.name}")
         os.rename(self.folder, deleted)  # at once: half a folder would be a run that cannot end
-        shutil.rmtree(deleted)
+        # another run of this data root may be removing it already, as a killed one's
+        shutil.rmtree(deleted, ignore_errors=True)
 
 
 def read_checkpoint(folder: Path) -> tuple[Loaded, dict[str, str]]:
@@ -389,7 +394,8 @@ def read_parts(folder: Path) -> list[str]:
 
 
 def flush(path: Path) -> None:
-    """Flush a written file to the disk."""
+    """Flush a written file to the disk, its mode that of the folder."""
+    follow_folder(path, 0o600)
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
