@@ -63,17 +63,29 @@ def run(options: argparse.Namespace) -> int:
                 wait_until_up(one, child, log)
             for name, page in [*lasting, *((one.name, one.page) for one in started)]:
                 print(f"{name:9} {page}", flush=True)
-            if not running:
-                return 0
-            print("Ctrl-C stops both" if len(running) > 1 else "Ctrl-C stops it", flush=True)
-            while True:
+            if running:
+                print("Ctrl-C stops both" if len(running) > 1 else "Ctrl-C stops it", flush=True)
+            mark_crashes(
+                next((f"{one.page}/api" for one in started if one.name == "Prefect"), None)
+            )
+            while running:
                 for one, child, log in running:
                     if child.poll() is not None:
                         raise PageError(f"{one.name} has ended by itself:\n{tail(log)}")
                 time.sleep(POLL_SECONDS)
         except KeyboardInterrupt:
             print("stopping ...", flush=True)
-            return 0
+        return 0
+
+
+def mark_crashes(url: str | None) -> None:
+    """Have Prefect show as crashed what was killed. `url` is that of a server started here."""
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    from flows import crashes, records
+
+    with temporary_settings({PREFECT_API_URL: url} if url else {}):
+        records.attempt(crashes.mark)
 
 
 def servers(prefect_port: int, mlflow_port: int) -> tuple[list[tuple[str, str]], list[Server]]:
