@@ -17,7 +17,6 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -27,6 +26,7 @@ from typing import Any
 
 from flows.output import Output
 from tasks.common import forks
+from tasks.common.files import temporary_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 GRACE_SECONDS = 20.0
@@ -94,7 +94,8 @@ class Dvc:
         to dvc's process group, and ends with it."""
         if forks.ADDRESS in self.extra or not forks.are_possible():
             return
-        address = f"{self.stack.enter_context(tempfile.TemporaryDirectory())}/forks"
+        folder = self.stack.enter_context(temporary_folder(None, "winnow"))
+        address = str(folder / "forks")
         server = subprocess.Popen(
             launcher("forks", address),
             cwd=ROOT,

@@ -16,7 +16,17 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 from pydantic import Field
 
-from flows import commands, elsewhere, logs, records, rounds, selection, side_by_side, summary
+from flows import (
+    commands,
+    crashes,
+    elsewhere,
+    logs,
+    records,
+    rounds,
+    selection,
+    side_by_side,
+    summary,
+)
 from flows.roots import MAIN
 from flows.rounds import Request
 from flows.stages import Stages, code_version
@@ -190,7 +200,8 @@ def flow_over(
             concurrency,
             on or {},
         )
-        with look(request) as found:
+        records.attempt(crashes.mark)
+        with crashes.noticed(), look(request) as found:
             return run_roots(found, retries, concurrency, on or {})
 
     return Flow(

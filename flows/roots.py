@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from flows import commands
 from tasks.common import derived, params
-from tasks.common.files import replace_file
+from tasks.common.files import replace_file, temporary_folder
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError
 
@@ -172,10 +172,9 @@ def link(path: Path, target: str) -> None:
         return
     if path.exists() and not path.is_symlink():
         raise ParamsError(f"{path} is in the way: a later round links to the first one's prompts")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)
-    os.symlink(target, temporary)
-    os.replace(temporary, path)
+    with temporary_folder(path.parent, path.name) as temporary:
+        os.symlink(target, temporary / path.name)
+        os.replace(temporary / path.name, path)
 
 
 def own_needs(root: Root, graph: Mapping[str, set[str]]) -> dict[str, set[str]]:

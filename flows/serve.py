@@ -29,7 +29,7 @@ from prefect.events.schemas.events import ResourceSpecification
 from prefect.runner import Runner
 from prefect.settings import PREFECT_API_URL
 
-from flows import HEARTBEAT_SECONDS, commands, records, rounds, side_by_side
+from flows import HEARTBEAT_SECONDS, commands, crashes, records, rounds, side_by_side
 from flows.flow import pipeline
 from tasks.common import params, process
 
@@ -174,6 +174,7 @@ def main() -> int:
         return 1
     os.chdir(commands.ROOT)
     records.attempt(watch_heartbeats)
+    records.attempt(crashes.mark)
     try:
         asyncio.run(serve(options))
     except KeyboardInterrupt:  # before anything was served

@@ -23,6 +23,7 @@ from tasks.common.redaction import without_secrets
 logger = logging.getLogger(__name__)
 
 START_SECONDS = 180.0
+PRIVATE = 0o077  # the umask of servers: their databases and logs are their user's alone
 APP = (
     "uvicorn",
     "--factory",
@@ -94,6 +95,7 @@ def provide() -> None:
         env={**commands.environment(), **SETTINGS},
         stdin=subprocess.DEVNULL,
         process_group=0,
+        umask=PRIVATE,
     )
     atexit.register(commands.end_group, child)
     url = f"http://127.0.0.1:{port}/api"

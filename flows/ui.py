@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 from flows import commands, guarded, server
 from tasks.common import params
-from tasks.common.files import ArtifactError
+from tasks.common.files import ArtifactError, make_private_folder
 from tasks.common.layout import Layout
 from tasks.common.redaction import without_secrets
 
@@ -64,17 +64,29 @@ def run(options: argparse.Namespace) -> int:
                 wait_until_up(one, child, log)
             for name, page in [*lasting, *((one.name, one.page) for one in started)]:
                 print(f"{name:9} {page}", flush=True)
-            if not running:
-                return 0
-            print("Ctrl-C stops both" if len(running) > 1 else "Ctrl-C stops it", flush=True)
-            while True:
+            if running:
+                print("Ctrl-C stops both" if len(running) > 1 else "Ctrl-C stops it", flush=True)
+            mark_crashes(
+                next((f"{one.page}/api" for one in started if one.name == "Prefect"), None)
+            )
+            while running:
                 for one, child, log in running:
                     if child.poll() is not None:
                         raise PageError(f"{one.name} has ended by itself:\n{tail(log)}")
                 time.sleep(POLL_SECONDS)
         except KeyboardInterrupt:
             print("stopping ...", flush=True)
-            return 0
+        return 0
+
+
+def mark_crashes(url: str | None) -> None:
+    """Have Prefect show as crashed what was killed. `url` is that of a server started here."""
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    from flows import crashes, records
+
+    with temporary_settings({PREFECT_API_URL: url} if url else {}):
+        records.attempt(crashes.mark)
 
 
 def servers(prefect_port: int, mlflow_port: int) -> tuple[list[tuple[str, str]], list[Server]]:
@@ -121,7 +133,7 @@ def check_port(one: Server) -> None:
 @contextmanager
 def process(one: Server) -> Iterator[tuple["subprocess.Popen[bytes]", BinaryIO]]:
     """The server's process and its log, for as long as the block lasts."""
-    LAYOUT.tracking.mkdir(parents=True, exist_ok=True)
+    make_private_folder(LAYOUT.tracking)
     with tempfile.TemporaryFile() as log:
         child = subprocess.Popen(
             [sys.executable, "-P", str(Path(guarded.__file__)), *module(*one.arguments)],
@@ -131,6 +143,7 @@ def process(one: Server) -> Iterator[tuple["subprocess.Popen[bytes]", BinaryIO]]
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            umask=server.PRIVATE,
         )
         assert child.stdin is not None
         try:

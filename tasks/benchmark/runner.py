@@ -33,7 +33,7 @@ from tasks.benchmark.sharing import Shared
 from tasks.common.artifacts import PROFILE
 from tasks.common.files import write_json
 from tasks.common.layout import Layout
-from tasks.common.process import die_with_parent
+from tasks.common.parent import die_with_parent
 from tasks.common.progress import progress
 from tasks.common.stage import StageError
 

@@ -7,14 +7,13 @@ the same moment both run the cell, and each keeps its own line. Machines of one 
 line but for its seconds; of different kinds, their policies differ by rounding."""
 
 import json
-import os
 import socket
 import time
 from pathlib import Path
 from typing import Any
 
 from tasks.benchmark.results import Line
-from tasks.common.files import ArtifactError, digest
+from tasks.common.files import ArtifactError, digest, replace_file
 from tasks.common.locations import open_location, reaching
 
 CLAIM_SECONDS = 600.0  # a claim is renewed at every look at the others
@@ -41,7 +40,7 @@ class Shared:
             folder = f"{self.root}/lines"
             names = self.files.ls(folder, detail=False) if self.files.exists(folder) else []
         lines = []
-        for path in sorted(names):
+        for path in sorted(name for name in names if name.endswith(".json")):
             key = path.rsplit("/", 1)[-1].removesuffix(".json")
             if key not in self.known and path.endswith(".json"):
                 lines.append(self.read(path))
@@ -87,7 +86,4 @@ class Shared:
             if "file" not in self.files.protocol:
                 self.files.pipe_file(path, content)
                 return
-            self.files.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
-            temporary = f"{path}.{self.owner}.tmp"
-            self.files.pipe_file(temporary, content)
-            os.replace(temporary, path)
+            replace_file(Path(path), lambda file: file.write(content))

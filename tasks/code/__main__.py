@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.code.cells import cells
-from tasks.common import params, process
+from tasks.common import params, parent
 from tasks.common.code import ROOT
 from tasks.common.files import write_json
 from tasks.common.layout import Layout
@@ -30,11 +30,11 @@ def write(values: dict[str, Any], root: Path, folder: Path) -> None:
 
 
 def main() -> int:
+    parent.die_with_parent()
     parser = argparse.ArgumentParser(prog="python -m tasks.code")
     parser.add_argument("--params", type=Path, default=Path("params.yaml"), help="parameter file")
     parser.add_argument("--data", type=Path, default=Path("data"), help="data root")
     options = parser.parse_args()
-    process.die_with_parent()
     try:
         write(params.load(options.params), ROOT, Layout(options.data).code_folder)
     except params.ParamsError as error:

@@ -11,6 +11,7 @@ FILES = {
     "tasks/common/forks.py": "how a stage's process starts",
     "tasks/common/journal.py": "the record, until the tracking server has it",
     "tasks/common/locations.py": "how a place is reached: the same bytes come from all of them",
+    "tasks/common/parent.py": "when a process ends",
     "tasks/common/pipelines.py": "which run of the record a stage belongs to",
     "tasks/common/process.py": "signals and locks",
     "tasks/common/progress.py": "the progress bar",

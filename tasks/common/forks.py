@@ -27,6 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tasks.common.parent import PARENT
+
 ADDRESS = "WINNOW_FORKS"
 LIBRARIES = (
     "transformers.models.qwen3.modeling_qwen3",
@@ -110,6 +112,7 @@ class Request:
             for stream in streams:
                 os.close(stream)
             raise
+        environment[PARENT] = str(os.getpid())
         return cls(module, arguments, folder, environment, streams)
 
     def become(self) -> None:

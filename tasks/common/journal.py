@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tasks.common.files import digest, digest_file
+from tasks.common.files import digest, digest_file, make_private_folder
 from tasks.common.redaction import without_secrets
 
 logger = logging.getLogger(__name__)
@@ -219,7 +219,7 @@ class Journal:
         """Append an event to the file, whole or not at all: what follows half a line could not be
         replayed."""
         try:
-            self.pending.parent.mkdir(parents=True, exist_ok=True)
+            make_private_folder(self.pending.parent)
             with self.pending.open("ab", buffering=0) as file:
                 size = file.tell()
                 line = line_of(event).encode()
@@ -331,7 +331,7 @@ def milliseconds() -> int:
 def locked(folder: Path) -> Iterator[None]:
     """One stage at a time makes runs here, or two would open two parents. What is done inside is
     bounded in time."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private_folder(folder)
     with (folder / "lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -3,6 +3,7 @@
 
 from pathlib import Path
 
+from tasks.common.files import temporary_folder
 from tasks.common.params import ParamsError
 
 
@@ -12,15 +13,14 @@ def overridden(path: Path, overrides: list[str]) -> str:
     from dvc.exceptions import DvcException
     from dvc.utils.hydra import apply_overrides
 
-    copy = path.with_name(f".{path.stem}.overridden{path.suffix}")
-    copy.write_text(path.read_text())
-    try:
-        apply_overrides(copy, overrides)
+    with temporary_folder(None, "winnow-overrides") as folder:
+        copy = folder / path.name
+        copy.write_text(path.read_text())
+        try:
+            apply_overrides(copy, overrides)
+        except DvcException as error:
+            raise ParamsError(
+                f"{' '.join(overrides)}: {error.__cause__ or error}. An override is KEY=VALUE with "
+                f"a key of {path.name}, as in train.learning_rate=1e-4 or experiment.seeds=[0,1]"
+            ) from error
         return copy.read_text()
-    except DvcException as error:
-        raise ParamsError(
-            f"{' '.join(overrides)}: {error.__cause__ or error}. An override is KEY=VALUE with a "
-            f"key of {path.name}, as in train.learning_rate=1e-4 or experiment.seeds=[0,1]"
-        ) from error
-    finally:
-        copy.unlink(missing_ok=True)

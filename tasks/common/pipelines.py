@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from tasks.common.files import ArtifactError
+from tasks.common.files import ArtifactError, make_private_folder
 from tasks.common.journal import Event, milliseconds
 from tasks.common.layout import Layout
 from tasks.common.sealed import read_note, read_sealed, write_sealed
@@ -52,6 +52,7 @@ def _open_pipeline(layout: Layout, kind: str, process: psutil.Process) -> Event:
     identity = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     pipeline = {"id": identity, "kind": kind, "tags": process_tags(process), "recorded": False}
     try:
+        make_private_folder(layout.tracking)
         write_sealed(layout.tracking / "pipeline.json", pipeline)
     except OSError as error:
         logger.warning(

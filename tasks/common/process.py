@@ -1,48 +1,22 @@
-"""Processes that end when they should: death with the parent, one writer at a time, an honest exit
-status."""
+"""Processes that end when they should: one writer at a time, an honest exit status. Death with the
+parent is in `parent`."""
 
-import ctypes
 import fcntl
 import logging
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
+from tasks.common.parent import INTERRUPTED as INTERRUPTED
+
 logger = logging.getLogger(__name__)
 
-PR_SET_PDEATHSIG = 1
-INTERRUPTED = 130
 POLL_SECONDS = 0.1  # between two looks at a lock that another process holds
 WORD_SECONDS = 60.0  # between two lines that say so
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent ends (Linux; elsewhere nothing happens).
-
-    A killed `dvc` or flow must not leave a trainer behind that goes on writing beside its
-    successor."""
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if (
-        "DVC_STAGE" in os.environ and "RANK" not in os.environ and is_orphan()
-    ):  # torchrun looks after its ranks
-        os._exit(INTERRUPTED)
-
-
-def is_orphan() -> bool:
-    """Whether the `dvc` that ran this command is gone already: imports take seconds, and a kill in
-    that time comes before anybody asked to die with it. What adopts orphans is of another session
-    than dvc and its children."""
-    try:
-        return os.getsid(os.getppid()) != os.getsid(0)
-    except (ProcessLookupError, PermissionError):
-        return True
 
 
 def _interrupt(number: int, frame: object) -> None:

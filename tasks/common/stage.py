@@ -105,7 +105,6 @@ def run(
     if alone and (arguments.recipe is None) != (arguments.seed is None):
         parser.error("--recipe and --seed name one run together: give both or neither")
     atexit.register(gc.freeze)  # at its end Python would look for garbage in torch: two seconds
-    process.die_with_parent()
     status = forks.run_forked(f"tasks.{name}")
     if status is not None:
         sys.exit(status)

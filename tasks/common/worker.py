@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tasks.common.process import die_with_parent
+from tasks.common.parent import die_with_parent
 
 HOLD_SECONDS = 0.002  # replies are collected for so long and sent together
 MAX_FILE_BYTES = 64 << 20  # of any file that a worker writes

@@ -1,7 +1,10 @@
 """python -m tasks.evaluate [--recipe R --seed S]: measure a trained policy on the test prompts, or
 without a recipe the initial policy, the baseline of every trained policy."""
 
-from tasks.common import stage
+from tasks.common import parent
 
 if __name__ == "__main__":
+    parent.die_with_parent()
+    from tasks.common import stage
+
     stage.run("tasks.evaluate.run", recipe=True, seed=True, alone="baseline")

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from tasks.common.files import ArtifactError, digest
+from tasks.common.files import ArtifactError, digest, make_private_file
 from tasks.common.params import ParamsError, parse
 from tasks.common.redaction import has_credentials
 from tasks.grading.verdict import JudgeUsage, Verdict
@@ -43,7 +43,7 @@ class VerdictStore:
     """Verdicts by key, in a database file that several processes may use."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private_file(path)
         self.path = path
         with self.connect() as database, database:
             database.execute("PRAGMA journal_mode=WAL")

@@ -25,12 +25,12 @@ import selectors
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tasks.common.files import temporary_folder
 from tasks.common.params import ParamsError
 from tasks.grading import sandbox_runner
 from tasks.grading.sandbox_command import (
@@ -75,8 +75,7 @@ class Session:
         runner = [*interpreter(), "-c", inspect.getsource(sandbox_runner)]
         with contextlib.ExitStack() as stack:
             if sandbox.kind == "process":
-                self.folder = tempfile.mkdtemp(prefix="program-")
-                stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
+                self.folder = str(stack.enter_context(temporary_folder(None, "program")))
                 command, descriptors = runner, []
             else:
                 filter_file = stack.enter_context(filter_in_memory())

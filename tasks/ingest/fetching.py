@@ -8,7 +8,6 @@ loopback; patterns that name many files."""
 
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ import httpx
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-from tasks.common.files import ArtifactError
+from tasks.common.files import ArtifactError, temporary_folder
 from tasks.common.locations import is_remote, open_file, reaching
 from tasks.common.progress import progress
 
@@ -40,8 +39,8 @@ def local_file(location: str, folder: Path | None) -> Iterator[Path]:
     if scheme == "hf":
         yield from_hub(location)
     elif scheme in ("http", "https", "s3"):
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".fetched.") as name:
-            target = Path(name) / "file"
+        with temporary_folder(folder, "fetched") as temporary:
+            target = temporary / "file"
             with target.open("wb") as file:
                 (from_bucket if scheme == "s3" else from_web)(location, file)
             yield target

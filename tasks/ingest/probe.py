@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from polars import selectors
 
-from tasks.common.process import die_with_parent
+from tasks.common.parent import die_with_parent
 from tasks.ingest.bounded import MAX_EXPANSION, SMALLEST_LIMIT
 
 MEMORY_GB = 8

@@ -1,14 +1,13 @@
 """The stage `ingest`: from the sources to prompts with answers, in three splits."""
 
 import logging
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from tasks.common.files import digest_file
+from tasks.common.files import digest_file, temporary_folder
 from tasks.common.stage import Stage
 from tasks.grading.grader import Grader, Verify
 from tasks.ingest import contamination, duplicates, golds, splits, writing
@@ -50,10 +49,8 @@ def main(stage: Stage) -> None:
     splits.check(settings.splits, shares(chosen))
     contamination.check(settings.contamination)
     folder = None if stage.options.dry_run else stage.layout.root
-    if folder:
-        folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".ingest.") as name:
-        spool, index, pairs = ingest(settings, chosen, sections.verify, Path(name))
+    with temporary_folder(folder, "ingest") as temporary:
+        spool, index, pairs = ingest(settings, chosen, sections.verify, temporary)
         counts = table(index)
         if stage.options.dry_run:
             print(counts)

@@ -2,7 +2,7 @@
 
 import argparse
 
-from tasks.common import stage
+from tasks.common import parent
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -15,4 +15,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
+    parent.die_with_parent()
+    from tasks.common import stage
+
     stage.run("tasks.policy.run", options=options)

@@ -10,7 +10,6 @@ is copied (`--copy`), as a later round's is, the weights are there as well."""
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from tasks.common.files import sync_folder
+from tasks.common.files import follow_folder, sync_folder, temporary_folder
 from tasks.common.stage import StageError
 from tasks.models.folder import POLICY_FILES, check_folder, policy_digest
 from tasks.models.policy import describe, load_tokenizer, save_policy
@@ -103,10 +102,9 @@ def skeleton(location: Path, trust_remote_code: bool) -> PreTrainedModel:
 def whole_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder that replaces `folder` if the block succeeds. Until then the old one
     stays."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as scratch:
-        new = Path(scratch) / "new"
-        old = Path(scratch) / "old"
+    with temporary_folder(folder.parent, folder.name) as scratch:
+        new = scratch / "new"
+        old = scratch / "old"
         new.mkdir()
         yield new
         # the files reach the disk before the folder gets its name
@@ -117,4 +115,5 @@ def whole_folder(folder: Path) -> Iterator[Path]:
         if folder.exists():
             os.rename(folder, old)
         os.rename(new, folder)
+        follow_folder(folder, 0o755)
     sync_folder(folder.parent)

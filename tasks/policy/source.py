@@ -9,13 +9,11 @@ the same model is not fetched twice."""
 import logging
 import os
 import re
-import shutil
-import tempfile
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from tasks.common.files import digest
+from tasks.common.files import digest, follow_folder, temporary_folder
 from tasks.common.locations import open_location, reaching
 from tasks.common.progress import progress
 from tasks.common.stage import StageError
@@ -90,14 +88,10 @@ def from_store(store: Any, prefix: str, downloads: Path, patterns: tuple[str, ..
 
 def fetch(store: Any, files: list[str], target: Path) -> None:
     """Copy `files` into a new folder, which gets its name when it is complete."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=".policy."))
-    try:
+    with temporary_folder(target.parent, target.name) as temporary:
         with progress(sum(store.size(path) for path in files), "download", "B") as bar:
             for path in files:
                 store.get_file(path, str(temporary / Path(path).name))
                 bar.update(store.size(path))
-        temporary.chmod(0o755)
+        follow_folder(temporary, 0o755)
         os.replace(temporary, target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)

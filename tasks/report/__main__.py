@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from tasks.common import stage
+from tasks.common import parent
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -19,4 +19,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
+    parent.die_with_parent()
+    from tasks.common import stage
+
     stage.run("tasks.report.run", options=options)

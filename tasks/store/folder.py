@@ -25,7 +25,13 @@ from typing import Any, TypeVar
 import polars as pl
 
 from tasks.common.artifacts import STORE, Layout
-from tasks.common.files import ArtifactError, create_file, digest, require_writable
+from tasks.common.files import (
+    ArtifactError,
+    create_file,
+    digest,
+    make_private_folder,
+    require_writable,
+)
 from tasks.common.locations import UNREACHED, open_location, reaching
 from tasks.common.seal import DamagedError
 from tasks.store import shards
@@ -52,10 +58,17 @@ class StoreSettings:
 class RolloutStore:
     """The shards of one policy under one set of sampling parameters."""
 
-    def __init__(self, files: Any, folder: str, description: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        files: Any,
+        folder: str,
+        description: dict[str, Any] | None = None,
+        private: Path | None = None,
+    ) -> None:
         self.files = files
         self.folder = folder
         self.description = description
+        self.private = private  # the store, where it is this data root's alone
         self.damaged: set[Span] = set()  # skipped, also where they could not be renamed
 
     @property
@@ -209,6 +222,8 @@ class RolloutStore:
         written."""
         path = f"{self.folder}/{name}"
         if is_local(self.files):
+            if self.private:
+                make_private_folder(self.private)
             return create_file(Path(path), lambda file: file.write(content))
         try:
             self.files.pipe_file(path, content, mode="create")
@@ -256,7 +271,9 @@ def open_store(
     `sampling`."""
     files, root = open_location(location(settings, layout))
     description = {"policy": policy_digest, "sampling": dict(sampling)}
-    return RolloutStore(files, f"{root}/{policy_digest}/{digest(dict(sampling))}", description)
+    folder = f"{root}/{policy_digest}/{digest(dict(sampling))}"
+    private = None if settings.location else layout.store
+    return RolloutStore(files, folder, description, private)
 
 
 def prompt_digest(token_ids: Sequence[int]) -> str:

@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from tasks.common import params, stage
+from tasks.common import parent
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +25,7 @@ def launch_ranks(options: argparse.Namespace) -> None:
     What is wrong with the file, the stage will say."""
     if "RANK" in os.environ:
         return
+    from tasks.common import params
     from tasks.engines.engine import EngineSettings
     from tasks.train.learner import ranks
 
@@ -36,4 +37,7 @@ def launch_ranks(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
+    parent.die_with_parent()
+    from tasks.common import stage
+
     stage.run("tasks.train.run", recipe=True, seed=True, options=add_options, before=launch_ranks)

@@ -16,9 +16,9 @@ from tasks.common import forks
 STAGE = """
 import os, signal, sys, time
 from pathlib import Path
-from tasks.common import process
+from tasks.common import parent
 
-process.die_with_parent()
+parent.die_with_parent()
 
 def say(text):
     Path(os.environ["SAID"]).write_text(text)
@@ -38,16 +38,16 @@ sys.exit(int(sys.argv[1]))
 """
 COMMAND = """
 import os, sys
-from tasks.common import forks, process
-process.die_with_parent()
+from tasks.common import forks, parent
+parent.die_with_parent()
 status = forks.run_forked("a_stage")
 print("here", flush=True)
 sys.exit(99 if status is None else status)
 """
 SERVER = """
 import sys
-from tasks.common import forks, process
-process.die_with_parent()
+from tasks.common import forks, parent
+parent.die_with_parent()
 forks.serve(sys.argv[1], ("json", *sys.argv[2:])).become()
 """
 

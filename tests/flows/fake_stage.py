@@ -4,8 +4,8 @@ The report makes sgpo the champion, as the real one would say it.
 
 The scratch project of the tests runs it as `python -m tasks.<stage>`. What it writes depends on its
 parameters and data, not on its code, as with the real stages: a comment changes nothing downstream.
-`behaviour.json` at the root makes a stage fail, hang until it is killed, or wait until all that
-are to meet run at the same time."""
+`behaviour.json` at the root makes a stage fail, hang until it is killed, wait until all that are
+to meet run at the same time, or import for as long as dvc lives."""
 
 import hashlib
 import json
@@ -18,7 +18,8 @@ from typing import Any
 
 import yaml
 
-from tasks.common.process import die_with_parent, interrupt_on_terminate
+from tasks.common.parent import die_with_parent
+from tasks.common.process import interrupt_on_terminate
 from tasks.common.sealed import write_sealed
 
 ROOT = sys.argv[sys.argv.index("--data") + 1]
@@ -77,16 +78,32 @@ def write_policy(folder: Path, text: str) -> None:
     (folder / "config.json").write_text("{}")
 
 
-def behave(stage: str) -> None:
+def read_behaviour() -> dict[str, str]:
     file = Path("behaviour.json")
-    behaviour = json.loads(file.read_text()) if file.exists() else {}
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+def hang(stage: str) -> None:
+    Path(f"{stage}.hanging.pid").write_text(str(os.getpid()))
+    while True:
+        time.sleep(0.05)
+
+
+def import_libraries(stage: str) -> None:
+    """Take as long over it as dvc lives."""
+    parent = os.getppid()
+    Path(f"{stage}.hanging.pid").write_text(str(os.getpid()))
+    while os.getppid() == parent:
+        time.sleep(0.01)
+
+
+def behave(stage: str) -> None:
+    behaviour = read_behaviour()
     wanted = behaviour.get(stage)
     if wanted == "fail":
         sys.exit(3)
     if wanted == "hang":
-        Path(f"{stage}.hanging.pid").write_text(str(os.getpid()))
-        while True:
-            time.sleep(0.05)
+        hang(stage)
     if wanted == "meet":
         Path(f"{stage}.met").touch()
         others = [name for name, what in behaviour.items() if what == "meet"]
@@ -99,6 +116,10 @@ def behave(stage: str) -> None:
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO)
+    if read_behaviour().get(os.environ["DVC_STAGE"]) == "import":
+        import_libraries(os.environ["DVC_STAGE"])
+        die_with_parent()
+        hang(os.environ["DVC_STAGE"])
     die_with_parent()
     interrupt_on_terminate()
     stage = os.environ["DVC_STAGE"].rpartition(":")[2].partition("@")[0]

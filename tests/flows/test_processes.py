@@ -2,10 +2,12 @@
 
 import os
 import signal
+import sys
 import time
 
 import pytest
 
+from tests.common.test_parent import in_a_container, parent_of
 from tests.flows.project import Project, lines
 
 
@@ -66,6 +68,21 @@ def test_a_killed_dvc_takes_its_stage_along(hanging: Project) -> None:
     dvc.kill()
     dvc.wait(60)
     assert is_gone(stage)
+
+
+def test_a_dvc_killed_in_a_container_while_its_stage_imports_takes_it_along(
+    project: Project,
+) -> None:
+    project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
+    project.behave(allocate__grpo_0="import")
+    repro = (sys.executable, "-m", "dvc", "repro", "--single-item", "allocate@grpo-0")
+    container = in_a_container(*repro, cwd=project.root, env=project.environment)
+    assert container.stdin is not None
+    stage = project.hanging()
+    os.kill(parent_of(stage), signal.SIGKILL)
+    assert is_gone(stage)
+    container.stdin.close()
+    container.wait()
 
 
 @pytest.fixture

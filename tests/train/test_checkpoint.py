@@ -1,6 +1,7 @@
 """Checkpoints on the disk: which one a restart goes on from, and what `--resume` leaves behind."""
 
 import json
+import os
 from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from tasks.common.artifacts import TRAIN_ROLLOUTS
-from tasks.common.files import ArtifactError
+from tasks.common.files import ArtifactError, digest
 from tasks.common.sealed import read_sealed
 from tasks.train.loop.checkpoint import Checkpoints, Snapshot
 from tasks.train.loop.save import save as save_trainer
@@ -235,3 +236,18 @@ def test_a_branch_whose_trunk_is_damaged_is_not_taken_up(tmp_path: Path) -> None
     loaded = checkpoints.load()
     assert loaded is not None
     assert loaded[1]["branch"] is None
+
+
+def test_two_runs_may_tidy_up_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that starts removes what it takes for a killed run's: the one that has just ended."""
+    ended = Checkpoints(tmp_path, COMPONENTS, keep=1)
+    save(ended, 1, branch=1)
+    rename = os.rename
+
+    def rename_while_another_starts(source: Path, target: Path) -> None:
+        rename(source, target)
+        Checkpoints(tmp_path, {**COMPONENTS, "seed": 1}, keep=1)
+
+    monkeypatch.setattr(os, "rename", rename_while_another_starts)
+    ended.delete()
+    assert [path.name for path in tmp_path.iterdir()] == [digest({**COMPONENTS, "seed": 1})]

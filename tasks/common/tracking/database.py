@@ -15,7 +15,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from tasks.common.files import sync_folder
+from tasks.common.files import make_private_file, make_private_folder, sync_folder
 from tasks.common.tracking.runs import connect
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,8 @@ def fresh(path: Path) -> Path:
         killed.unlink()
     # MLflow remembers by its address which database this process has made
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{time.monotonic_ns()}")
-    temporary.parent.mkdir(parents=True, exist_ok=True)
+    make_private_folder(temporary.parent)
+    make_private_file(temporary)
     try:
         connect(f"sqlite:///{temporary}").search_experiments(max_results=1)
     except Exception:

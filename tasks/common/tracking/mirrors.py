@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tasks.common.files import digest, digest_file
+from tasks.common.files import digest, digest_file, make_private_folder
 from tasks.common.journal import Event
 from tasks.common.layout import Layout
 from tasks.common.sealed import read_note, write_sealed
@@ -61,7 +61,7 @@ class Writer:
 
     def start(self) -> None:
         """Start the process, in a session of its own: Ctrl-C is for the stage, which ends it."""
-        self.log.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self.log.parent)
         grown = self.log.exists() and self.log.stat().st_size > MAX_LOG
         with self.log.open("wb" if grown else "ab") as log:
             self.child = subprocess.Popen(

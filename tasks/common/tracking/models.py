@@ -8,11 +8,10 @@ Hub for a model card. Of a larger one there is a pointer: the tag `path`, where 
 
 import logging
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from tasks.common.files import ArtifactError, read_json
+from tasks.common.files import ArtifactError, read_json, temporary_folder
 from tasks.common.journal import MAX_TAG, Event, shorten
 from tasks.common.tracking.runs import Run, producer
 from tasks.common.tracking.writers import write_output, write_tags
@@ -54,17 +53,17 @@ def upload(run: Run, model_id: str, policy: Path) -> None:
     into place: nothing is copied here."""
     from mlflow.models import Model
 
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder(None, "winnow-model") as folder:
         for part in ("model", "components/tokenizer"):
-            (Path(folder) / part).mkdir(parents=True)
+            (folder / part).mkdir(parents=True)
         for path in sorted(path for path in policy.iterdir() if path.is_file()):
-            os.symlink(path, Path(folder) / "model" / path.name)
+            os.symlink(path, folder / "model" / path.name)
             if path.suffix != ".safetensors":  # of the tokenizer's folder MLflow reads no weights
-                os.symlink(path, Path(folder) / "components" / "tokenizer" / path.name)
+                os.symlink(path, folder / "components" / "tokenizer" / path.name)
         model = Model(model_id=model_id, run_id=run.run_id)
         model.add_flavor("transformers", **flavor(policy))
-        model.save(str(Path(folder) / "MLmodel"))
-        run.client.log_model_artifacts(model_id, folder)
+        model.save(str(folder / "MLmodel"))
+        run.client.log_model_artifacts(model_id, str(folder))
 
 
 def flavor(policy: Path) -> dict[str, Any]:

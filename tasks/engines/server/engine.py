@@ -146,7 +146,7 @@ class ServerEngine:
         were not started here."""
         if self.replicas is None:
             raise ArtifactError(NOT_OURS)
-        folder = Path(self.replicas.folder.name) / "weights"
+        folder = self.replicas.folder / "weights"
         folder.mkdir(exist_ok=True)
         save_file(
             {name: tensor.cpu().contiguous().clone() for name, tensor in weights.items()},

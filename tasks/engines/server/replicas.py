@@ -10,16 +10,16 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import weakref
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from tasks.common.files import ArtifactError
+from tasks.common.files import ArtifactError, temporary_folder
 from tasks.common.progress import progress
 from tasks.engines.engine import EngineSettings
 from tasks.models.policy import Policy, torch_device
@@ -57,9 +57,9 @@ class Replicas:
     object or process."""
 
     def __init__(self, settings: EngineSettings, policy: Policy) -> None:
-        self.folder = tempfile.TemporaryDirectory(prefix="winnow-")  # mode 0700
+        files = ExitStack()
+        self.folder = root = files.enter_context(temporary_folder(None, "winnow"))
         devices = choose_devices(settings.num_replicas, torch_device(settings.device))
-        root = Path(self.folder.name)
         self.replicas = [
             start(
                 serve_command(settings, policy, root / f"{i}.sock"),
@@ -70,7 +70,7 @@ class Replicas:
             )
             for i, device in enumerate(devices)
         ]
-        self.close = weakref.finalize(self, end, self.replicas, self.folder)
+        self.close = weakref.finalize(self, end, self.replicas, files)
         self.wait_until_serving()
 
     def wait_until_serving(self) -> None:
@@ -188,11 +188,11 @@ def start(
     return Replica(process, folder / f"{number}.sock", log)
 
 
-def end(replicas: Sequence[Replica], folder: "tempfile.TemporaryDirectory[str]") -> None:
+def end(replicas: Sequence[Replica], files: ExitStack) -> None:
     """Close every guard's input, wait for the guards, and remove sockets and logs."""
     for replica in replicas:
         assert replica.process.stdin is not None
         replica.process.stdin.close()
     for replica in replicas:
         replica.process.wait()
-    folder.cleanup()
+    files.close()

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as distributed
 from torch._C._distributed_c10d import HashStore
 
-from tasks.common.process import die_with_parent
+from tasks.common.parent import die_with_parent
 
 T = TypeVar("T")
 

@@ -33,6 +33,9 @@ from tasks.common.files import (
     WriteError,
     digest,
     digest_file,
+    follow_folder,
+    make_folder,
+    make_private_folder,
     replace_file,
     sync_folder,
     writing,
@@ -85,6 +88,7 @@ class Checkpoints:
         self.parts: list[str] = []  # of the last checkpoint that was written or read, in order
         for deleted in root.glob(".deleted-*"):  # by a run that was killed while it tidied up
             shutil.rmtree(deleted, ignore_errors=True)
+        make_private_folder(root)
         if not self.folder.exists():
             log_what_changed(root, components)
         if not is_key(self.folder / "key.json"):
@@ -142,7 +146,7 @@ class Checkpoints:
             self.parts = [*self.parts, self.write_part(snapshot.part)]
         final, temporary = self.folder / unique, self.folder / f".{unique}"
         shutil.rmtree(temporary, ignore_errors=True)  # of a write that was killed
-        temporary.mkdir()
+        make_folder(temporary)
         save_file(snapshot.tensors, temporary / WHOLE)
         for name, table in snapshot.tables.items():
             table.write_parquet(temporary / f"{name}.parquet")
@@ -159,7 +163,7 @@ class Checkpoints:
     def clear_shards(self) -> None:
         """Make an empty folder for the ranks' files: what a kill left there belongs to nothing."""
         shutil.rmtree(self.folder / SHARDS, ignore_errors=True)
-        (self.folder / SHARDS).mkdir()
+        make_folder(self.folder / SHARDS)
 
     def write_shard(
         self, rank: int, size: int, tensors: dict[str, torch.Tensor]
@@ -381,7 +385,8 @@ class Checkpoints:
         """The run has succeeded: nothing is left to resume."""
         deleted = self.folder.with_name(f".deleted-{self.folder.name}")
         os.rename(self.folder, deleted)  # at once: half a folder would be a run that cannot end
-        shutil.rmtree(deleted)
+        # another run of this data root may be removing it already, as a killed one's
+        shutil.rmtree(deleted, ignore_errors=True)
 
 
 def is_key(path: Path) -> bool:
@@ -393,7 +398,8 @@ def is_key(path: Path) -> bool:
 
 
 def flush(path: Path) -> None:
-    """Flush a written file to the disk."""
+    """Flush a written file to the disk, its mode that of the folder."""
+    follow_folder(path, 0o600)
     with path.open("rb") as file:
         os.fsync(file.fileno())
 

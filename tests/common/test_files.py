@@ -1,0 +1,195 @@
+"""Temporary files end with their writers, whoever those are; modes follow the folder."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tasks.common import files
+from tasks.common.files import create_file, make_private_folder, replace_file, temporary_folder
+from tests.test_imports import ROOT
+
+WRITER = """
+import sys
+from pathlib import Path
+from tasks.common import files
+
+def wait(file):
+    file.write(b"half")
+    print("writing", flush=True)
+    sys.stdin.read()
+
+kind, path = sys.argv[1], Path(sys.argv[2])
+if kind == "folder":
+    with files.temporary_folder(path.parent, path.name) as folder:
+        (folder / "file").write_text("half")
+        print("writing", flush=True)
+        sys.stdin.read()
+else:
+    getattr(files, kind)(path, wait)
+"""
+KINDS = ("replace_file", "create_file", "folder")
+
+
+@contextmanager
+def writer(kind: str, path: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """Another process in the middle of writing."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER, kind, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    yield process
+    process.communicate()
+
+
+@pytest.fixture(autouse=True)
+def new_process() -> None:
+    """What is done once in the life of a process is done again."""
+    files.remove_unfinished_once.cache_clear()
+
+
+def write(path: Path) -> None:
+    replace_file(path, lambda file: file.write(b"whole"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_killed_writer_left_goes_with_the_next_write(kind: str, tmp_path: Path) -> None:
+    with writer(kind, tmp_path / "target") as process:
+        assert list(tmp_path.iterdir())
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert list(tmp_path.iterdir())
+    write(tmp_path / "other")
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_living_writer_is_at_stays(kind: str, tmp_path: Path) -> None:
+    with writer(kind, tmp_path / "target") as process:
+        written = set(tmp_path.iterdir())
+        write(tmp_path / "other")
+        assert set(tmp_path.iterdir()) == {*written, tmp_path / "other"}
+        process.communicate()
+        assert process.returncode == 0
+    whole = {"other"} if kind == "folder" else {"other", "target"}
+    assert {path.name for path in tmp_path.iterdir()} == whole
+
+
+def test_a_folder_that_was_renamed_is_kept(tmp_path: Path) -> None:
+    with temporary_folder(tmp_path, "policy") as folder:
+        (folder / "file").write_text("whole")
+        folder.rename(tmp_path / "policy")
+    assert [path.name for path in tmp_path.iterdir()] == ["policy"]
+
+
+def test_a_file_that_was_taken_for_a_dead_writer_s_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process looks between the making of a file and its lock."""
+    make, taken = files.tempfile.mkstemp, []
+
+    def make_and_lose(**options: object) -> tuple[int, str]:
+        descriptor, name = make(**options)
+        if not taken:
+            taken.append(name)
+            files.remove_unfinished(tmp_path)
+        return descriptor, name
+
+    monkeypatch.setattr(files.tempfile, "mkstemp", make_and_lose)
+    write(tmp_path / "target")
+    assert taken
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
+    assert (tmp_path / "target").read_bytes() == b"whole"
+
+
+def test_a_link_in_a_shared_folder_leads_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text("kept")
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / ".x.unfinished").symlink_to(tmp_path / "elsewhere")
+    write(tmp_path / "shared" / "target")
+    assert (tmp_path / "elsewhere").read_text() == "kept"
+
+
+# --------------------------------------------------------------------------------------------------
+# modes
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture
+def umask() -> Iterator[Callable[[int], int]]:
+    before = os.umask(0o022)
+    yield os.umask
+    os.umask(before)
+
+
+@pytest.mark.parametrize(
+    ("around", "folder", "file"),
+    [
+        (0o755, 0o755, 0o644),
+        (0o700, 0o700, 0o600),
+        (0o750, 0o750, 0o640),
+        (0o2770, 0o2770, 0o660),
+        (0o2775, 0o2775, 0o664),
+        (0o775, 0o775, 0o664),
+        (0o1777, 0o755, 0o644),
+    ],
+    ids=oct,
+)
+@pytest.mark.parametrize("make", [replace_file, create_file])
+def test_files_and_folders_follow_the_folder(
+    around: int, folder: int, file: int, make: Callable[..., object], tmp_path: Path, umask: object
+) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    root.chmod(around)
+    path = root / "a" / "b" / "file"
+    make(path, lambda stream: stream.write(b"whole"))
+    assert [mode(part) for part in (root / "a", root / "a" / "b", path)] == [folder, folder, file]
+    assert path.stat().st_gid == root.stat().st_gid
+
+
+def test_a_umask_counts_where_no_group_shares_the_folder(
+    tmp_path: Path, umask: Callable[[int], int]
+) -> None:
+    tmp_path.chmod(0o755)
+    umask(0o077)
+    write(tmp_path / "folder" / "file")
+    assert mode(tmp_path / "folder") == 0o700
+    assert mode(tmp_path / "folder" / "file") == 0o600
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may give a folder to any group")
+@pytest.mark.parametrize("around", [0o775, 0o2775], ids=oct)
+def test_the_group_of_a_shared_folder_is_kept(around: int, tmp_path: Path) -> None:
+    os.chown(tmp_path, -1, 12345)
+    tmp_path.chmod(around)
+    write(tmp_path / "folder" / "file")
+    assert (tmp_path / "folder").stat().st_gid == 12345
+    assert (tmp_path / "folder" / "file").stat().st_gid == 12345
+
+
+@pytest.mark.parametrize(
+    ("around", "expected"), [(0o755, 0o700), (0o775, 0o700), (0o2775, 0o2775)], ids=oct
+)
+def test_a_private_folder_is_its_owner_s_unless_all_above_is_a_group_s(
+    around: int, expected: int, tmp_path: Path, umask: object
+) -> None:
+    tmp_path.chmod(around)
+    make_private_folder(tmp_path / "store")
+    assert mode(tmp_path / "store") == expected
+    (tmp_path / "store").chmod(0o711)
+    make_private_folder(tmp_path / "store")
+    assert mode(tmp_path / "store") == 0o711  # somebody wanted that

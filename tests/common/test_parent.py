@@ -1,0 +1,153 @@
+"""Processes end with their parents, whenever those end, and whoever adopts them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.test_imports import ROOT
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone ends orphans")
+
+CHILD = """
+import os, sys, time
+parent = os.getppid()
+print(os.getpid(), flush=True)
+while sys.argv[2] == "imports" and os.getppid() == parent:  # until the parent is gone
+    time.sleep(0.01)
+from tasks.common.parent import die_with_parent
+die_with_parent()
+open(sys.argv[1], "a").write("alive ")
+time.sleep(float(sys.argv[3]))
+open(sys.argv[1], "a").write("still alive")
+"""
+ADOPTER = """
+import ctypes, signal, subprocess, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # it reaps them, too
+ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: as the first process of a container
+subprocess.Popen(sys.argv[1:])
+sys.stdin.read()
+"""
+PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', *sys.argv[1:]])"
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process lives; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize(("when", "expected"), [("running", "alive "), ("imports", "")])
+def test_a_stage_ends_with_dvc_also_when_dvc_ends_first(
+    when: str, expected: str, tmp_path: Path
+) -> None:
+    marker = tmp_path / "marker"
+    marker.touch()
+    environment = {**os.environ, "DVC_STAGE": "train"}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, CHILD, str(marker), when, "30"],
+        stdout=subprocess.PIPE,
+        env=environment,
+        start_new_session=True,
+    )
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    while when == "running" and not marker.read_text():
+        time.sleep(0.02)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    while is_running(child):
+        time.sleep(0.02)
+    assert marker.read_text() == expected
+
+
+def test_a_stage_whose_parent_lives_is_left_alone(tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    environment = {**os.environ, "DVC_STAGE": "train"}
+    command = [sys.executable, "-c", PARENT, CHILD, str(marker), "running", "0.5"]
+    subprocess.run(
+        command, check=True, env=environment, start_new_session=True, capture_output=True
+    )
+    assert marker.read_text() == "alive still alive"
+
+
+def in_a_container(*command: str, **options: Any) -> "subprocess.Popen[str]":
+    """Start a command whose orphans are adopted by a process of its own session, until the end of
+    the standard input."""
+    return subprocess.Popen(
+        [sys.executable, "-c", ADOPTER, *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        **options,
+    )
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.parametrize("known", ["by the flow's word", "by dvc's lock"])
+def test_a_stage_ends_with_dvc_also_in_a_container(known: str, tmp_path: Path) -> None:
+    """dvc is killed while the stage imports, and process 1 is of dvc's own session."""
+    marker, lock = tmp_path / "marker", tmp_path / ".dvc" / "tmp" / "rwlock"
+    marker.touch()
+    lock.parent.mkdir(parents=True)
+    note = "os.environ['WINNOW_PARENT'] = str(os.getpid())"
+    if known == "by dvc's lock":
+        note = (
+            "json.dump({'write': {'/out': {'pid': os.getpid(), 'cmd': 'dvc repro'}}}, "
+            f"open({str(lock)!r}, 'w'))"
+        )
+    parent = f"import json, os; {note}; {PARENT}"
+    container = in_a_container(
+        *(sys.executable, "-c", parent, CHILD, str(marker), "imports", "30"),
+        env={**os.environ, "DVC_STAGE": "train", "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+    )
+    assert container.stdin is not None
+    assert container.stdout is not None
+    child = int(container.stdout.readline())
+    os.kill(parent_of(child), signal.SIGKILL)
+    while is_running(child) and not marker.read_text():
+        time.sleep(0.02)
+    assert marker.read_text() == ""
+    container.stdin.close()
+    container.wait()
+
+
+def test_under_a_shell_of_dvc_s_a_stage_is_left_alone(tmp_path: Path) -> None:
+    """A command that is a pipe or a list has a shell between dvc and the stage."""
+    marker = tmp_path / "marker"
+    shell = ["sh", "-c", '"$@"; true', "sh", sys.executable, "-c", CHILD, str(marker)]
+    parent = f"import os; os.environ['WINNOW_PARENT'] = str(os.getpid()); {PARENT}"
+    line = parent.replace("[sys.executable, '-c', *sys.argv[1:]]", "sys.argv[1:]")
+    subprocess.run(
+        [sys.executable, "-c", line, *shell, "running", "0"],
+        check=True,
+        env={**os.environ, "DVC_STAGE": "train"},
+        capture_output=True,
+    )
+    assert marker.read_text() == "alive still alive"
+
+
+@pytest.mark.parametrize(
+    "stage", sorted(path.parent.name for path in ROOT.glob("tasks/*/__main__.py"))
+)
+def test_a_stage_looks_for_dvc_before_it_imports(stage: str) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    environment = {**os.environ, "DVC_STAGE": stage, "WINNOW_PARENT": str(ended.pid)}
+    line = [sys.executable, "-X", "importtime", "-m", f"tasks.{stage}"]
+    done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 130
+    assert "tasks.common.parent" in done.stderr
+    assert "tasks.common.stage" not in done.stderr

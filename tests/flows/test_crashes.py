@@ -1,0 +1,76 @@
+"""What Prefect says of runs whose process was killed, and of runs that live or are elsewhere."""
+
+import fcntl
+from typing import Any
+
+import pytest
+
+from flows import server
+from tests.flows.project import Project
+from tests.flows.test_serve import wait_for
+
+
+def run_of(project: Project) -> str:
+    """The identity of the flow run that is going on."""
+    (file,) = (project.root / "data/locks/runs").glob("[!.]*")
+    return file.name
+
+
+def state_of(project: Project, run: str) -> tuple[str, str]:
+    found = project.post("flow_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
+    return found[0]["state"]["type"], found[0]["state"]["message"] or ""
+
+
+def tasks_of(project: Project, run: str) -> dict[str, str]:
+    """The states of the run's tasks."""
+    found: list[Any] = project.post("task_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
+    return {task["name"]: task["state"]["type"] for task in found}
+
+
+def running(project: Project) -> str:
+    """A flow run that some process says it is at."""
+    flow = project.post("flows/", {"name": "winnow"})
+    asked = {"flow_id": flow["id"], "state": {"type": "RUNNING"}}
+    return str(project.post("flow_runs/", asked)["id"])
+
+
+def test_a_killed_run_is_marked_by_the_next_and_no_other_is(project: Project) -> None:
+    project.behave(report="hang")
+    flow = project.start("flows.pipeline", "--force", "report")
+    project.hanging()
+    killed, elsewhere, living = run_of(project), running(project), running(project)
+    flow.kill()
+    flow.communicate()
+    assert state_of(project, killed)[0] == "RUNNING"
+    (project.root / "behaviour.json").unlink()
+    with (project.root / "data/locks/runs" / living).open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # as its process does
+        project.flow()
+        assert run_of(project) == living
+    assert state_of(project, killed) == ("CRASHED", "Its process was killed; the next run goes on.")
+    assert tasks_of(project, killed)["report"] == "CRASHED"
+    assert not {"RUNNING", "PENDING"} & set(tasks_of(project, killed).values())
+    assert state_of(project, elsewhere)[0] == "RUNNING"
+    assert state_of(project, living)[0] == "RUNNING"
+
+
+@pytest.mark.slow
+def test_the_pages_mark_what_was_killed_under_a_server_of_its_own(project: Project) -> None:
+    del project.environment["PREFECT_API_URL"]
+    project.behave(report="hang")
+    flow = project.start("flows.pipeline", "--force", "report")
+    project.hanging()
+    killed = run_of(project)
+    flow.kill()
+    flow.communicate()
+    port = str(server.free_port())
+    ports = ("--prefect-port", port, "--mlflow-port", str(server.free_port()))
+    pages = project.start("flows", "ui", *ports)
+    project.environment["PREFECT_API_URL"] = f"http://127.0.0.1:{port}/api"
+    assert pages.stdout is not None
+    while not pages.stdout.readline().startswith("Ctrl-C"):
+        pass
+    wait_for(lambda: not (project.root / "data/locks/runs" / killed).exists())
+    assert state_of(project, killed)[0] == "CRASHED"
+    pages.terminate()
+    pages.communicate()
