@@ -147,6 +147,6 @@ def give_record(data: Path) -> None:
 
 
 def make_record(folder: Path) -> None:
-    from tasks.common.tracking import connect
+    from tasks.common.tracking.runs import connect
 
     connect(f"sqlite:///{folder}/mlflow.db")

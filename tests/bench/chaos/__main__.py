@@ -1,0 +1,254 @@
+"""Faults of every kind against a small world, and whether anything is lost.
+
+    python -m tests.bench.chaos FOLDER [--events 500] [--seed 0] [--workers 2]
+    python -m tests.bench.chaos FOLDER --only 37
+
+An event puts the world back to just before a stage (`world`), runs a command and disturbs it
+(`faults`), runs the same command until it succeeds, and compares the world with an undisturbed one
+(`checks`). Everything is drawn from the seed and the event's number. FOLDER keeps the worlds, one a
+worker, and a line of JSON an event in `events.jsonl`: a run that was stopped goes on with the
+events that are not in it. The status is 1 if anything was lost.
+
+Linux, with a C compiler. What needs root (a file system of a size), bubblewrap or an S3 server is
+left out where that is missing."""
+
+import argparse
+import json
+import os
+import queue
+import re
+import sys
+import threading
+import time
+import traceback
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from tasks.common.process import exclusive
+from tests.bench.chaos import bucket, checks, events, faults, making, operations, world
+from tests.bench.chaos.events import Event
+from tests.bench.chaos.world import World
+
+MAX_TRIES = 4  # of a command after the fault is gone
+REMOVE = re.compile(r"(?:manually )?(?:remove|delete) '([^']+)'")
+
+
+def run_event(place: World, event: Event, buckets: "bucket.Buckets | None") -> dict[str, Any]:
+    """One event from beginning to end, as a line of the file."""
+    started = time.perf_counter()
+    place.restore(world.DONE if event.kind == "flip" else event.stage)
+    with bucket.of(event, place, buckets) as store:
+        done = faults.happen(place, event) if store is None else store.disturb(event)
+        tries = repeat(place, event, {} if store is None else store.environment)
+        location = None if store is None else store.location
+        found = list(judge(place, event, done, tries, location))
+    lost = [name for name, _ in found if name not in checks.KNOWN]
+    return {
+        **event.as_dict(),
+        "done": done,
+        "tries": tries,
+        "failures": found,
+        "known": sorted({name for name, _ in found} & set(checks.KNOWN)),
+        "outcome": "lost" if lost else "survived",
+        "seconds": round(time.perf_counter() - started, 2),
+    }
+
+
+def repeat(place: World, event: Event, environment: dict[str, str]) -> list[dict[str, Any]]:
+    """The same command again until it succeeds, as an error says where it says how: the status and,
+    of those that failed, the last words and what was done about it."""
+    tries: list[dict[str, Any]] = []
+    while len(tries) < MAX_TRIES and (not tries or tries[-1]["status"]):
+        line = event.command(place)
+        code, said = place.run(line, forked=True, **environment)
+        tries.append({"status": code})
+        if code:
+            tries[-1] |= {"said": said[-1500:], "remedy": follow(place, said)}
+    return tries
+
+
+def follow(place: World, said: str) -> str | None:
+    """Do what an error says to do before the command is run again."""
+    named = REMOVE.search(said)
+    if named is None or not Path(named[1]).is_relative_to(place.project):
+        return None
+    world.remove(Path(named[1]))
+    return named[0]
+
+
+def judge(
+    place: World,
+    event: Event,
+    done: dict[str, Any],
+    tries: list[dict[str, Any]],
+    location: str | None,
+) -> Iterator[tuple[str, str]]:
+    """Everything that is not as it must be."""
+    if done.get("orphans"):
+        yield "orphans", "; ".join(map(str, done["orphans"]))
+    if done["status"] is None:
+        yield "hang", f"the command did not end in {world.SECONDS:.0f} s"
+    if done.get("said") is False:
+        yield "full disk", "a command failed, and did not name the full disk"
+    if tries[-1]["status"]:
+        yield "again", f"the command fails {len(tries)} times: {tries[-1]['said'][-300:]}"
+        return
+    for once_more in tries[:-1]:
+        name = "dvc's lock" if "rwlock" in (once_more["remedy"] or "") else "again"
+        yield name, f"the command fails once more: {once_more['said'][-300:]}"
+    yield from checks.failures(place, event, location)
+
+
+class Harness:
+    """The events that are still to run, and the file that keeps them."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.folder = options, Path(options.folder).absolute()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.path = self.folder / "events.jsonl"
+        self.library = Path()
+        self.kinds = [kind for kind in events.KINDS if self.is_possible(kind)]
+        self.lock = threading.Lock()
+        self.todo: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self.buckets: bucket.Buckets | None = None
+
+    def is_possible(self, kind: str) -> bool:
+        chosen = self.options.kind
+        if chosen and kind not in chosen:
+            return False
+        lacking = {"full file system": os.geteuid() != 0, "bucket": bucket.missing() is not None}
+        return not lacking.get(kind, False)
+
+    def past(self) -> list[dict[str, Any]]:
+        """The events of this seed that the file has."""
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        return [line for line in map(json.loads, lines) if line["seed"] == self.options.seed]
+
+    def numbers(self) -> list[int]:
+        if self.options.only is not None:
+            return [self.options.only]
+        there = {line["number"] for line in self.past()}
+        return [n for n in range(self.options.events) if n not in there]
+
+    def run(self) -> int:
+        numbers = [] if self.options.table else self.numbers()
+        if not numbers:
+            return self.conclude(set())
+        with exclusive(self.folder / "lock", "the worlds of this folder"):
+            return self.run_all(numbers)
+
+    def run_all(self, numbers: list[int]) -> int:
+        self.library = operations.build(self.folder)
+        for number in numbers:
+            self.todo.put(number)
+        drawn = {events.draw(self.options.seed, n, self.kinds).kind for n in numbers}
+        if "bucket" in drawn:
+            self.buckets = bucket.Buckets(self.folder / "s3")
+        try:
+            with tqdm(total=len(numbers), unit="event", mininterval=5) as bar:
+                workers = min(self.options.workers, len(numbers))
+                places: list[World] = []
+                for number in range(workers):
+                    folder = self.folder / str(number)
+                    places.append(making.make_world(self.library, folder, *places[:1]))
+                threads = [
+                    threading.Thread(target=self.work, args=(place, bar)) for place in places
+                ]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+        finally:
+            if self.buckets:
+                self.buckets.stop()
+        used = os.times()
+        seconds = used.children_user + used.children_system
+        print(f"{len(numbers)} events in {bar.format_dict['elapsed']:.0f} s, of which at least")
+        print(f"{seconds / len(numbers):.1f} s of a processor each, the making of worlds included")
+        return self.conclude(set(numbers))
+
+    def work(self, place: World, bar: "tqdm[Any]") -> None:
+        """Take events until there are none, in a world of this worker's own."""
+        try:
+            while True:
+                try:
+                    event = events.draw(self.options.seed, self.todo.get_nowait(), self.kinds)
+                except queue.Empty:
+                    return
+                self.note(self.attempt(place, event), bar)
+        finally:
+            place.close()
+
+    def attempt(self, place: World, event: Event) -> dict[str, Any]:
+        try:
+            return run_event(place, event, self.buckets)
+        except Exception:  # of the harness: the event is to be looked at, the others go on
+            world.end(place.processes())
+            said = traceback.format_exc()[-2000:]
+            failed = {"done": {}, "tries": [], "failures": [["harness", said]], "known": []}
+            return {**event.as_dict(), **failed, "outcome": "lost", "seconds": 0.0}
+
+    def note(self, line: dict[str, Any], bar: "tqdm[Any]") -> None:
+        with self.lock:
+            with self.path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            if line["outcome"] != "survived" or self.options.only is not None:
+                bar.write(json.dumps(line, indent=1))
+            bar.update()
+
+    def conclude(self, numbers: set[int]) -> int:
+        lines = self.past()
+        if self.options.only is not None:
+            lines = [line for line in lines if line["number"] in numbers][-1:]
+        print(summary(lines))
+        return int(any(line["outcome"] == "lost" for line in lines))
+
+
+def summary(lines: list[dict[str, Any]]) -> str:
+    """The table, what failed for a known reason, and the numbers of the events that lost."""
+    known = Counter(name for line in lines for name in line["known"])
+    lost = [str(line["number"]) for line in lines if line["outcome"] == "lost"]
+    rows = [f"known: {name}: {number} ({checks.KNOWN[name]})" for name, number in known.items()]
+    return "\n".join([table(lines), *rows, *([f"lost: {' '.join(lost)}"] if lost else [])])
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """A row for every kind of event, as the documentation has it."""
+    by_kind: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for line in lines:
+        by_kind[line["kind"]].append(line)
+    rows = [
+        "| kind | what happens | what you see and do | events | hit | lost | seconds each |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    ordered = [(kind, *events.WORDS[kind], by_kind[kind]) for kind in events.KINDS if by_kind[kind]]
+    for kind, what, seen, part in [*ordered, ("all", "", "", lines)]:
+        hit = sum(bool(line["done"].get("hit")) for line in part)
+        lost = sum(line["outcome"] == "lost" for line in part)
+        mean = sum(line["seconds"] for line in part) / max(len(part), 1)
+        rows.append(f"| {kind} | {what} | {seen} | {len(part)} | {hit} | {lost} | {mean:.0f} |")
+    return "\n".join(rows)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.bench.chaos",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", help="where the worlds and events.jsonl stand; best in memory")
+    parser.add_argument("--events", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--table", action="store_true", help="print the table, and run nothing")
+    parser.add_argument("--only", type=int, help="the event of this number alone")
+    parser.add_argument("--kind", action="append", choices=list(events.KINDS))
+    return Harness(parser.parse_args()).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""The store in a bucket of a real S3 server, reached over a network that fails."""
+
+import os
+import select
+import shutil
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tasks.common.locations import open_location
+from tests import s3_server
+from tests.bench.chaos import faults
+from tests.bench.chaos.events import Event
+from tests.bench.chaos.world import World
+
+missing = s3_server.missing
+UNAVAILABLE = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
+class Buckets:
+    """One server for all workers, with a bucket."""
+
+    def __init__(self, folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)  # of a harness that was killed
+        folder.mkdir(parents=True)
+        self.server = s3_server.S3Server(folder)
+        os.environ.update(self.server.environment())
+        self.name = f"chaos-{uuid.uuid4().hex[:12]}"
+        files, path = open_location(f"s3://{self.name}")
+        files.mkdir(path)
+
+    def stop(self) -> None:
+        self.server.stop()
+
+
+@dataclass
+class Disturbed:
+    """A store in a bucket, for one event."""
+
+    place: World
+    buckets: Buckets
+    location: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """That which reaches the server undisturbed."""
+        return self.buckets.server.environment()
+
+    def disturb(self, event: Event) -> dict[str, Any]:
+        """Run the event's command over a network that fails, now and then."""
+        with network(self.buckets.server.port, event) as (url, counted):
+            environment = {**self.environment, "AWS_ENDPOINT_URL": url, "AWS_MAX_ATTEMPTS": "3"}
+            self.place.plan.set()
+            self.place.log.unlink(missing_ok=True)
+            line = event.command(self.place)
+            process = self.place.start(line, forked=event.forked, **environment)
+            status = faults.finish(process, self.place)
+        return {
+            "hit": counted["failed"] > 0,
+            "what": f"{counted['failed']} of {counted['requests']} requests: {event.how}",
+            "status": status,
+            "orphans": faults.wait_gone(self.place, set()),
+        }
+
+
+@contextmanager
+def of(event: Event, place: World, buckets: Buckets | None) -> Iterator[Disturbed | None]:
+    """The bucket of an event that has one; the stage is told of it in params.yaml."""
+    if event.kind != "bucket" or buckets is None:
+        yield None
+        return
+    location = f"s3://{buckets.name}/{event.seed}-{event.number}-{uuid.uuid4().hex[:6]}"
+    path = place.project / "params.yaml"
+    values = yaml.safe_load(path.read_text())
+    values["store"]["location"] = location
+    path.write_text(yaml.safe_dump(values, sort_keys=False))
+    yield Disturbed(place, buckets, location)
+
+
+@contextmanager
+def network(port: int, event: Event) -> Iterator[tuple[str, dict[str, int]]]:
+    """A way to the server at `port` on which a share of the requests fails, as `event.how` says."""
+    rng, counted = event.rng, {"requests": 0, "failed": 0}
+
+    def fails() -> bool:
+        failed = rng.random() < 0.2 + event.at / 2
+        counted["requests"] += 1
+        counted["failed"] += failed
+        return failed
+
+    def listen() -> None:
+        with suppress(OSError):
+            while True:
+                pair = (listener.accept()[0], port, event.how, fails)
+                threading.Thread(target=carry, args=pair, daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=listen, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", counted
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def carry(client: socket.socket, port: int, how: str, fails: Callable[[], bool]) -> None:
+    """One connection: what the client sends after an answer, or first, is a request."""
+    with suppress(OSError), client, socket.create_connection(("127.0.0.1", port)) as server:
+        is_new, failed = True, False
+        while True:
+            ready, _, _ = select.select([client, server], [], [])
+            source = ready[0]
+            data = source.recv(2**16)
+            if not data:
+                return
+            if source is client and is_new:
+                failed = fails()
+                if failed and how == "503":
+                    client.sendall(UNAVAILABLE)
+                if failed and how in ("503", "refused"):
+                    return
+                time.sleep(1.0 if failed and how == "slow" else 0.0)
+            if source is server and failed and how == "cut":
+                client.sendall(data[: len(data) // 2])
+                return
+            is_new = source is server
+            (server if source is client else client).sendall(data)

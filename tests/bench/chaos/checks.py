@@ -1,0 +1,167 @@
+"""What must hold of a world when an event is over and its command has succeeded."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import polars as pl
+
+from tasks.common.artifacts import STORE
+from tasks.common.files import read_json
+from tasks.common.locations import open_location
+from tasks.store.admin import maintenance
+from tests.bench.chaos.events import Event
+from tests.bench.chaos.world import DONE, STAGES, World, differing, repro
+
+KNOWN = {
+    "orphans": "stages that outlive a dvc killed during imports, below a process that adopts them",
+    "dvc's cache": "temporary files of killed dvc processes, in its cache",
+    "dvc's lock": "dead holders in .dvc/tmp/rwlock",
+    "temporary files": "temporary files of killed writers",
+    "prefect": "Prefect's runs that stay RUNNING",
+    "full disk": "messages of a full disk",
+}
+"""Checks that fail for a reason that is being repaired: they are counted, and fail no run."""
+
+MEASURES = ("report",)  # stages whose outputs hold the measured seconds of others
+KEY = ["prompt_digest", "sample_index"]
+
+
+def following(world: World, event: Event) -> list[str]:
+    """The stages that the event's command brings up to date."""
+    names = world.stages
+    if event.kind == "flip":
+        return names
+    return names[names.index(event.stage) :] if event.via == "flow" else [event.stage]
+
+
+def failures(world: World, event: Event, store: str | None) -> Iterator[tuple[str, str]]:
+    """Every check that does not hold, with what was found."""
+    yield from wrong_outputs(world, event)
+    yield from wrong_rows(world, event, store)
+    yield from wrong_record(world, event)
+    yield from wrong_prefect(world)
+    yield from left_files(world)
+    if event.via != "direct":
+        yield from not_finished(world, event)
+    if left := [process.pid for process in world.processes()]:
+        yield "processes", f"still running: {left}"
+
+
+def wrong_outputs(world: World, event: Event) -> Iterator[tuple[str, str]]:
+    """Outputs that are not, to the last bit, those of an undisturbed run."""
+    ran, names = following(world, event), world.stages
+    for stage in names[: names.index(ran[-1]) + 1]:
+        if stage in MEASURES and (event.via == "flow" or event.kind == "flip"):
+            continue  # it holds the seconds of the training, and when stages ran
+        if wrong := differing(world.project, world.facts["outputs"][stage]):
+            yield "outputs", f"{stage}: {', '.join(wrong)}"
+
+
+def wrong_rows(world: World, event: Event, location: str | None) -> Iterator[tuple[str, str]]:
+    """Rows of the store that are lost, other than they were, or there twice."""
+    last = following(world, event)[-1]
+    names = [*world.stages, DONE]
+    before, wanted = (stored(world, name) for name in (event.stage, names[names.index(last) + 1]))
+    if location:  # a store of this event's own
+        wanted = wanted.join(before, on=["folder", *KEY], how="anti")
+    found = rows(location or str(world.data / "store"))
+    if twice := len(found) - found.select("folder", *KEY).n_unique():
+        yield "store", f"{twice} rows are stored twice"
+    joined = found.join(wanted, on=["folder", *KEY], suffix="_wanted")
+    if other := len(joined.filter(pl.col("token_ids") != pl.col("token_ids_wanted"))):
+        yield "store", f"{other} rows are not what an undisturbed run samples"
+    lost = len(wanted.join(found, on=["folder", *KEY], how="anti"))
+    if lost and event.kind != "flip":  # what a bit took is sampled again when it is wanted
+        yield "store", f"{lost} rows are lost"
+
+
+def rows(location: str) -> pl.DataFrame:
+    """All rows of a store, with the folder that they are in."""
+    files, root = open_location(location)
+    tables = []
+    for store in maintenance.folders(files, root):
+        folder = "/".join(store.folder.split("/")[-2:])
+        for span in store.spans():
+            part = store.load(span, [*KEY, "token_ids"])
+            if part is not None:
+                tables.append(part.with_columns(folder=pl.lit(folder)))
+    empty = STORE.frame([]).select(*KEY, "token_ids").with_columns(folder=pl.lit(""))
+    return pl.concat([empty.clear(), *tables])
+
+
+def stored(world: World, name: str) -> pl.DataFrame:
+    """The rows that an undisturbed world had at a snapshot."""
+    return rows(str(world.folder / "snapshots" / name / "data" / "store"))
+
+
+def wrong_record(world: World, event: Event) -> Iterator[tuple[str, str]]:
+    """Runs in MLflow that are for ever RUNNING, stages recorded twice by one process, or not."""
+    path = world.data / "tracking" / "mlflow.db"
+    wanted = [name for name in following(world, event) if name != "code"]
+    if not path.exists():
+        if wanted:
+            yield "mlflow", "there is no record"
+        return
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+        running = database.execute("select name from runs where status = 'RUNNING'").fetchall()
+        twice = database.execute(
+            "select value, count(*) from tags where key = 'record' group by value "
+            "having count(*) > 1"
+        ).fetchall()
+        finished = database.execute("select name from runs where status = 'FINISHED'").fetchall()
+    recorded = {str(name).partition(" ")[0] for (name,) in finished}
+    if missing := set(wanted) - recorded:
+        yield "mlflow", f"not recorded: {', '.join(sorted(missing))}"
+    if running:
+        yield "mlflow", f"RUNNING: {[name for (name,) in running]}"
+    if twice:
+        yield "mlflow", f"recorded twice: {twice}"
+    pending = [path.name for path in (world.data / "tracking" / "pending").glob("*.jsonl")]
+    if pending:
+        yield "mlflow", f"never sent: {pending}"
+
+
+def wrong_prefect(world: World) -> Iterator[tuple[str, str]]:
+    path = world.folder / "home" / "prefect" / "prefect.db"
+    if not path.exists():
+        return
+    with closing(sqlite3.connect(path)) as database:
+        for table in ("flow_run", "task_run"):
+            running = f"select count(*) from {table} where state_type in ('RUNNING', 'PENDING')"
+            ((number,),) = database.execute(running).fetchall()
+            if number:
+                yield "prefect", f"{number} rows of {table} are RUNNING or PENDING"
+
+
+def left_files(world: World) -> Iterator[tuple[str, str]]:
+    """Half-written files, checkpoints of finished runs, and dead holders of dvc's locks."""
+    hidden = [
+        path.relative_to(world.project).as_posix()
+        for path in world.data.rglob(".*")
+        if path.is_file() and path.name != ".gitignore"
+    ]
+    hidden += [path.name for path in world.project.glob(".*.tmp")]
+    if hidden:
+        yield "temporary files", ", ".join(sorted(hidden)[:5])
+    if cached := sorted(path.name for path in (world.project / ".dvc" / "cache").rglob("*.tmp")):
+        yield "dvc's cache", ", ".join(cached[:5])
+    rwlock = world.project / ".dvc" / "tmp" / "rwlock"
+    held: dict[str, Any] = read_json(rwlock) if rwlock.exists() and rwlock.stat().st_size else {}
+    if any(held.values()):
+        yield "dvc's lock", str(held)[:300]
+
+
+def not_finished(world: World, event: Event) -> Iterator[tuple[str, str]]:
+    """A second run must find nothing to do."""
+    if event.via == "flow" or event.kind == "flip":
+        code, said = world.run(
+            ["dvc", "status", "--json", *map(STAGES.__getitem__, world.stages)], forked=True
+        )
+        if code or said.strip().splitlines()[-1:] != ["{}"]:
+            yield "status", said[-500:]
+    else:
+        code, said = world.run(repro(event.stage), forked=True)
+        if code or ("didn't change, skipping" not in said and "are up to date" not in said):
+            yield "second run", said[-500:]

@@ -1,0 +1,312 @@
+"""What is done to a world while its command runs."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from tests.bench.chaos import world as worlds
+from tests.bench.chaos.events import Event
+from tests.bench.chaos.operations import FULL, STOP
+from tests.bench.chaos.world import World
+
+GONE_SECONDS = 30.0  # a process that still imports ends as soon as it has
+ADOPTING = (
+    "import ctypes, subprocess, sys, time; ctypes.CDLL(None).prctl(36, 1); "
+    "subprocess.run(sys.argv[1:]); time.sleep(600)"
+)
+TIMES = {"kill": (1, 1, 1, 1, 2, 3), "interrupt": (1,)}  # one after the other
+BWRAP = ("bwrap", "--dev-bind", "/", "/", "--proc", "/proc", "--unshare-pid")
+
+
+def happen(world: World, event: Event) -> dict[str, object]:
+    """Run the event's command and disturb it; what was done, and what came of it."""
+    done = ACTIONS[event.kind](world, event)
+    world.plan.go_on()
+    return done
+
+
+def operation_of(world: World, event: Event) -> int:
+    """The number of the operation at which something happens."""
+    names = [event.stage]
+    if event.via == "flow":
+        names = world.stages[world.stages.index(event.stage) :]
+    facts = [world.facts["stages"][n]["direct" if event.via == "direct" else "dvc"] for n in names]
+    total = sum(f["operations"] + (f["on_record"] if event.record else 0) for f in facts)
+    return 1 + int(event.at * total)
+
+
+def seconds_of(world: World, event: Event) -> float:
+    facts = world.facts["stages"][event.stage]
+    usual = float(facts["direct" if event.via == "direct" else "dvc"]["seconds"])
+    return usual * (1.0 if event.forked else 2.0) + (6.0 if event.via == "flow" else 0.0)
+
+
+def wait(process: "subprocess.Popen[bytes]", ready: Callable[[], bool], seconds: float) -> bool:
+    """Whether it was ready before the process ended or the time was over."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if ready():
+            return True
+        if process.poll() is not None:
+            return ready()
+        time.sleep(0.004)
+    return False
+
+
+def finish(process: "subprocess.Popen[bytes]", world: World) -> int | None:
+    """The exit status, or None where the command had to be ended."""
+    try:
+        return process.wait(worlds.SECONDS)
+    except subprocess.TimeoutExpired:
+        worlds.end(world.processes())
+        process.wait()
+        return None
+
+
+def begin(world: World, event: Event) -> "subprocess.Popen[bytes]":
+    world.log.unlink(missing_ok=True)
+    return world.start(event.command(world), forked=event.forked)
+
+
+# ------------------------------------------------------------------------------------ who is hit
+
+
+def line_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def victims(world: World, event: Event, first: int) -> tuple[str, list[psutil.Process]]:
+    """The processes of the event's level, or of the nearest one that there is; and which it is.
+    `first` is the command."""
+    alive = [process for process in world.processes() if process.is_running()]
+    module = "evaluate" if event.stage == "baseline" else event.stage
+    forks = [p for p in alive if p.ppid() in servers(world, alive)]
+    commands = [p for p in alive if f"-m tasks.{module}" in line_of(p)]
+    stages = [*commands, *forks]
+    by_level = {
+        "flow": [p for p in alive if "flows.pipeline" in line_of(p)],
+        "dvc": [p for p in alive if is_dvc(line_of(p))],
+        "stage": stages,
+        "worker": [p for s in stages for p in children(s) if p not in stages],
+        "self": [p for p in alive if p.pid == world.plan.pid],
+        "all": alive,
+    }
+    for level in (event.level, "stage", "dvc", "flow"):
+        if found := by_level[level]:
+            return level, found if level == "all" else [event.rng.choice(found)]
+    return "command", [p for p in alive if p.pid == first]
+
+
+def servers(world: World, alive: list[psutil.Process]) -> set[int]:
+    own = {world.forks.pid} if world.forks else set()
+    return own | {p.pid for p in alive if "flows.launch" in line_of(p) and " forks " in line_of(p)}
+
+
+def is_dvc(line: str) -> bool:
+    return "dvc repro" in line or ("flows.launch" in line and " dvc " in line)
+
+
+def children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.Error:
+        return []
+
+
+def strike(found: list[psutil.Process], number: int) -> None:
+    for process in found:
+        try:
+            process.send_signal(number)
+        except psutil.Error:
+            continue
+
+
+def wait_gone(world: World, spared: set[int]) -> list[str]:
+    """What still runs long after a kill, and is ended here."""
+    deadline = time.monotonic() + GONE_SECONDS
+    while True:
+        left = [p for p in world.processes() if p.pid not in spared]
+        if not left or time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    lines = [f"{p.pid} {line_of(p)[:120]}" for p in left]
+    worlds.end(left)
+    return lines
+
+
+# ------------------------------------------------------------------------------------- the kinds
+
+
+def kill(world: World, event: Event) -> dict[str, object]:
+    """Kill a process when any of them is at an operation on a file; sometimes the next run too."""
+    times = event.rng.choice(TIMES[event.kind])
+    done = strike_at(world, event, operation_of(world, event))
+    for _ in range(times - 1):
+        if not done["hit"] or done["orphans"]:
+            break
+        at = 1 + int(event.rng.random() * operation_of(world, event))
+        done = {**strike_at(world, event, at), "earlier": done}
+    return done
+
+
+def strike_at(world: World, event: Event, at: int) -> dict[str, object]:
+    number = {"SIGINT": signal.SIGINT, "SIGTERM": signal.SIGTERM}.get(event.how, signal.SIGKILL)
+    world.plan.set(STOP, at, event.record)
+    process = begin(world, event)
+    if not wait(process, lambda: world.plan.reached, worlds.SECONDS):
+        return {"hit": False, "status": finish(process, world), "orphans": []}
+    level, found = victims(world, event, process.pid)
+    strike(found, number)
+    world.plan.go_on()
+    done = {"hit": True, "operation": at, "what": world.plan.what, "hit_level": level}
+    return {**done, "status": finish(process, world), "orphans": wait_gone(world, set())}
+
+
+def kill_at_a_time(world: World, event: Event) -> dict[str, object]:
+    world.plan.set()
+    process = begin(world, event)
+    after = event.at * seconds_of(world, event)
+    if wait(process, lambda: False, after) or process.poll() is not None:
+        return {"hit": False, "status": finish(process, world)}
+    level, found = victims(world, event, process.pid)
+    strike(found, signal.SIGKILL)
+    done = {"hit": True, "after": round(after, 2), "hit_level": level}
+    return {**done, "status": finish(process, world), "orphans": wait_gone(world, set())}
+
+
+def container(world: World, event: Event) -> dict[str, object]:
+    """Kill dvc below a process that adopts what it leaves, and goes on, in the same session."""
+    command = event.command(world)
+    below = [sys.executable, "-c", ADOPTING, *command]
+    if event.how == "bwrap" and shutil.which("bwrap"):
+        below = [*BWRAP, *below]
+    world.plan.set()
+    world.log.unlink(missing_ok=True)
+    process = world.start(below)
+    after = event.at * seconds_of(world, event)
+    stage_runs = wait(process, lambda: bool(dvcs(world)), 60.0)
+    time.sleep(after)
+    found = dvcs(world)
+    strike(found, signal.SIGKILL)
+    holding = {p.pid for p in world.processes() if "ctypes.CDLL" in line_of(p)}
+    done = {"hit": bool(found) and stage_runs, "after": round(after, 2), "hit_level": "dvc"}
+    gone = wait_gone(world, holding | {process.pid})
+    worlds.end(world.processes())
+    return {**done, "status": process.wait(), "orphans": gone}
+
+
+def dvcs(world: World) -> list[psutil.Process]:
+    found = [p for p in world.processes() if is_dvc(line_of(p))]
+    return [p for p in found if "ctypes.CDLL" not in line_of(p)]
+
+
+def full_disk(world: World, event: Event) -> dict[str, object]:
+    """From an operation on, whatever needs room fails."""
+    at = operation_of(world, event)
+    world.plan.set(FULL, at, event.record)
+    process = begin(world, event)
+    status = finish(process, world)
+    done = {"hit": world.plan.reached, "operation": at, "what": world.plan.what, "status": status}
+    return {**done, "orphans": wait_gone(world, set()), **said_full(world, status)}
+
+
+def said_full(world: World, status: int | None) -> dict[str, object]:
+    """Whether a command that failed has named the cause."""
+    said = world.log.read_text(errors="replace")
+    is_named = any(word in said.lower() for word in ("no space left", "disk is full", "disk full"))
+    return {"said": status == 0 or is_named}
+
+
+def full_file_system(world: World, event: Event) -> dict[str, object]:
+    """The file system of the data root has less room than the command may need."""
+    room = int(event.at * 1.5 * worlds.grown(world, event.stage))
+    world.mount()
+    world.limit(room)
+    world.plan.set()
+    process = begin(world, event)
+    status = finish(process, world)
+    done = {"hit": status != 0, "room": room, "status": status}
+    said, left = said_full(world, status), wait_gone(world, set())
+    world.limit(None)
+    return {**done, "orphans": left, **said}
+
+
+def flip(world: World, event: Event) -> dict[str, object]:
+    """Turn a bit of a file that the pipeline keeps; its times stay."""
+    rng = event.rng
+    places = [world.data, world.project / ".dvc" / "cache"]
+    files = sorted(
+        path
+        for place in places
+        for path in place.rglob("*")
+        if path.is_file() and not path.is_symlink() and path.stat().st_size
+    )
+    path = rng.choice(files)
+    name = path.relative_to(world.project).as_posix()
+    bit = turn(path, rng)
+    world.plan.set()
+    process = begin(world, event)
+    return {"hit": True, "what": f"bit {bit} of {name}", "status": finish(process, world)}
+
+
+def turn(path: Path, rng: random.Random) -> int:
+    state, content = path.stat(), bytearray(path.read_bytes())
+    bit = rng.randrange(8 * len(content))
+    content[bit // 8] ^= 1 << bit % 8
+    mode = state.st_mode
+    path.chmod(0o644)
+    path.write_bytes(content)
+    path.chmod(mode)
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    return bit
+
+
+def gc(world: World, event: Event) -> dict[str, object]:
+    """The store is compacted while a stage is at an operation on a file."""
+    at = operation_of(world, event)
+    world.plan.set(STOP, at, False)
+    process = begin(world, event)
+    if not wait(process, lambda: world.plan.reached, worlds.SECONDS):
+        return {"hit": False, "status": finish(process, world)}
+    line = [sys.executable, "-m", "tasks.store.admin", "gc"]
+    cleaned = world.start(line).wait(worlds.SECONDS)
+    world.plan.go_on()
+    done = {"hit": True, "operation": at, "what": world.plan.what, "gc": cleaned}
+    return {**done, "status": finish(process, world), "orphans": wait_gone(world, set())}
+
+
+def beside(world: World, event: Event) -> dict[str, object]:
+    """A second command starts while the first is at an operation on a file."""
+    world.plan.set(STOP, 1 + int(event.at * 40), False)
+    process = begin(world, event)
+    wait(process, lambda: world.plan.reached, worlds.SECONDS)
+    line = worlds.FLOW if event.how == "flow" else ["dvc", "repro"]
+    second = world.start(line, forked=event.forked)
+    time.sleep(event.at)
+    world.plan.go_on()
+    done = {"hit": True, "what": world.plan.what, "second": finish(second, world)}
+    return {**done, "status": finish(process, world), "orphans": wait_gone(world, set())}
+
+
+ACTIONS: dict[str, Callable[[World, Event], dict[str, object]]] = {
+    "kill": kill,
+    "kill at a time": kill_at_a_time,
+    "interrupt": kill,
+    "container": container,
+    "full disk": full_disk,
+    "full file system": full_file_system,
+    "flip": flip,
+    "gc": gc,
+    "beside": beside,
+}

@@ -1,0 +1,165 @@
+"""How a world is made: the real pipeline at the smallest sizes, run stage by stage."""
+
+import json
+import shutil
+import sqlite3
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.bench.chaos.operations import Plan
+from tests.bench.chaos.world import (
+    DONE,
+    FLOW,
+    STAGES,
+    World,
+    differing,
+    direct,
+    end,
+    outputs,
+    remove,
+    repro,
+)
+from tests.flows.project import COPIED
+from tests.flows.project import ROOT as PROJECT
+from tests.stages import give_record
+
+
+def parameters() -> dict[str, Any]:
+    """params.yaml with the smallest sizes at which every stage still has something to do."""
+    values: dict[str, Any] = yaml.safe_load((PROJECT / "params.yaml").read_text())
+    values["experiment"] = {"recipes": ["grpo"], "seeds": [0]}
+    sums = {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1}
+    values["ingest"]["splits"] = {"train": 48, "validation": 8, "test": 16}
+    (source,) = values["ingest"]["sources"]
+    source["settings"]["num_prompts"] = 200
+    source["settings"]["tasks"][0]["config"] = sums
+    tiny = values["policy"]["tiny"]
+    tiny["families"][0]["settings"] |= {
+        "config": sums,
+        "direct_rate_shortest": 1.0,
+        "direct_rate_longest": 1.0,
+    }
+    tiny["model"] |= {"num_layers": 1, "hidden_size": 64, "num_heads": 2}
+    tiny["model"] |= {"num_key_value_heads": 2, "intermediate_size": 128, "max_length": 128}
+    tiny["training"]["tokens"] = 1.0e5
+    values["sampling"]["max_tokens"] = 16
+    values["engine"] |= {"name": "hf", "device": "cpu", "max_rows": 64}
+    values["store"]["batch_rollouts"] = 64
+    values["verify"]["processes"] = 1
+    values["gates"]["min_solved_rate"] = 0.0
+    values["allocate"]["passes"] = 2
+    values["checkpoint"]["every_seconds"] = 0.0  # a checkpoint a step
+    values["evaluate"] |= {"num_samples": 4, "pass_at": [1, 4], "num_bootstrap": 50}
+    values["report"]["num_bootstrap"] = 50
+    values["train"]["validation"] = {"num_samples": 1, "every_share": 0.25}
+    return {**values, "recipes": {"grpo": values["recipes"]["grpo"]}}
+
+
+def make_world(
+    library: Path,
+    folder: Path,
+    like: World | None = None,
+    stages: Sequence[str] = tuple(STAGES),
+    is_short: bool = False,
+) -> World:
+    """The world in `folder`, with the first so many stages; if it is not there yet, made stage by
+    stage, or as a copy. A short world is made faster, and nothing is compared on the way."""
+    if like and not (folder / "facts.json").exists():
+        copy_world(like, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    plan = Plan.make(library, folder / "plan", folder / "project")
+    world = World(folder, plan)
+    end(world.processes())  # of a harness that was killed
+    facts = folder / "facts.json"
+    if not facts.exists():
+        remove(folder / "project")
+        remove(folder / "snapshots")
+        facts.write_text(json.dumps(build(world, stages, is_short)))
+    world.facts = json.loads(facts.read_text())
+    world.close()
+    world.restore(DONE)
+    world.serve_forks()
+    return world
+
+
+def copy_world(first: World, folder: Path) -> None:
+    """A second world like the first one in `folder`. MLflow's databases name places by their
+    absolute paths."""
+    remove(folder)
+    for part in ("project", "snapshots"):
+        shutil.copytree(first.folder / part, folder / part, symlinks=True)
+    for path in (folder / "snapshots").glob("*/data/tracking/mlflow.db"):
+        with closing(sqlite3.connect(path)) as database, database:
+            tables = database.execute("select name from sqlite_master where type = 'table'")
+            for (table,) in tables.fetchall():
+                for column in database.execute(f"pragma table_info({table})").fetchall():
+                    if "CHAR" in column[2] or column[2] == "TEXT":
+                        name = column[1]
+                        database.execute(
+                            f'update "{table}" set "{name}" = replace("{name}", ?, ?) '
+                            f'where "{name}" like ?',
+                            (f"{first.folder}/", f"{folder}/", f"%{first.folder}/%"),
+                        )
+    shutil.copy(first.folder / "facts.json", folder)
+
+
+def build(world: World, stages: Sequence[str], is_short: bool) -> dict[str, Any]:
+    """Run every stage undisturbed, under dvc and by itself: how long it takes, how often it changes
+    a file, and the digests of its outputs, which must be the same for the harness to make sense."""
+    make_project(world.project)
+    (world.folder / "tmp").mkdir(exist_ok=True)
+    (world.folder / "home").mkdir(exist_ok=True)
+    world.serve_forks()
+    if is_short:
+        give_record(world.data)
+    found: dict[str, Any] = {}
+    for stage in stages:
+        world.snapshot(stage)
+        under_dvc = measured(world, repro(stage))
+        found[stage] = {"dvc": under_dvc, "direct": under_dvc}
+    world.snapshot(DONE)
+    made = outputs(world.project, stages)
+    if stages[-1] == "report":  # Prefect makes its database
+        measured(world, [*FLOW, "--force", "report"])
+    shutil.copytree(world.folder / "home", world.folder / "snapshots" / "home", symlinks=True)
+    for stage in () if is_short else stages:
+        world.restore(stage)
+        found[stage]["direct"] = measured(world, direct(stage, world.project))
+        if wrong := differing(world.project, made[stage]):
+            raise RuntimeError(f"{stage} makes other outputs when it runs again: {wrong}")
+    return {"stages": found, "outputs": made}
+
+
+def measured(world: World, line: list[str]) -> dict[str, Any]:
+    world.plan.set()
+    started = time.perf_counter()
+    code, said = world.run(line, forked=True)
+    if code:
+        raise RuntimeError(f"{' '.join(line)} failed in an undisturbed world:\n{said}")
+    operations, on_record = world.plan.counted
+    seconds = round(time.perf_counter() - started, 2)
+    return {"seconds": seconds, "operations": operations, "on_record": on_record}
+
+
+def make_project(root: Path) -> None:
+    """The real dvc.yaml, flows and tasks, with small parameters, in a git repository."""
+    for name in COPIED:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(PROJECT / name, root / name)
+    for name in ("flows", "tasks"):
+        shutil.copytree(PROJECT / name, root / name)
+    (root / "params.yaml").write_text(yaml.safe_dump(parameters(), sort_keys=False))
+    for command in (
+        ("init", "--quiet"),
+        ("config", "user.name", "t"),
+        ("config", "user.email", "t@example.com"),
+        ("add", "--all"),
+        ("commit", "--quiet", "--message", "start"),
+    ):
+        subprocess.run(["git", *command], cwd=root, check=True)

@@ -1,0 +1,88 @@
+"""The file operations of all processes of a world, counted, stopped or failed by `operations.c`."""
+
+import mmap
+import shutil
+import struct
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SOURCE = Path(__file__).with_name("operations.c")
+COUNT, STOP, FULL = 0, 1, 2
+SEEN, SEEN_RECORD, AT, ACTION, REACHED, GO_ON, PID, RECORD = range(0, 64, 8)
+WHAT, ROOT, SIZE = 64, 512, 1024
+
+
+def compiler() -> str | None:
+    """The C compiler of this machine."""
+    return next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+
+
+def build(folder: Path) -> Path:
+    """The library that is preloaded, compiled in `folder`."""
+    library, cc = folder / "operations.so", compiler()
+    if cc is None:
+        raise RuntimeError("no C compiler: install gcc")
+    line = [cc, "-O1", "-shared", "-fPIC", "-o", str(library), str(SOURCE), "-ldl"]
+    subprocess.run(line, check=True)
+    return library
+
+
+@dataclass
+class Plan:
+    """What the processes of one world count, and what shall happen at which operation."""
+
+    library: Path
+    path: Path
+    memory: mmap.mmap
+
+    @classmethod
+    def make(cls, library: Path, path: Path, root: Path) -> "Plan":
+        """The plan of the world whose files stand under `root`."""
+        path.write_bytes(bytes(SIZE))
+        with path.open("r+b") as file:
+            memory = mmap.mmap(file.fileno(), SIZE)
+        name = str(root).encode()
+        memory[ROOT : ROOT + len(name)] = name
+        return cls(library, path, memory)
+
+    def environment(self) -> dict[str, str]:
+        return {"LD_PRELOAD": str(self.library), "CHAOS_PLAN": str(self.path)}
+
+    def set(self, action: int = COUNT, at: int = 0, record: bool = False) -> None:
+        """Count from zero, and do so at operation `at`."""
+        self.memory[:ROOT] = bytes(ROOT)
+        self._write(RECORD, int(record))
+        self._write(AT, at)
+        self._write(ACTION, action)
+
+    def go_on(self) -> None:
+        """Let the stopped thread go on, and nothing more happen."""
+        self._write(ACTION, COUNT)
+        self._write(GO_ON, 1)
+
+    @property
+    def counted(self) -> tuple[int, int]:
+        """Operations so far without MLflow's record, and on it."""
+        return self._read(SEEN), self._read(SEEN_RECORD)
+
+    @property
+    def reached(self) -> bool:
+        return bool(self._read(REACHED))
+
+    @property
+    def pid(self) -> int:
+        """The process that reached the operation."""
+        return self._read(PID)
+
+    @property
+    def what(self) -> str:
+        return bytes(self.memory[WHAT:ROOT]).split(b"\0")[0].decode(errors="replace")
+
+    def _read(self, place: int) -> int:
+        (value,) = struct.unpack_from("q", self.memory, place)
+        return int(value)
+
+    def _write(self, place: int, value: Any) -> None:
+        struct.pack_into("q", self.memory, place, value)
