@@ -171,6 +171,26 @@ def test_a_damaged_part_costs_its_steps_and_is_made_again(
         assert second.load(folder) is not None
 
 
+def test_a_damaged_part_that_all_checkpoints_need_costs_its_rollouts_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = Checkpoints(tmp_path, COMPONENTS, keep=2)
+    for step in (1, 2, 3):
+        save(first, step, branch=1)
+    flip(first.folder / first.parts[0])
+
+    second = Checkpoints(tmp_path, COMPONENTS, keep=2)
+    loaded = second.load()
+    assert loaded is not None
+    assert loaded[1]["num_steps"] == 3
+    assert second.parts == first.parts[1:]
+    assert f"missing from the record: {first.parts[0]} is not what was written" in caplog.text
+    save(second, 4, branch=1)
+    caplog.clear()
+    assert Checkpoints(tmp_path, COMPONENTS, keep=2).load() is not None
+    assert not caplog.records
+
+
 def test_a_part_goes_with_the_last_checkpoint_that_needs_it(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, COMPONENTS, keep=2)
     save(checkpoints, 1, branch=1)
@@ -224,7 +244,7 @@ def test_a_branch_whose_trunk_is_damaged_is_not_taken_up(tmp_path: Path) -> None
     save(checkpoints, 1, branch=1)
     checkpoints.hold()
     state = {"num_steps": 2, "branch": 0.5, "branch_start": 1}
-    checkpoints.save(Snapshot(2, {"policy.w": torch.zeros(2)}, state, {}, None))
+    checkpoints.save(Snapshot(2, {"policy.w": torch.zeros(2)}, {}, state, {}, None))
     checkpoints.wait()
     loaded = checkpoints.load()
     assert loaded is not None

@@ -19,6 +19,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -239,7 +240,8 @@ class Checkpoints:
     def load(self, chosen: Path | None = None) -> Loaded | None:
         """The checkpoint `chosen`, or the newest that is whole, or None. A damaged one is named in
         a warning and passed over; ArtifactError when it was chosen, or when `chosen` is another
-        run's."""
+        run's. Where a damaged part of the rollouts spoils them all, the run goes on from the newest
+        without that part: the policy needs none of them."""
         if chosen is not None:
             self.check_fit(chosen)
             try:
@@ -254,6 +256,9 @@ class Checkpoints:
                 return self.read(folder)
             except ArtifactError as error:
                 logger.warning("passing over the damaged checkpoint %s: %s", folder, error)
+        for folder in reversed(self.steps()):
+            with suppress(ArtifactError):
+                return self.read(folder, without_damaged=True)
         if self.steps():
             logger.warning("no checkpoint in %s is whole: starting over", self.folder)
         return None
@@ -326,12 +331,13 @@ class Checkpoints:
         write_journal(retired / path.name, gone)
         write_journal(path, kept)
 
-    def read(self, folder: Path) -> Loaded:
+    def read(self, folder: Path, *, without_damaged: bool = False) -> Loaded:
         """One checkpoint, the parts it names checked with it; a branch's also for the trunk that it
-        goes back to."""
-        loaded, parts = read_checkpoint(folder)
+        goes back to. See `stored.verified_index`."""
+        loaded, parts = read_checkpoint(folder, without_damaged=without_damaged)
         if loaded[1]["branch"] is not None:
-            trunk = verified_index(held_in(folder.parent))["state"]
+            held = held_in(folder.parent)
+            trunk = verified_index(held, without_damaged=without_damaged)["state"]
             if trunk["num_steps"] != loaded[1]["branch_start"]:
                 raise ArtifactError(
                     f"{folder.name} is of a branch that left the trunk after "
