@@ -22,6 +22,7 @@ PACKAGES = {
     "latex2sympy2_extended": ("latex2sympy2-extended", "sympy"),
     "math_verify": ("math-verify", "latex2sympy2-extended", "sympy"),
     "numpy": ("numpy",),
+    "peft": ("peft",),
     "polars": ("polars",),
     "reasoning_gym": ("reasoning-gym",),
     "scipy": ("scipy",),

@@ -23,7 +23,6 @@ from tasks.engines.engine import (
     load_engine,
 )
 from tasks.grading.grader import Grader, Verify
-from tasks.models.adapters import add_adapters
 from tasks.models.folder import policy_digest
 from tasks.models.policy import (
     Policy,
@@ -34,6 +33,7 @@ from tasks.models.policy import (
 )
 from tasks.models.prompts import encode_prompts
 from tasks.train.learner.learner import Learner, memory_of
+from tasks.train.learner.lora import add_adapters
 from tasks.train.learner.ranks import join_ranks
 from tasks.train.loop import finished
 from tasks.train.loop.checkpoint import Checkpoints

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tasks.common.params import at_least
-from tasks.models.adapters import Lora
 
 Spec = dict[str, Any]
 
@@ -53,6 +52,20 @@ class ValidationSettings:
 
     num_samples: int
     every_share: float
+
+
+@dataclass(frozen=True)
+class Lora:
+    """The section `train.lora`: the rank of the adapters, the factor `alpha` / rank on what they
+    add, and the linear layers that get one by the last part of their names; `[all-linear]` are all
+    but the output head."""
+
+    rank: int
+    alpha: float
+    modules: list[str]
+
+    def __post_init__(self) -> None:
+        at_least(1, train__lora__rank=self.rank)
 
 
 @dataclass(frozen=True)

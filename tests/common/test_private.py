@@ -29,9 +29,9 @@ def store(root: Path, location: Path | None = None) -> Path:
 def checkpoints(root: Path) -> Path:
     layout = Layout(root / "data")
     kept = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=1)
-    state = {"parts": ["part.parquet"], "branch": None}
+    state = {"branch": None}
     table = pl.DataFrame({"step": [0]})
-    kept.save(Snapshot(1, {"w": torch.zeros(1)}, state, {"steps": table}, ("part.parquet", table)))
+    kept.save(Snapshot(1, {"w": torch.zeros(1)}, {}, state, {"steps": table}, table))
     kept.wait()
     return layout.checkpoints
 

@@ -19,11 +19,12 @@ from tasks.common.files import ArtifactError
 from tasks.common.ledger import Architecture, charged_flops
 from tasks.engines.engine import Request, Sampling
 from tasks.engines.hf.engine import HfEngine
-from tasks.models.adapters import Lora, adapted_layers, adapters_off, add_adapters
+from tasks.models.adapters import adapted_layers, adapters_off
 from tasks.models.folder import policy_digest
 from tasks.models.fused import fits
 from tasks.models.policy import load_model, load_tokenizer
 from tasks.models.weights import NamedWeights
+from tasks.train.learner.lora import add_adapters
 from tasks.train.learner.micro_batches import micro_batches
 from tasks.train.learner.update import (
     accumulate_gradients,
@@ -34,6 +35,7 @@ from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.save import save, write_results
 from tasks.train.loop.tensors import optimizer_tensors
 from tasks.train.rollouts import Rollouts, StepTotals
+from tasks.train.settings import Lora
 from tests.engines.test_flops import architecture_of
 from tests.stages import run_stage
 from tests.train.steps import flat_of, graded
@@ -116,6 +118,7 @@ def test_only_adapters_are_trained_and_kept_and_the_result_is_a_policy(
     # the artifact: a merged policy, and the adapters as peft loads them
     checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=1)
     save(trainer, checkpoints)
+    checkpoints.wait()
     write_results(trainer, checkpoints, {}, tmp_path / "out")
     policy = tmp_path / "out" / "policy"
     merged = load_model(policy, dtype=torch.float32, device=CPU)

@@ -11,9 +11,9 @@ import torch
 from tasks.common.artifacts import CURVE, STEPS, TRAIN_ROLLOUTS
 from tasks.common.files import sync_folder, writing
 from tasks.common.sealed import write_sealed
-from tasks.models.adapters import save_adapter
 from tasks.models.folder import policy_digest
 from tasks.models.policy import save_policy
+from tasks.train.learner.lora import save_adapter
 from tasks.train.learner.sharding import local, local_rows
 from tasks.train.loop.checkpoint import Checkpoints, Snapshot
 from tasks.train.loop.state import TrainingError

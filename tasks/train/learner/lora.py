@@ -1,0 +1,60 @@
+"""Low-rank adapters (LoRA, arXiv 2106.09685), by peft: put into a policy, and written for others.
+The only file that imports it.
+
+The weights that are trained are the adapters' alone; what they do to the policy's stands in
+`models/adapters.py`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from transformers import PreTrainedModel
+
+from tasks.common.files import ArtifactError
+from tasks.models.adapters import NAME
+from tasks.train.settings import Lora
+
+ALL = "all-linear"
+PREFIX = "base_model.model."  # before every name in an adapter's files
+
+
+def add_adapters(model: PreTrainedModel, settings: Lora, seed: int) -> None:
+    """Put adapters that add nothing yet into `model`, and freeze everything else. Raises
+    ArtifactError where no module has one of the names."""
+    from peft import LoraConfig, get_peft_model
+
+    modules = settings.modules
+    config = LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,  # type: ignore[arg-type]  # any number
+        target_modules=ALL if modules == [ALL] else modules,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        try:
+            get_peft_model(model, config)  # type: ignore[arg-type]
+        except ValueError as error:
+            linear = {
+                name.rsplit(".")[-1]
+                for name, module in model.named_modules()
+                if isinstance(module, torch.nn.Linear)
+            }
+            raise ArtifactError(
+                f"train.lora.modules is {settings.modules}, and the policy's linear layers are "
+                f"{', '.join(sorted(linear))} ({error})"
+            ) from error
+
+
+def save_adapter(model: PreTrainedModel, tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    """Write the adapters, whose `tensors` have the model's own names, as peft loads them."""
+    folder.mkdir(parents=True)
+    config: Any = model.peft_config
+    config[NAME].save_pretrained(folder)
+    path = folder / "adapter_config.json"
+    # which folder the policy was loaded from is this machine's affair
+    card = {**json.loads(path.read_text()), "base_model_name_or_path": None}
+    path.write_text(json.dumps(card, indent=2, sort_keys=True) + "\n")
+    named = {PREFIX + name.replace(f".{NAME}.", "."): part for name, part in tensors.items()}
+    save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
