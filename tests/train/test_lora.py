@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from peft import PeftModel
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from tasks.common.artifacts import Layout
+from tasks.common import params
 from tasks.common.files import ArtifactError
 from tasks.common.ledger import Architecture, charged_flops
+from tasks.common.params import ParamsError
 from tasks.engines.engine import Request, Sampling
 from tasks.engines.hf.engine import HfEngine
 from tasks.models.adapters import adapted_layers, adapters_off
@@ -35,9 +35,8 @@ from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.save import save, write_results
 from tasks.train.loop.tensors import optimizer_tensors
 from tasks.train.rollouts import Rollouts, StepTotals
-from tasks.train.settings import Lora
+from tasks.train.settings import Lora, TrainSettings
 from tests.engines.test_flops import architecture_of
-from tests.stages import run_stage
 from tests.train.steps import flat_of, graded
 from tests.train.test_trainer import OBJECTIVE
 from tests.train.worlds import PARAMS, make_trainer, make_world, run_in_process
@@ -197,10 +196,7 @@ def test_modules_that_the_policy_does_not_have_are_refused_with_those_it_has(
         add_adapters(model, Lora(4, 8.0, ["query"]), seed=0)
 
 
-def test_a_rank_of_zero_is_refused(guesser: Path, tmp_path: Path) -> None:
-    layout: Layout = make_world(tmp_path, guesser, SIZES)
-    values = {**PARAMS, "train": {**PARAMS["train"], "lora": {**SETTINGS, "rank": 0}}}
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
-    result = run_stage("train", tmp_path / "params.yaml", layout.root, "--recipe=r", "--seed=0")
-    assert result.returncode == 1
-    assert "train.lora.rank is 0" in result.output
+def test_a_rank_of_zero_is_refused() -> None:
+    values = {**PARAMS["train"], "lora": {**SETTINGS, "rank": 0}}
+    with pytest.raises(ParamsError, match=r"train\.lora\.rank is 0"):
+        params.parse(values, TrainSettings, "train")
