@@ -110,7 +110,9 @@ class Cell:
         what = {name: self.params[name] for name in sections}
         # it only ends what waits, as our own failure; results from before it stay valid
         verify = {key: value for key, value in what["verify"].items() if key != "clock_factor"}
-        what |= {"verify": verify}
+        # nor do those from before adapters could be asked for
+        train = {key: value for key, value in what["train"].items() if (key, value) != ("lora", None)}
+        what |= {"verify": verify, "train": train}
         return digest([self.recipe, self.budget, self.seed, self.measures, chosen, what])
 
     @property

@@ -99,6 +99,22 @@ def test_a_setting_within_a_key_leaves_the_rest_of_it(tmp_path: Path) -> None:
     assert again.key != plain.key
 
 
+def test_results_stay_valid_when_parameters_are_added_that_change_nothing(tmp_path: Path) -> None:
+    protocol, values = protocol_of(tmp_path)
+    family = ("small", protocol.families["small"])
+
+    def key(train: dict[str, Any], verify: dict[str, Any]) -> str:
+        changed = {**values, "train": train, "verify": verify}
+        return make_cell(changed, family, "grpo", 100, 0, "test", {}).key
+
+    now = key(values["train"], values["verify"])
+    before = {name: value for name, value in values["train"].items() if name != "lora"}
+    assert key(before, values["verify"]) == now
+    assert key({**before, "lora": {"rank": 8}}, values["verify"]) != now
+    timed = {name: value for name, value in values["verify"].items() if name != "clock_factor"}
+    assert key(before, timed) == now
+
+
 def test_the_best_half_goes_on_and_the_best_is_tested(tmp_path: Path) -> None:
     protocol, values = protocol_of(tmp_path)
     results: dict[str, Any] = {}
