@@ -197,17 +197,15 @@ class RolloutStore:
 
         A slow writer may find its number free only because others wrote that shard and compacted it
         away. Nobody reads a shard inside a compacted span, so the writer then tries the next
-        number."""
+        number, unless the compaction came after it and holds its rows."""
         for _ in range(MAX_TRIES):
             # the number after the last one, damaged shards included
             taken = [parsed[0] for name in self.names() if (parsed := shards.parse(name))]
             span = Span(*[max((span.last for span in taken), default=-1) + 1] * 2)
             if self.create(span.name, content):
-                # it counts unless a compaction has covered this number in the meantime
-                others = [
-                    p[0] for name in self.names() if name != span.name and (p := shards.parse(name))
-                ]
-                if not any(other.covers(span) for other in others):
+                # it counts unless a compaction without it has covered this number in the meantime
+                by = [other for other in self.spans() if other != span and other.covers(span)]
+                if not by or self.holds(by[0], content):
                     return span
                 self.remove(span.name)
             # another writer was first
@@ -216,6 +214,15 @@ class RolloutStore:
             f"{self.folder}: no free shard name in {MAX_TRIES} tries: check that nothing else "
             "writes there"
         )
+
+    def holds(self, span: Span, content: bytes) -> bool:
+        """Whether every key of the shard `content` is in the shard `span`."""
+        keys = shards.decode(content, KEYS, self.path(span))
+        try:
+            there = self.load(span, KEYS)
+        except FileNotFoundError:  # compacted once more: its rows may be there a second time
+            return False
+        return there is not None and keys.join(there, on=KEYS, how="anti").is_empty()
 
     def create(self, name: str, content: bytes) -> bool:
         """Write a file, whole or not at all, if there is none of that name. Return whether it was

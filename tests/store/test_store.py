@@ -315,6 +315,22 @@ def test_a_writer_that_slept_through_a_compaction_is_not_lost(store: RolloutStor
     assert owners(store, [("a", 3), ("late", 0)]) == {("a", 3): "other 3", ("late", 0): "sleeper"}
 
 
+def test_a_shard_that_was_compacted_at_once_is_not_written_again(store: RolloutStore) -> None:
+    """The compaction comes between the writer's file and its look at the names."""
+    store.append(rows([("a", 0)], "first"))
+
+    class Overtaken(RolloutStore):
+        def create(self, name: str, content: bytes) -> bool:
+            made = super().create(name, content)
+            if name == Span(1, 1).name:
+                compaction.compact(again(store))
+            return made
+
+    Overtaken(store.files, store.folder).append(rows([("b", 0)], "mine"))
+    assert store.spans() == [Span(0, 1)]
+    assert owners(store, [("a", 0), ("b", 0)]) == {("a", 0): "first", ("b", 0): "mine"}
+
+
 def test_a_compacted_shard_that_rots_gives_way_to_what_it_covered(store: RolloutStore) -> None:
     for n in range(3):
         store.append(rows([("a", n)], f"shard {n}"))
