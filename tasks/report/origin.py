@@ -44,19 +44,22 @@ def commit_words(tags: Mapping[str, str]) -> str:
 
 
 def run_notes(layout: Layout) -> list[tuple[str, str, str, str]]:
-    """Return when and why the flow last ran each stage. A damaged note is left out."""
+    """Return when and why the flow last ran each stage. A note that is damaged or of another
+    version is left out."""
     found = []
     for path in layout.run_note("*").parent.glob("*.json"):
-        if note := read_note(path):
-            when, outcome, why = (str(note[name]) for name in ("when", "outcome", "why"))
-            found.append((path.stem, when, outcome, why))
+        note = read_note(path)
+        if {"when", "outcome", "why"} <= note.keys():
+            found.append((path.stem, str(note["when"]), str(note["outcome"]), str(note["why"])))
     return sorted(found, key=lambda one: (one[1], one[0]))
 
 
 def notes(layout: Layout) -> list[tuple[str, str, str]]:
-    """Return what each sampling stage last said of its samples. A damaged note is left out: no
-    result depends on it."""
-    found = []
-    for path in sorted(layout.sampling_note("*").parent.glob("*.json")):
-        found += [(path.stem, kind, str(note["said"])) for kind, note in read_note(path).items()]
-    return found
+    """Return what each sampling stage last said of its samples. A note that is damaged or of
+    another version is left out: no result depends on it."""
+    return [
+        (path.stem, kind, str(note["said"]))
+        for path in sorted(layout.sampling_note("*").parent.glob("*.json"))
+        for kind, note in read_note(path).items()
+        if isinstance(note, dict) and "said" in note
+    ]

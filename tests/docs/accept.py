@@ -48,6 +48,11 @@ class Anything:
     def __call__(self, *arguments: Any, **more: Any) -> Any:
         return self
 
+    def __or__(self, other: Any) -> Any:
+        return self
+
+    __ror__ = __or__
+
 
 class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds the slow libraries before Python does."""
