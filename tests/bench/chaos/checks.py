@@ -15,14 +15,10 @@ from tests.bench.chaos.events import Event
 from tests.bench.chaos.world import DONE, STAGES, World, differing, repro
 
 KNOWN = {
-    "orphans": "stages that outlive a dvc killed during imports, below a process that adopts them",
-    "dvc's cache": "temporary files of killed dvc processes, in its cache",
-    "dvc's lock": "dead holders in .dvc/tmp/rwlock",
-    "temporary files": "temporary files of killed writers",
-    "prefect": "Prefect's runs that stay RUNNING",
-    "full disk": "messages of a full disk",
+    "dvc's files": "temporary files of killed dvc processes, which DVC does not read",
+    "dvc's lock": "what a killed dvc noted in .dvc/tmp/rwlock: the flow clears it, plain dvc may not",
 }
-"""Checks that fail for a reason that is being repaired: they are counted, and fail no run."""
+"""What DVC leaves, and loses nothing: it is counted, and fails no run."""
 
 MEASURES = ("report",)  # stages whose outputs hold the measured seconds of others
 KEY = ["prompt_digest", "sample_index"]
@@ -142,11 +138,13 @@ def left_files(world: World) -> Iterator[tuple[str, str]]:
         for path in world.data.rglob(".*")
         if path.is_file() and path.name != ".gitignore"
     ]
-    hidden += [path.name for path in world.project.glob(".*.tmp")]
-    if hidden:
-        yield "temporary files", ", ".join(sorted(hidden)[:5])
-    if cached := sorted(path.name for path in (world.project / ".dvc" / "cache").rglob("*.tmp")):
-        yield "dvc's cache", ", ".join(cached[:5])
+    if ours := [name for name in hidden if not name.endswith(".tmp")]:
+        yield "temporary files", ", ".join(sorted(ours)[:5])
+    theirs = [name for name in hidden if name.endswith(".tmp")]
+    theirs += [path.name for path in world.project.glob(".*.tmp")]
+    theirs += [path.name for path in (world.project / ".dvc" / "cache").rglob("*.tmp")]
+    if theirs:
+        yield "dvc's files", ", ".join(sorted(theirs)[:5])
     rwlock = world.project / ".dvc" / "tmp" / "rwlock"
     held: dict[str, Any] = read_json(rwlock) if rwlock.exists() and rwlock.stat().st_size else {}
     if any(held.values()):
