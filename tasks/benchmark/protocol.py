@@ -19,6 +19,8 @@ from tasks.common.params import ParamsError
 
 Values = dict[str, Any]
 
+ADDED = {"lora": None, "max_staleness": 0}  # of the section train, since the first results
+
 
 @dataclass(frozen=True)
 class Search:
@@ -110,9 +112,7 @@ class Cell:
         what = {name: self.params[name] for name in sections}
         # it only ends what waits, as our own failure; results from before it stay valid
         verify = {key: value for key, value in what["verify"].items() if key != "clock_factor"}
-        # nor do those from before adapters could be asked for
-        train = {key: value for key, value in what["train"].items() if (key, value) != ("lora", None)}
-        what |= {"verify": verify, "train": train}
+        what |= {"verify": verify, "train": without_new_defaults(what["train"])}
         return digest([self.recipe, self.budget, self.seed, self.measures, chosen, what])
 
     @property
@@ -152,6 +152,12 @@ def check_keys(file: str, search: Search, contestant: Contestant, recipe: Values
             if not isinstance(found, Mapping) or part not in found:
                 raise ParamsError(f"{file}: recipe {contestant.recipe} has no key {key} to tune")
             found = found[part]
+
+
+def without_new_defaults(train: Mapping[str, Any]) -> Values:
+    """The section `train` as it was before keys were added whose defaults change nothing: results
+    from then stay valid."""
+    return {key: value for key, value in train.items() if (key, value) not in ADDED.items()}
 
 
 def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Values:

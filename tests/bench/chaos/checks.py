@@ -16,7 +16,7 @@ from tests.bench.chaos.world import DONE, STAGES, World, differing, repro
 
 KNOWN = {
     "dvc's files": "temporary files of killed dvc processes, which DVC does not read",
-    "dvc's lock": "what a killed dvc noted in .dvc/tmp/rwlock: the flow clears it, plain dvc may not",
+    "dvc's lock": "what a killed dvc left in .dvc/tmp/rwlock: the flow clears it, dvc may not",
 }
 """What DVC leaves, and loses nothing: it is counted, and fails no run."""
 
