@@ -165,6 +165,12 @@ class Rollouts:
             return self.is_action_N
         return np.ones(int(self.completion_tokens_B().sum()), dtype=np.bool_)
 
+    def is_action_B(self) -> list[list[bool]]:
+        """[B] of each rollout's tokens, whether they are the policy's own."""
+        ends = np.cumsum(self.completion_tokens_B())
+        parts = np.split(self.trained_N(), ends[:-1])
+        return [part.tolist() for part in parts]
+
     def take(self, rows: Ints) -> "Rollouts":
         """The rollouts `rows`, in that order. Groups keep their numbers, also those left empty."""
         chosen, places = rows.tolist(), self.places(rows)

@@ -35,12 +35,11 @@ from tasks.models.prompts import encode_prompts
 from tasks.train.learner.learner import Learner, memory_of
 from tasks.train.learner.lora import add_adapters
 from tasks.train.learner.ranks import join_ranks
-from tasks.train.loop import finished
+from tasks.train.loop import asynchronous, finished, sync
 from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.collect import Collector
 from tasks.train.loop.save import write_results
 from tasks.train.loop.state import Run, State, TrainingError
-from tasks.train.loop.sync import train
 from tasks.train.loop.trainer import Trainer
 from tasks.train.plan import Plan, read_plan
 from tasks.train.profile import Profile
@@ -108,7 +107,8 @@ def main(run: stage.Stage) -> None:
             trainer.collector.recorded = TRAIN_ROLLOUTS.read(replayed)
         checkpoints = Checkpoints(layout.checkpoints, components, sections.checkpoint.keep)
         try:
-            lost = train(
+            loop = asynchronous.train if trainer.is_ahead else sync.train
+            lost = loop(
                 trainer,
                 checkpoints,
                 sections.checkpoint,
@@ -191,15 +191,20 @@ def build(run: stage.Stage, told: Run, sections: Sections, grader: Grader) -> tu
     if settings.lora is not None:
         add_adapters(model, settings.lora, told.seed)
     memory = memory_of(model, settings, sections.learner, told.ranks.size)
-    check_shared_gpu(sections.engine, device, memory)
+    is_ahead = settings.max_staleness > 0
+    of_engine = dataclasses.replace(sections.engine, sleep=sections.engine.sleep and not is_ahead)
+    check_shared_gpu(of_engine, device, memory)
     learner = Learner(policy, model, settings, sections.learner, told.sampling, told.ranks, device)
     tokenizer = load_tokenizer(policy.folder, trust_remote_code=trusted)
     prompts, validation = (read_prompts(table, tokenizer, told) for table in tables.values())
     plan = read_plan(PLAN.read(files["plan"]), prompts.ids, settings.batch)
     profile = Profile(SAMPLES.read(files["samples"]), prompts)
     slots = load_slots(settings, plan, prompts.table, profile)
-    engine = load_engine(sections.engine, policy, model)
-    collector = Collector(told, engine, slots.generate, tokenizer, grader)
+    engine = load_engine(of_engine, policy, model)
+    if is_ahead and engine.shares_weights:  # which change while it samples
+        engine = load_engine(of_engine, policy, None)
+    beside = dataclasses.replace(told, ranks=told.ranks.beside()) if is_ahead else told
+    collector = Collector(beside, engine, slots.generate, tokenizer, grader)
     trainer = Trainer(
         told,
         slots,
@@ -254,6 +259,12 @@ def check_settings(settings: TrainSettings, sections: Sections) -> None:
         raise params.ParamsError(
             "train.branches needs train.decay_share below 1: with 1 every branch would leave the "
             "trunk at its first step, and be a run of its own"
+        )
+    params.at_least(0, train__max_staleness=settings.max_staleness)
+    if shares and settings.max_staleness:
+        raise params.ParamsError(
+            "train.branches leave the run and come back to it, and train.max_staleness has batches "
+            "sampled ahead of it: set branches to [] or max_staleness to 0"
         )
     if not 0 < settings.validation.every_share <= 1:
         raise params.ParamsError(

@@ -70,11 +70,13 @@ class Lora:
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """The section `train`. With `lora` adapters are trained, else the whole policy. The last six
-    are slots: a mapping with `method` and that method's settings."""
+    """The section `train`. With `lora` adapters are trained, else the whole policy. With
+    `max_staleness` above 0 batches are sampled ahead (`loop/asynchronous.py`). The last six are
+    slots: a mapping with `method` and that method's settings."""
 
     batch: BatchSettings
     updates: Updates
+    max_staleness: int
     max_steps: int | None
     learning_rate: float
     warmup_steps: int

@@ -36,6 +36,7 @@ from tasks.models.policy import save_policy
 from tasks.train.learner.correction import corrected_tokens
 from tasks.train.learner.micro_batches import MicroBatch, micro_batches
 from tasks.train.learner.update import Objective, batch_flops, token_logprobs
+from tasks.train.loop.charge import charge
 from tasks.train.loop.state import State
 from tasks.train.loop.trainer import LEARNING_STREAM, Trainer
 from tasks.train.rollouts import Rollouts, StepTotals
@@ -141,14 +142,16 @@ def step(trainer: Trainer, watch: Stopwatch, invent_rewards: bool) -> Rollouts:
             rewards_B = np.arange(len(batch.fresh.group_B)) % 2.0
             fresh = dataclasses.replace(batch.fresh, rewards_B=rewards_B)
             batch = dataclasses.replace(batch, fresh=fresh)
-        rollouts, rate = batch.fresh, trainer.learning_rate()
+        rollouts, rate = batch.fresh, trainer.learning_rate(batch.progress)
         rng = trainer.rng(LEARNING_STREAM)
         rollouts = trainer.observe_policy(rollouts)
         estimate = trainer.estimate(rollouts, rng)
         with watch.measure("update"):
             update = trainer.update(rollouts, estimate, rate, rng)
+            if update.norms:
+                trainer.sync_engine()
         trainer.observe(batch.fresh, rollouts)
-        trainer.charge(rollouts, rollouts, estimate, update)
+        charge(trainer, batch, rollouts, estimate, update)
         trainer.record(batch, rollouts, estimate, update, rate)
     return rollouts
 

@@ -43,7 +43,7 @@ def run(guesser: Path, root: Path, lost: set[int]) -> Trainer:
 
 
 def test_weights_one_update_old_stop_the_run_at_once(guesser: Path, tmp_path: Path) -> None:
-    message = r"before step 1: the engine hf .* at policy version 2, over guards.max_sampler_gap"
+    message = r"before step 2: the engine hf .* at policy version 2, over guards.max_sampler_gap"
     with pytest.raises(TrainingError, match=message):
         run(guesser, tmp_path, lost={2})
 

@@ -10,7 +10,7 @@ import torch.distributed as distributed
 
 from tasks.train.learner.ranks import Ranks, buckets
 from tasks.train.learner.update import UpdateStats
-from tasks.train.loop.trainer import Update
+from tasks.train.loop.batch import Update
 from tests.stages import FORKS
 from tests.train.worlds import make_trainer, make_world
 

@@ -15,9 +15,10 @@ from tasks.common.ledger import charged_flops
 from tasks.common.params import ParamsError
 from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.save import resume, save
-from tasks.train.loop.trainer import LEARNING_STREAM, Trainer
+from tasks.train.loop.sync import learn
+from tasks.train.loop.trainer import Trainer
 from tasks.train.methods.advantage import one_sided
-from tasks.train.rollouts import Estimate, Features, merge
+from tasks.train.rollouts import Estimate, Features
 from tests.train.worlds import make_trainer, make_world, run_in_process
 
 PROJECT = params.load(Path(__file__).resolve().parents[2] / "params.yaml")
@@ -58,16 +59,8 @@ def run_steps(trainer: Trainer, num: int) -> list[dict[str, Any]]:
     for _ in range(num):
         batch = trainer.sample()
         assert batch is not None
-        rng, rate = trainer.rng(LEARNING_STREAM), trainer.learning_rate()
-        batches = trainer.run.settings.batch
-        replayed = trainer.slots.replay.draw(rng, batch.replayed, batches)
-        rollouts = batch.fresh if replayed is None else merge([batch.fresh, replayed])
-        rollouts = trainer.observe_policy(rollouts)
-        estimate = trainer.estimate(rollouts, rng)
-        update = trainer.update(rollouts, estimate, rate, rng)
-        trainer.observe(batch.fresh, rollouts)
-        trainer.charge(batch.fresh, rollouts, estimate, update)
-        trainer.record(batch, rollouts, estimate, update, rate)
+        if learn(trainer, batch)["updated"]:
+            trainer.sync_engine()
     return trainer.state.steps
 
 

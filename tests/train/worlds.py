@@ -1,6 +1,7 @@
 """A small world to train in: prompts, a profile, a plan and a policy under one data root, and its
 parameters."""
 
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ from tasks.common.artifacts import PLAN, PROMPTS, SAMPLES, Layout
 from tasks.grading.grader import Grader
 from tasks.models.policy import load_model, load_tokenizer, read_policy
 from tasks.train.learner.ranks import Ranks
+from tasks.train.loop import asynchronous, sync
 from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.state import Run
-from tasks.train.loop.sync import train
 from tasks.train.loop.trainer import Trainer
 from tasks.train.run import Sections, build
 from tasks.train.settings import CheckpointSettings, TrainSettings
@@ -53,6 +54,7 @@ PARAMS: dict[str, Any] = {
     "train": {
         "batch": {"unit": "rollouts", "size": 12, "counts": "generated"},
         "updates": {"epochs": 1, "minibatches": 1},
+        "max_staleness": 0,
         "max_steps": None,
         "learning_rate": 1.0e-3,
         "warmup_steps": 0,
@@ -175,12 +177,17 @@ def make_trainer(
     return build(run, told, sections, Grader(sections.verify))[0]
 
 
+def loop_of(trainer: Trainer) -> Callable[..., dict[str, float]]:
+    """The loop that the trainer's settings ask for."""
+    return asynchronous.train if trainer.is_ahead else sync.train
+
+
 def run_in_process(layout: Layout, changes: dict[str, Any]) -> Trainer:
     """The trainer at the end of its run."""
     trainer = make_trainer(layout, **changes)
     checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=1)
     with closing(trainer.collector.grader):
-        train(trainer, checkpoints, CheckpointSettings(1e9, 1), lambda *_: None)
+        loop_of(trainer)(trainer, checkpoints, CheckpointSettings(1e9, 1), lambda *_: None)
     return trainer
 
 

@@ -10,7 +10,7 @@ For parameters that are dealt out, too, see
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -26,10 +26,19 @@ BUCKET = 25 * 2**20  # bytes of gradients in a message; what torch's DDP sends t
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among the others."""
+    """This process among the others. `group` is the torch group through which they communicate,
+    None for that of all."""
 
     rank: int
     size: int
+    group: distributed.ProcessGroup | None = None
+
+    def beside(self) -> "Ranks":
+        """The same processes in a group of their own, so that two threads can communicate at once.
+        All of them must ask."""
+        if self.size == 1:
+            return self
+        return replace(self, group=distributed.new_group(backend="gloo"))
 
     def most(self, count: int) -> int:
         """The largest `count` of any rank."""
@@ -54,7 +63,7 @@ class Ranks:
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        distributed.all_gather_object(values, value)
+        distributed.all_gather_object(values, value, self.group)
         return values
 
     def barrier(self) -> None:

@@ -6,7 +6,6 @@ import numpy as np
 import polars as pl
 import torch
 
-from tasks.train.buffer import ragged
 from tasks.train.learner.update import UpdateStats
 from tasks.train.rollouts import Bools, Floats, Rollouts, mixed_groups
 
@@ -87,7 +86,7 @@ def rollout_rows(
     samples, ids_Q = rollouts.samples, prompt_ids[rollouts.prompt_rows_Q].to_list()
     is_action_B: list[list[bool] | None] = [None] * len(rollouts.group_B)
     if rollouts.is_action_N is not None:
-        is_action_B = ragged(rollouts.is_action_N, rollouts.completion_tokens_B())
+        is_action_B = list(rollouts.is_action_B())
     return [
         {
             "step": step,

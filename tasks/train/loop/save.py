@@ -15,6 +15,7 @@ from tasks.models.folder import policy_digest
 from tasks.models.policy import save_policy
 from tasks.train.learner.lora import save_adapter
 from tasks.train.learner.sharding import local, local_rows
+from tasks.train.loop.ahead import NAME, Ahead, read_ahead
 from tasks.train.loop.checkpoint import Checkpoints, Snapshot
 from tasks.train.loop.state import TrainingError
 from tasks.train.loop.stored import Loaded
@@ -26,10 +27,10 @@ logger = logging.getLogger(__name__)
 METHOD = "method"  # before the slot's name and the field's, in the names of a checkpoint's tensors
 
 
-def save(trainer: Trainer, checkpoints: Checkpoints) -> None:
-    """Checkpoint a copy of the trainer; the rollouts since the last one become a part of their own,
-    which is not written again. Every rank calls this; those of a policy that is not sharded have
-    nothing to add to the first."""
+def save(trainer: Trainer, checkpoints: Checkpoints, ahead: Ahead | None = None) -> None:
+    """Checkpoint a copy of the trainer, and the batches that were sampled ahead; the rollouts since
+    the last one become a part of their own, which is not written again. Every rank calls this;
+    those of a policy that is not sharded have nothing to add to the first."""
     checkpoints.wait()  # before the copy is made: two of them may be more than main memory holds
     tensors = optimizer_tensors(trainer.learner.model, trainer.learner.optimizer)
     shards = write_shards(trainer, checkpoints, tensors)
@@ -44,6 +45,9 @@ def save(trainer: Trainer, checkpoints: Checkpoints) -> None:
     tables = {"steps": STEPS.frame(state.steps), "curve": CURVE.frame(state.curve)}
     copied = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
     numbers = {**state.numbers(), "version": learner.version}
+    if ahead is not None:
+        copied |= ahead.tensors()
+        numbers |= {NAME: ahead.numbers()}
     checkpoints.save(Snapshot(state.num_steps, copied, shards, numbers, tables, part))
 
 
@@ -66,8 +70,18 @@ def write_shards(
     return dict(ranks.all_gather(checkpoints.write_shard(ranks.rank, ranks.size, rows)))
 
 
-def resume(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> None:
-    """Put the trainer where `chosen` or the newest checkpoint was made, if there is one."""
+def resume_ahead(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> Ahead | None:
+    """As `resume`; the batches that were sampled ahead, None where there is no checkpoint."""
+    loaded = resume(trainer, checkpoints, chosen)
+    if loaded is None:
+        return None
+    tensors, numbers, _ = loaded
+    return read_ahead(trainer.collector, trainer.prompts, tensors, numbers[NAME])
+
+
+def resume(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> Loaded | None:
+    """Put the trainer where `chosen` or the newest checkpoint was made, if there is one, which is
+    returned."""
     loaded = checkpoints.load(chosen)
     found = None if loaded is None else loaded[1]["num_steps"]
     if len(set(trainer.run.ranks.all_gather(found))) > 1:
@@ -79,9 +93,10 @@ def resume(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> N
     trainer.run.ranks.barrier()  # the others must not find what is being retired
     trainer.collector.in_flight = checkpoints.in_flight()
     if loaded is None:
-        return
+        return None
     restore(trainer, loaded)
     logger.info("resumed after %d steps from %s", trainer.state.num_steps, checkpoints.folder)
+    return loaded
 
 
 def restore(trainer: Trainer, loaded: Loaded) -> None:
@@ -137,11 +152,9 @@ def write_results(
     parts = [pl.read_parquet(checkpoints.folder / name) for name in checkpoints.parts]
     TRAIN_ROLLOUTS.write(out / "rollouts.parquet", pl.concat([TRAIN_ROLLOUTS.frame([]), *parts]))
     write_sealed(out / "flops.json", state.ledger.as_dict())
-    seconds = {
-        **state.seconds,
-        "train": sum(
-            spent for part, spent in state.seconds.items() if part not in ("validate", "branch")
-        ),
-    }
+    # sampling ahead takes no time but what is waited for it
+    apart = {"validate", "branch"} | ({"generate"} if trainer.is_ahead else set())
+    spent = sum(spent for part, spent in state.seconds.items() if part not in apart)
+    seconds = {**state.seconds, "train": spent}
     rounded = {part: round(spent, 3) for part, spent in sorted(seconds.items())}
     write_sealed(out / "cost.json", {"seconds": rounded, "lost": dict(lost)})

@@ -1,8 +1,7 @@
 """The synchronous loop, from top to bottom: branch, validate, sample, grade, select, estimate,
 update, observe, checkpoint.
 
-Left out: sampling while the update runs.
-"""
+Left out: sampling while the update runs, which is `asynchronous.py`."""
 
 import logging
 import signal
@@ -14,11 +13,13 @@ from typing import Any
 
 from tasks.common.artifacts import TRAIN_ROLLOUTS
 from tasks.common.progress import progress
+from tasks.train.loop.batch import Batch
 from tasks.train.loop.branches import is_end, leave_trunk_if_due, return_to_trunk
+from tasks.train.loop.charge import charge
 from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.record import rollout_rows
 from tasks.train.loop.save import resume, save
-from tasks.train.loop.trainer import LEARNING_STREAM, Batch, Trainer
+from tasks.train.loop.trainer import LEARNING_STREAM, Trainer
 from tasks.train.rollouts import merge
 from tasks.train.settings import CheckpointSettings
 
@@ -42,7 +43,7 @@ def train(
     `num_rollouts` are those of the whole run, for the progress bar. KeyboardInterrupt (Ctrl-C,
     SIGTERM) is raised after the step in flight has been finished and checkpointed.
     """
-    ranks, state, slots = trainer.run.ranks, trainer.state, trainer.slots
+    ranks, state, control = trainer.run.ranks, trainer.state, trainer.slots.control
     resume(trainer, checkpoints, chosen)
     trainer.score_replay()
     lost = checkpoints.count_lost(state.num_steps) if ranks.is_main else {}
@@ -56,7 +57,7 @@ def train(
             leave_trunk_if_due(trainer, checkpoints)
 
             # validate, before the first step and whenever the next point of the curve is due
-            note(trainer.validate_if_due(), record)
+            note(trainer.validate_if_due(control.progress()), record)
             before = Before(trainer)
 
             # sample and grade
@@ -71,22 +72,11 @@ def train(
             if due:
                 keep_in_flight(trainer, checkpoints, batch)
 
-            # replay, select and estimate
-            rng, rate = trainer.rng(LEARNING_STREAM), trainer.learning_rate()
-            replayed = slots.replay.draw(rng, batch.replayed, trainer.run.settings.batch)
-            rollouts = batch.fresh if replayed is None else merge([batch.fresh, replayed])
-            with state.timed("score"):
-                rollouts = trainer.observe_policy(rollouts)
-            estimate = trainer.estimate(rollouts, rng)
-
             # update, and give the engine the new weights
-            with state.timed("update"):
-                update = trainer.update(rollouts, estimate, rate, rng)
-
-            # observe, charge, record
-            trainer.observe(batch.fresh, rollouts)
-            trainer.charge(batch.fresh, rollouts, estimate, update)
-            row = trainer.record(batch, rollouts, estimate, update, rate)
+            row = learn(trainer, batch)
+            if row["updated"]:
+                with state.timed("update"):
+                    trainer.sync_engine()
 
             # checkpoint
             stop, due = map(any, zip(*ranks.all_gather((stopping(), due)), strict=True))
@@ -97,15 +87,38 @@ def train(
                 saved = time.monotonic()
             seconds = before.seconds(trainer)
             if state.branch is None:
-                record(measurements(trainer, row, seconds), row["step"], row["flops_charged"])
+                values = measurements(row, seconds, control.describe())
+                record(values, row["step"], row["flops_charged"])
             show(row, sum(seconds.values()), bar, state.branch)
             if stop:
                 checkpoints.wait()
                 raise KeyboardInterrupt(f"stopped after step {row['step']}, which is checkpointed")
-        note(trainer.validate_if_due(last=True), record)
+        note(trainer.validate_if_due(control.progress(), last=True), record)
         save(trainer, checkpoints)
         checkpoints.wait()
     return lost
+
+
+def learn(trainer: Trainer, batch: Batch) -> dict[str, Any]:
+    """Learn from a sampled batch; its row of STEPS."""
+    state, slots = trainer.state, trainer.slots
+
+    # replay, select and estimate
+    rng, rate = trainer.rng(LEARNING_STREAM), trainer.learning_rate(batch.progress)
+    replayed = slots.replay.draw(rng, batch.replayed, trainer.run.settings.batch)
+    rollouts = batch.fresh if replayed is None else merge([batch.fresh, replayed])
+    with state.timed("score"):
+        rollouts = trainer.observe_policy(rollouts)
+    estimate = trainer.estimate(rollouts, rng)
+
+    # update
+    with state.timed("update"):
+        update = trainer.update(rollouts, estimate, rate, rng)
+
+    # observe, charge, record
+    trainer.observe(batch.fresh, rollouts)
+    charge(trainer, batch, rollouts, estimate, update)
+    return trainer.record(batch, rollouts, estimate, update, rate)
 
 
 class Before:
@@ -139,7 +152,7 @@ def keep_in_flight(trainer: Trainer, checkpoints: Checkpoints, batch: Batch) -> 
 
 
 def measurements(
-    trainer: Trainer, row: Mapping[str, Any], seconds: Mapping[str, float]
+    row: Mapping[str, Any], seconds: Mapping[str, float], described: Mapping[str, float]
 ) -> dict[str, Any]:
     """A step for the record: its row of STEPS, the share of mixed groups, tokens a second, the
     step's own seconds by part, and what control says of itself."""
@@ -150,7 +163,6 @@ def measurements(
         * row["num_rollouts"]
         / max(sum(parts.values()), 1e-9),
     }
-    described = trainer.slots.control.describe()
     return {
         **row,
         **rates,

@@ -5,19 +5,21 @@ interrupted.
 """
 
 import logging
+import time
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from tasks.common.ledger import ACCOUNTS, charged_flops, paper_training_flops
+from tasks.common.ledger import ACCOUNTS, charged_flops
 from tasks.common.statistics import bootstrap_interval
 from tasks.train.buffer import flat
 from tasks.train.learner.learner import Learner
 from tasks.train.learner.micro_batches import minibatches
 from tasks.train.learner.update import UpdateStats, learning_rate, merge_stats
-from tasks.train.loop.collect import Collector, Place
+from tasks.train.loop.batch import Batch, Start, Update
+from tasks.train.loop.collect import Collector, Cost, Place
 from tasks.train.loop.record import describe_step, rollout_rows
 from tasks.train.loop.state import Run, State, TrainingError
 from tasks.train.rollouts import (
@@ -42,27 +44,6 @@ ROUNDING = 1e-9  # of shares of a run: 0.15 / 0.05 is not quite 3
 VALIDATION_DRAWS = 200  # of the bootstrap behind a point's interval
 
 
-@dataclass(frozen=True)
-class Batch:
-    """A step's fresh rollouts, the first request they answer, and how much of the batch was left to
-    replay."""
-
-    request: GroupRequest
-    fresh: Rollouts
-    replayed: int
-
-
-@dataclass(frozen=True)
-class Update:
-    """What a step's updates came to: sums over them, the norm of each gradient before clipping, the
-    last factor of the learning rate, and whether one was not finite."""
-
-    stats: UpdateStats
-    norms: list[float]
-    rate_factor: float
-    nonfinite: bool
-
-
 @dataclass
 class Trainer:
     """All that a loop works with. Only `learner`, `state` and the slots' states change."""
@@ -77,42 +58,55 @@ class Trainer:
     max_sampler_gap: float
     state: State
 
-    def rng(self, stream: int) -> np.random.Generator:
-        """The random numbers of this step and one purpose."""
-        return np.random.default_rng([self.run.seed, self.state.num_steps, stream])
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the engine samples while the policy is updated."""
+        return self.run.settings.max_staleness > 0
 
-    def is_done(self) -> bool:
-        """Whether the limit of steps, if there is one, is reached."""
-        limit = self.run.settings.max_steps
-        return limit is not None and self.state.num_steps >= limit
+    def rng(self, stream: int, step: int | None = None) -> np.random.Generator:
+        """The random numbers of a step, by default this one, and one purpose."""
+        step = self.state.num_steps if step is None else step
+        return np.random.default_rng([self.run.seed, step, stream])
 
-    def sample(self) -> Batch | None:
-        """The step's graded rollouts: control is asked until it has no more requests. None at the
-        end of the run."""
-        if self.is_done():
+    def is_done(self, step: int | None = None) -> bool:
+        """Whether the limit of steps, if there is one, is reached; by default at this step."""
+        limit, step = self.run.settings.max_steps, self.state.num_steps if step is None else step
+        return limit is not None and step >= limit
+
+    def start(self, ahead: int = 0) -> Start:
+        """What is to be known to sample the step that is `ahead` of this one, from the policy as it
+        is now."""
+        replayed = self.slots.replay.room(self.run.settings.batch)
+        return Start(self.state.num_steps + ahead, self.learner.version, replayed)
+
+    def sample(self, start: Start | None = None) -> Batch | None:
+        """The graded rollouts of a step, by default this one: control is asked until it has no more
+        requests. None at the end of the run. It touches nothing that learning changes."""
+        start = start or self.start()
+        if self.is_done(start.step):
             return None
-        seeds, choices = self.rng(SAMPLING_STREAM), self.rng(CONTROL_STREAM)
-        parts: list[Rollouts] = []
-        numbers: list[Ints] = []
+        began = time.perf_counter()
+        seeds = self.rng(SAMPLING_STREAM, start.step)
+        choices = self.rng(CONTROL_STREAM, start.step)
+        parts, numbers, costs = list[Rollouts](), list[Ints](), list[Cost]()
         first: GroupRequest | None = None
         fresh: Rollouts | None = None
-        replayed = self.slots.replay.room(self.run.settings.batch)
-        while request := self.slots.control.next(SoFar(fresh, len(parts), replayed), choices):
-            place = self.place(request, fresh)
+        while request := self.slots.control.next(SoFar(fresh, len(parts), start.replayed), choices):
+            place = self.place(request, fresh, start)
             rollouts, cost = self.collector.collect(self.prompts, request, seeds, place)
-            self.state.ledger.add(
-                "generate", executed=cost.flops, tokens=cost.tokens, rollouts=cost.rollouts
-            )
             first = first or request
             parts.append(rollouts)
             numbers.append(place.groups)
+            costs.append(cost)
             fresh = merge(parts, numbers)
         if fresh is None or first is None:
             return None
-        self.collector.check_recorded(self.state.num_steps, len(fresh.group_B))
-        return Batch(first, fresh, replayed)
+        self.collector.check_recorded(start.step, len(fresh.group_B))
+        judged, done = self.collector.take_judged(), self.slots.control.progress()
+        seconds = time.perf_counter() - began
+        return Batch(first, fresh, start.replayed, costs, judged, seconds, done)
 
-    def place(self, request: GroupRequest, fresh: Rollouts | None) -> Place:
+    def place(self, request: GroupRequest, fresh: Rollouts | None, start: Start) -> Place:
         """Where `request` stands, after the step's rollouts so far."""
         num_groups = 0 if fresh is None else len(fresh.prompt_rows_Q)
         groups = request.groups(num_groups)
@@ -121,7 +115,7 @@ class Trainer:
             if (fresh.prompt_rows_Q[known] != request.prompt_rows[groups < num_groups]).any():
                 raise ValueError("a request extends a group of another prompt")
         had_Q = np.bincount([] if fresh is None else fresh.group_B, minlength=groups.max() + 1)
-        return Place(self.state.num_steps, self.learner.version, groups, had_Q[groups])
+        return Place(start.step, start.version, groups, had_Q[groups])
 
     def observe_policy(self, rollouts: Rollouts) -> Rollouts:
         """The rollouts with the policy's view of them, where a slot or a second update needs it."""
@@ -156,7 +150,7 @@ class Trainer:
 
     def look(self, rollouts: Rollouts, features: Features) -> Observed:
         """The policy's view of the rollouts, charged as scoring."""
-        self.collector.engine.sleep()
+        self.make_room()
         observed, flops = self.learner.observe(rollouts, features, self.slots.loss)
         tokens = float(rollouts.tokens_B().sum())
         backward = 2.0 * features.gradient_norms  # beside the forward, in units of it
@@ -191,9 +185,8 @@ class Trainer:
     def update(
         self, rollouts: Rollouts, estimate: Estimate, rate: float, rng: np.random.Generator
     ) -> Update:
-        """The optimizer steps of a batch; after the last the engine gets the new weights. Nothing
-        moves where no rollout has a gradient. A log-probability, loss or gradient that is not
-        finite ends them."""
+        """The optimizer steps of a batch. Nothing moves where no rollout has a gradient. A
+        log-probability, loss or gradient that is not finite ends them."""
         if not all(np.isfinite(logprobs).all() for logprobs in rollouts.samples.logprobs):
             # a policy that is not finite may not show it in the gradient: no group may be mixed
             self.skip_nonfinite(rollouts, 0)
@@ -204,9 +197,10 @@ class Trainer:
             if self.learner.has_gradient(rollouts.take(rows), estimate.take(rollouts, rows)).any()
         ]
         if parts:
-            self.collector.engine.sleep()
+            self.make_room()
         if estimate.old_N is not None:  # the only pass at which all fresh rollouts are current
-            self.check_sampler([fresh_log_ratios(rollouts, estimate.old_N)], self.where())
+            ratios = fresh_log_ratios(rollouts, estimate.old_N, self.learner.version)
+            self.check_sampler([ratios], self.where())
         stats, norms, factor, is_finite = [UpdateStats()], list[float](), 1.0, True
         for rows in parts:
             part = rollouts.take(rows)
@@ -223,18 +217,22 @@ class Trainer:
             factor = self.slots.loss.rate_factor(log_weights_B)
             self.learner.step(rate * factor)
             norms.append(gradient.norm or 0.0)
-        if norms:
-            self.sync_engine()
         return Update(merge_stats(stats), norms, factor, not is_finite)
+
+    def make_room(self) -> None:
+        """Let the engine free its memory for the learner, unless it is sampling."""
+        if not self.is_ahead:
+            self.collector.engine.sleep()
 
     def sync_engine(self) -> None:
         """Put the policy's weights into the engine, and see that they are there."""
         self.collector.engine.set_weights(self.learner.weights())
         self.probe_engine()
 
-    def learning_rate(self) -> float:
-        """The schedule at this step; a branch is at its end where its share of the run is."""
-        settings, progress = self.run.settings, self.slots.control.progress()
+    def learning_rate(self, progress: float) -> float:
+        """The schedule at this step, with which a share `progress` of the run is done; a branch is
+        at its end where its share of the run is."""
+        settings = self.run.settings
         if self.state.branch is not None:
             progress = min(progress / self.state.branch, 1.0)
         return learning_rate(
@@ -249,10 +247,16 @@ class Trainer:
     def observe(self, fresh: Rollouts, rollouts: Rollouts) -> None:
         """Let the methods that remember learn from the step's fresh rollouts, and the advantage
         from all that it was taken of."""
-        self.slots.control.observe(fresh)
-        self.slots.generate.observe(fresh)
+        if not self.is_ahead:
+            self.observe_sampled(fresh)
         self.slots.advantage.observe(rollouts)
         self.slots.replay.add(fresh)
+
+    def observe_sampled(self, fresh: Rollouts) -> None:
+        """Let those that decide what is sampled learn from a step's fresh rollouts. They must not
+        be sampling."""
+        self.slots.control.observe(fresh)
+        self.slots.generate.observe(fresh)
 
     def skip_nonfinite(self, rollouts: Rollouts, num_updates: int) -> None:
         """Leave the policy as the step's updates so far made it. The step's rollouts are in the
@@ -297,41 +301,6 @@ class Trainer:
         log_ratios = self.learner.log_ratios(rollouts, self.slots.loss)
         self.check_sampler([log_ratios], f"before step {self.state.num_steps}")
 
-    def charge(
-        self, fresh: Rollouts, rollouts: Rollouts, estimate: Estimate, update: Update
-    ) -> None:
-        """Enter the step into the accounts (see the ledger). What was replayed was generated
-        before; a rollout is charged once for every epoch."""
-        architecture, ledger = self.run.policy.architecture, self.state.ledger
-        generated = float(fresh.tokens_B().sum())
-        epochs = self.run.settings.updates.epochs
-        updated = epochs * float(rollouts.tokens_B()[estimate.keep_B].sum())
-        mixed = epochs * float(rollouts.tokens_B()[estimate.has_advantage_B(rollouts)].sum())
-        has_reference, factor = self.learner.reference is not None, self.learner.update_factor
-        rollout = charged_flops(architecture, generated=generated)
-        kept = updated / epochs  # the reference does not change from epoch to epoch
-        reference = charged_flops(architecture, reference=kept) if has_reference else 0.0
-        flat = paper_training_flops(architecture, generated, has_reference=has_reference)
-        ledger.add(
-            "score",
-            executed=update.stats.reference_flops,
-            charged=reference,
-            charged_mixed=reference,
-            charged_paper=reference,
-        )
-        judged = self.collector.take_judged()
-        ledger.add("score", **dict.fromkeys(ACCOUNTS, judged))
-        ledger.add("generate", charged=rollout, charged_mixed=rollout, charged_paper=rollout)
-        ledger.add(
-            "update",
-            executed=update.stats.flops,
-            charged=charged_flops(architecture, updated=updated, update_factor=factor),
-            charged_mixed=charged_flops(architecture, updated=mixed, update_factor=factor),
-            charged_paper=flat - rollout - reference,
-            tokens=updated,
-            rollouts=epochs * int(estimate.keep_B.sum()),
-        )
-
     def record(
         self,
         batch: Batch,
@@ -367,11 +336,10 @@ class Trainer:
         state.num_steps += 1
         return row
 
-    def validate_if_due(self, *, last: bool = False) -> dict[str, Any] | None:
-        """Add a point to the curve at the start, when the next share of the run is done, and at the
-        end."""
+    def validate_if_due(self, done: float, *, last: bool = False) -> dict[str, Any] | None:
+        """Add a point to the curve at the start, when the next share of the run is `done`, and at
+        the end."""
         state, every_share = self.state, self.run.settings.validation.every_share
-        done = self.slots.control.progress()
         trunk = [point["step"] for point in state.curve if point["branch"] is None]
         is_measured = trunk[-1:] == [state.num_steps]
         if is_measured or state.branch or (done < state.next_validation and not last):
@@ -403,10 +371,10 @@ class Trainer:
         }
 
 
-def fresh_log_ratios(rollouts: Rollouts, old_N: Floats) -> torch.Tensor:
+def fresh_log_ratios(rollouts: Rollouts, old_N: Floats, version: int) -> torch.Tensor:
     """The log-probabilities before the update less the sampler's, of the own tokens of fresh
-    rollouts that were sampled with the run's settings."""
+    rollouts that were sampled with the run's settings from this version of the policy."""
     sampler_N = flat(rollouts.samples.logprobs, np.float64)
-    is_fresh_B = ~rollouts.replayed_B & (rollouts.versions_B >= 0)
-    wanted_N = rollouts.trained_N() & is_fresh_B[rollouts.owner_N()]
+    is_current_B = ~rollouts.replayed_B & (rollouts.versions_B == version)
+    wanted_N = rollouts.trained_N() & is_current_B[rollouts.owner_N()]
     return torch.from_numpy((old_N - sampler_N)[wanted_N])

@@ -1,0 +1,258 @@
+"""Sampling ahead of training: how old a policy may be, what a kill loses, and that the clock has no
+say in it."""
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from tasks.common import params
+from tasks.common.artifacts import STEPS, TRAIN_ROLLOUTS, Layout
+from tasks.common.params import ParamsError
+from tasks.engines.engine import Request, Samples
+from tasks.train.loop import asynchronous
+from tasks.train.loop.ahead import Ahead, read_ahead, staleness
+from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.loop.save import write_results
+from tasks.train.loop.state import TrainingError
+from tasks.train.loop.trainer import Trainer
+from tasks.train.run import Sections, check_settings
+from tasks.train.settings import CheckpointSettings, TrainSettings
+from tests.train.test_multi_turn import GENERATE
+from tests.train.test_whole_runs import changes_of
+from tests.train.worlds import make_trainer, make_world, outputs, run_in_process
+
+SIZES = [4] * 36  # 12 steps of three groups
+
+
+class Killed(BaseException):
+    """What stands for SIGKILL within a process."""
+
+
+def run(
+    layout: Layout,
+    changes: dict[str, Any],
+    every_seconds: float = 0.0,
+    prepare: Callable[[Trainer], object] = lambda trainer: None,
+) -> Trainer:
+    """A run to its end, or from its last checkpoint on, with its results written."""
+    trainer = make_trainer(layout, **changes)
+    prepare(trainer)
+    checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=2)
+    with closing(trainer.collector.grader):
+        settings = CheckpointSettings(every_seconds, 2)
+        lost = asynchronous.train(trainer, checkpoints, settings, lambda *_: None)
+    write_results(trainer, checkpoints, lost, layout.train("r", 0))
+    return trainer
+
+
+def delayed(sampling: float, learning: float, seed: int = 0) -> Callable[[Trainer], None]:
+    """Have each side take up to so many seconds longer, at random."""
+
+    def prepare(trainer: Trainer) -> None:
+        engine, learner, rng = trainer.collector.engine, trainer.learner, random.Random(seed)
+        generate, gradient = engine.generate, learner.compute_gradient
+
+        def slow_generate(request: Request, *more: Any) -> Samples:
+            time.sleep(sampling * rng.random())
+            return generate(request, *more)
+
+        def slow_gradient(*arguments: Any) -> Any:
+            time.sleep(learning * rng.random())
+            return gradient(*arguments)
+
+        engine.generate = slow_generate  # type: ignore[method-assign]
+        learner.compute_gradient = slow_gradient  # type: ignore[method-assign]
+
+    return prepare
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4])
+def test_no_token_is_older_than_the_limit_whichever_side_is_slow(
+    limit: int, guesser: Path, tmp_path: Path
+) -> None:
+    changes = {"max_staleness": limit, "advantage": {"method": "rloo"}}
+    found = []
+    for name, prepare in (
+        ("plain", delayed(0.0, 0.0)),
+        ("slow sampling", delayed(0.03, 0.0)),
+        ("slow learning", delayed(0.0, 0.03)),
+    ):
+        layout = make_world(tmp_path / name, guesser, SIZES)
+        trainer = run(layout, changes, prepare=prepare)
+        found.append(outputs(layout))
+    rows = TRAIN_ROLLOUTS.read(layout.train("r", 0) / "rollouts.parquet")
+    # updates made before a step is learned from, less those made before it was sampled
+    steps = STEPS.frame(trainer.state.steps)
+    made = np.concatenate([[0], np.cumsum(steps["num_updates"].to_numpy())])
+    age = made[rows["step"].to_numpy()] - rows["version"].to_numpy()
+    assert age.max() == (limit if limit % 2 else limit - 1)
+    assert age.min() == 0
+    assert all(each == found[0] for each in found[1:])
+
+
+def test_the_first_update_is_that_of_the_synchronous_loop(guesser: Path, tmp_path: Path) -> None:
+    """Both learn their first batch from the initial policy; the second is sampled from it, too."""
+    weights = {}
+    for limit in (0, 1):
+        layout = make_world(tmp_path / str(limit), guesser, SIZES)
+        trainer = run_in_process(layout, {"max_staleness": limit, "max_steps": 1})
+        weights[limit] = {k: v.clone() for k, v in trainer.learner.model.state_dict().items()}
+        assert trainer.state.num_steps == 1
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [
+        ("grpo", 1),
+        ("grpo", 3),
+        ("dapo", 1),
+        ("knapsack", 1),
+        ("winnow", 1),
+        ("dots_replay", 3),
+        ("sagc", 1),
+    ],
+)
+def test_a_killed_run_ends_as_one_that_was_not(
+    name: str, limit: int, guesser: Path, tmp_path: Path
+) -> None:
+    changes = {**changes_of(name), "max_staleness": limit, "learning_rate": 1e-3}
+    layouts = [make_world(tmp_path / side, guesser, SIZES) for side in ("whole", "killed")]
+    whole = run(layouts[0], changes)
+    kills = 0
+    for last in (1, 2, 5, 7, 10):
+        with dying_after(last) as prepare:
+            try:
+                run(layouts[1], changes, prepare=prepare)
+            except Killed:
+                kills += 1
+    again = run(layouts[1], changes)
+    assert kills >= 2
+    assert again.state.num_steps == whole.state.num_steps
+    first, second = (outputs(layout) for layout in layouts)
+    assert first["rollouts"] == second["rollouts"]
+    assert first == second
+
+
+@contextmanager
+def dying_after(step: int) -> Iterator[Callable[[Trainer], None]]:
+    """A run that is killed while it learns from that step, if it comes there."""
+
+    def prepare(trainer: Trainer) -> None:
+        record = trainer.record
+
+        def dying(*arguments: Any) -> dict[str, Any]:
+            if trainer.state.num_steps == step:
+                raise Killed
+            return record(*arguments)
+
+        trainer.record = dying  # type: ignore[method-assign]
+
+    yield prepare
+
+
+def test_what_was_sampled_ahead_is_kept_whole(guesser: Path, tmp_path: Path) -> None:
+    """Tokens of an environment, texts and verdicts too."""
+    layout = make_world(tmp_path, guesser, SIZES)
+    trainer = make_trainer(layout, max_staleness=1, generate=GENERATE)
+    with closing(trainer.collector.grader):
+        first = trainer.sample()
+        assert first is not None
+        ahead = Ahead([first], 0.25)
+        again = read_ahead(trainer.collector, trainer.prompts, ahead.tensors(), ahead.numbers())
+    assert again.progress == 0.25
+    assert first.fresh.is_action_N is not None
+    assert 0 < first.fresh.is_action_N.sum() < len(first.fresh.is_action_N)
+    [second] = again.batches
+    assert second.fresh.samples == first.fresh.samples
+    assert second.fresh.texts == first.fresh.texts
+    assert second.fresh.outcomes == first.fresh.outcomes
+    assert second.fresh.scores == first.fresh.scores
+    assert second.fresh.prompts == first.fresh.prompts
+    assert not second.fresh.replayed_B.any()
+    assert second.fresh.is_action_N is not None
+    np.testing.assert_array_equal(second.fresh.is_action_N, first.fresh.is_action_N)
+    np.testing.assert_array_equal(second.fresh.rewards_B, first.fresh.rewards_B)
+    np.testing.assert_array_equal(second.fresh.versions_B, first.fresh.versions_B)
+    assert (second.costs, second.judged_flops) == (first.costs, first.judged_flops)
+    assert staleness(4, second) == 4
+
+
+def test_an_engine_that_keeps_old_weights_is_noticed(guesser: Path, tmp_path: Path) -> None:
+    def prepare(trainer: Trainer) -> None:
+        trainer.collector.engine.set_weights = lambda weights: None  # type: ignore[method-assign]
+
+    layout = make_world(tmp_path, guesser, SIZES)
+    changes = {"max_staleness": 1, "learning_rate": 1e-2, "advantage": {"method": "rloo"}}
+    with pytest.raises(TrainingError, match="the engine hf .* samples from other weights"):
+        run(layout, changes, prepare=prepare)
+
+
+def test_what_sampling_raises_ends_the_run(guesser: Path, tmp_path: Path) -> None:
+    def prepare(trainer: Trainer) -> None:
+        generate = trainer.collector.engine.generate
+        calls = iter(range(100))
+
+        def failing(request: Request, *more: Any) -> Samples:
+            if next(calls) == 8:
+                raise OSError("the server is gone")
+            return generate(request, *more)
+
+        trainer.collector.engine.generate = failing  # type: ignore[method-assign]
+
+    with pytest.raises(OSError, match="the server is gone"):
+        run(make_world(tmp_path, guesser, SIZES), {"max_staleness": 1}, prepare=prepare)
+
+
+def test_a_run_is_computed_again_from_its_rollouts(guesser: Path, tmp_path: Path) -> None:
+    changes = {"max_staleness": 1, "advantage": {"method": "rloo"}}
+    layouts = [make_world(tmp_path / side, guesser, SIZES) for side in ("first", "again")]
+    run(layouts[0], changes)
+    rows = pl.read_parquet(layouts[0].train("r", 0) / "rollouts.parquet")
+
+    def prepare(trainer: Trainer) -> None:
+        trainer.collector.recorded = rows
+
+    run(layouts[1], changes, prepare=prepare)
+    assert outputs(layouts[0])["weights"] == outputs(layouts[1])["weights"]
+
+
+def test_both_sides_say_how_long_they_waited(guesser: Path, tmp_path: Path) -> None:
+    layout = make_world(tmp_path, guesser, SIZES)
+    trainer = make_trainer(layout, max_staleness=1)
+    checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=1)
+    said: list[dict[str, Any]] = []
+    with closing(trainer.collector.grader):
+        asynchronous.train(
+            trainer,
+            checkpoints,
+            CheckpointSettings(1e9, 1),
+            lambda values, *_: said.append(dict(values)),
+        )
+    rounds = [values for values in said if "trainer_idle_rate" in values]
+    assert len(rounds) == trainer.state.num_steps
+    shares = [each[f"{side}_idle_rate"] for each in rounds for side in ("trainer", "sampler")]
+    assert all(0.0 <= share <= 1.0 for share in shares)
+    assert {values["staleness"] for values in said if "staleness" in values} <= {0, 1}
+    assert trainer.state.seconds["wait"] > 0.0
+    assert not trainer.collector.engine.shares_weights
+
+
+def test_branches_are_refused(guesser: Path, tmp_path: Path) -> None:
+    values = params.load(make_world(tmp_path, guesser, SIZES).root / "params.yaml")
+    sections = params.sections(values, Sections)
+    changes = {"branches": [0.5], "decay_share": 0.1, "max_staleness": 1}
+    settings = params.parse({**values["train"], **changes}, TrainSettings, "train")
+    with pytest.raises(ParamsError, match=r"train\.branches .* max_staleness to 0"):
+        check_settings(settings, sections)
+    negative = params.parse({**values["train"], "max_staleness": -1}, TrainSettings, "train")
+    with pytest.raises(ParamsError, match="max_staleness"):
+        check_settings(negative, sections)
