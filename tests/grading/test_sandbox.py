@@ -318,6 +318,7 @@ def test_a_fork_bomb_is_limited_and_dies(ends: bool) -> None:
         "            if os.fork() == 0:\n"
         f"                os.execv('/usr/bin/sleep', ['sleep', '{token}'])\n"
         f"    except OSError:\n        {'break' if ends else 'pass'}\n"
+        "import time; time.sleep(0.5)\n"  # so that they are seen, however busy the machine is
     )
     most = 0
     done = threading.Event()
