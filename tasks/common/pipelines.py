@@ -101,12 +101,15 @@ def process_tags(process: psutil.Process) -> dict[str, str]:
 
 
 def is_alive(tags: Mapping[str, str]) -> bool:
-    """Whether the process of `process_tags` runs; one of another machine counts as running."""
+    """Whether the process of `process_tags` runs, and is no zombie; one of another machine counts
+    as running."""
     if tags.get("host") != this_host():
         return True
     pid, started = map(int, tags["process"].split())
     try:
-        return abs(float(psutil.Process(pid).create_time()) - started) < 2
+        process = psutil.Process(pid)
+        is_same = abs(float(process.create_time()) - started) < 2
+        return is_same and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
 

@@ -30,6 +30,7 @@ from tasks.common.files import (
     create_file,
     digest,
     make_private_folder,
+    remove_unfinished,
     require_writable,
 )
 from tasks.common.locations import UNREACHED, open_location, reaching
@@ -184,6 +185,11 @@ class RolloutStore:
         with reaching(self.location):
             self.write_description()
 
+    def tidy(self) -> None:
+        """Remove what killed writers left here; in a bucket they leave nothing."""
+        if is_local(self.files):
+            remove_unfinished(Path(self.folder))
+
     def append(self, rows: pl.DataFrame) -> None:
         """Add `rows` at the end. Each shard is written whole or not at all."""
         parts = shards.encode_parts(STORE.check(rows, self.folder))
@@ -202,7 +208,7 @@ class RolloutStore:
             # the number after the last one, damaged shards included
             taken = [parsed[0] for name in self.names() if (parsed := shards.parse(name))]
             span = Span(*[max((span.last for span in taken), default=-1) + 1] * 2)
-            if self.create(span.name, content):
+            if self.create(span.name, content) or self.is_written(span, content):
                 # it counts unless a compaction without it has covered this number in the meantime
                 by = [other for other in self.spans() if other != span and other.covers(span)]
                 if not by or self.holds(by[0], content):
@@ -214,6 +220,15 @@ class RolloutStore:
             f"{self.folder}: no free shard name in {MAX_TRIES} tries: check that nothing else "
             "writes there"
         )
+
+    def is_written(self, span: Span, content: bytes) -> bool:
+        """Whether an object is what this process asked for in a request whose answer was lost."""
+        try:
+            return not is_local(self.files) and bool(
+                self.files.cat_file(self.path(span)) == content
+            )
+        except FileNotFoundError:
+            return False
 
     def holds(self, span: Span, content: bytes) -> bool:
         """Whether every key of the shard `content` is in the shard `span`."""

@@ -137,6 +137,7 @@ class StoredRollouts:
             exclusive(store, "the rollouts of this policy"),
             held(sampling_gpus(self.sampler.engine)),
         ):
+            view.store.tidy()
             missing = view.missing(view.wanted)
             if len(missing):
                 damaged = view.store.num_damaged()

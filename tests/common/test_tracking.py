@@ -19,14 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tasks.common import tracking
 from tasks.common.artifacts import Layout
 from tasks.common.files import digest_file
 from tasks.common.journal import flatten, line_of, read_events, shorten
-from tasks.common.pipelines import current_pipeline, process_tags
-from tasks.common.tracking import Tracker, Tracking, database, system, track
+from tasks.common.pipelines import current_pipeline, is_alive, process_tags, this_host
+from tasks.common.tracking import Tracker, Tracking, database, results, system, track
+from tasks.common.tracking.runs import Run
 from tests.full import largest_file
 from tests.stages import give_record
 
@@ -317,6 +319,60 @@ def test_a_run_whose_process_is_gone_is_marked_killed(layout: Layout) -> None:
     with track(LOCAL, layout, "profile", None, None):
         pass
     assert runs_of(layout)["train grpo/0"].info.status == "KILLED"
+
+
+def test_a_cell_whose_stage_was_killed_is_closed_with_its_pipeline(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flow lives on, and its process is the one by which the cell is known."""
+    pipeline = tracking.start_pipeline(layout)
+    monkeypatch.setenv(tracking.PIPELINE_VARIABLE, pipeline)
+    script = (
+        "from pathlib import Path; from tasks.common import tracking, artifacts; import os, sys\n"
+        "with tracking.track(tracking.Tracking(None, 'winnow', 0.0, []), "
+        "artifacts.Layout(Path(sys.argv[1])), 'train', "
+        "'grpo', 0):\n    os.kill(os.getpid(), 9)\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(layout.root)], check=False)
+    assert runs_of(layout)["grpo/0"].info.status == "RUNNING"
+    tracking.end_pipeline(LOCAL, layout, pipeline, "FAILED")
+    assert {run.info.status for run in runs_of(layout).values()} == {"FAILED", "KILLED"}
+    assert runs_of(layout)["grpo/0"].info.status == "FAILED"
+
+
+def test_a_cell_of_a_report_that_was_killed_is_closed(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def kill(*arguments: Any) -> None:
+        raise Killed
+
+    monkeypatch.setattr(results, "write_settings", kill)
+    monkeypatch.setattr(results, "process_tags", lambda _: {"host": this_host(), "process": "1 1"})
+    client = tracking.connect(tracking.address(LOCAL, layout))
+    event = {"kind": "cell", "recipe": "grpo", "seed": 0, "result": "r", "points": []}
+    with track(LOCAL, layout, "report", None, None):
+        experiment = client.get_experiment_by_name("winnow").experiment_id
+        parent = runs_of(layout)["report"].data.tags["mlflow.parentRunId"]
+        run = Run(client, experiment, runs_of(layout)["report"].info.run_id, parent)
+        with pytest.raises(Killed):
+            results.write_cell(run, event)
+    assert runs_of(layout)["grpo/0"].info.status == "RUNNING"
+    with track(LOCAL, layout, "report", None, None):
+        pass
+    assert runs_of(layout)["grpo/0"].info.status == "KILLED"
+
+
+def test_a_zombie_is_not_alive() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    tags = process_tags(psutil.Process(child.pid))
+    while psutil.Process(child.pid).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    assert not is_alive(tags)
+    child.wait()
+    assert is_alive(process_tags(psutil.Process()))
 
 
 def trained(layout: Layout, recipe: str, accuracy: float, weights: bool = False) -> Path:

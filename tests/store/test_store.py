@@ -315,6 +315,31 @@ def test_a_writer_that_slept_through_a_compaction_is_not_lost(store: RolloutStor
     assert owners(store, [("a", 3), ("late", 0)]) == {("a", 3): "other 3", ("late", 0): "sleeper"}
 
 
+@pytest.mark.parametrize("store", [pytest.param("bucket", marks=pytest.mark.s3)], indirect=True)
+def test_a_shard_whose_answer_was_lost_is_not_written_again(
+    store: RolloutStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.append(rows([("a", 0)], "first"))
+    write = store.files.pipe_file
+
+    def lost(path: str, *more: Any, **settings: Any) -> None:
+        write(path, *more, **settings)
+        raise ConnectionResetError("the answer was lost")
+
+    monkeypatch.setattr(store.files, "pipe_file", lost, raising=False)
+    store.append(rows([("b", 0)], "mine"))
+    assert store.spans() == [Span(0, 0), Span(1, 1)]
+
+
+def test_what_a_killed_writer_left_is_removed(local: RolloutStore) -> None:
+    local.append(rows([("a", 0)], "first"))
+    left = Path(local.folder) / ".0000000001-0000000001.parquet.abc.unfinished"
+    left.write_bytes(b"half")
+    local.tidy()
+    assert not left.exists()
+    assert local.spans() == [Span(0, 0)]
+
+
 def test_a_shard_that_was_compacted_at_once_is_not_written_again(store: RolloutStore) -> None:
     """The compaction comes between the writer's file and its look at the names."""
     store.append(rows([("a", 0)], "first"))

@@ -50,6 +50,7 @@ from tasks.common.tracking.events import write_event
 from tasks.common.tracking.mirrors import Mirrors
 from tasks.common.tracking.runs import (
     Run,
+    close_cells,
     close_dead,
     connect,
     experiment_id,
@@ -222,6 +223,7 @@ def end_pipeline(
                     run,
                     {"values": link(run, "cached", key_of(layout.root, path), digest_file(path))},
                 )
+            close_cells(run)
             client.set_terminated(run.run_id, status)
         close_dead(client, experiment)
     except Exception as error:  # as everywhere here: a record stops nothing

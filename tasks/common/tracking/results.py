@@ -3,7 +3,10 @@ and results, so that one search compares them; and the pipeline's run with the e
 
 from dataclasses import replace
 
+import psutil
+
 from tasks.common.journal import Event, refused
+from tasks.common.pipelines import process_tags
 from tasks.common.tracking.runs import DIGEST, Run, cell_name, find_cell, link, producer
 from tasks.common.tracking.writers import (
     logger,
@@ -34,6 +37,7 @@ def write_cell(run: Run, event: Event) -> None:
         return
     tags = {key: str(event[key]) for key in ("recipe", "seed")}
     tags |= {"kind": "cell", "cell": cell, "round": run.round, "mlflow.parentRunId": run.parent_id}
+    tags |= process_tags(psutil.Process())  # for who closes it when this process is killed
     name = cell_name(cell, run.round)
     made = found or client.create_run(run.experiment_id, run_name=name, tags=tags)
     target = replace(run, run_id=made.info.run_id, cell_id=None)

@@ -126,6 +126,16 @@ def close_with_children(run: Run, run_id: str, time: int | None) -> None:
     run.client.set_terminated(run_id, "FAILED" if failed else "FINISHED", time)
 
 
+def close_cells(pipeline: Run) -> None:
+    """Close the cells of a pipeline that is over: a stage that was killed has left its own open."""
+    open_cells = (
+        f"tags.`mlflow.parentRunId` = '{pipeline.run_id}' AND tags.kind = 'cell' "
+        "AND attributes.status = 'RUNNING'"
+    )
+    for cell in pipeline.client.search_runs([pipeline.experiment_id], open_cells):
+        close_with_children(pipeline, cell.info.run_id, None)
+
+
 def experiment_id(client: Any, uri: str, name: str) -> str:
     """The experiment's id. Beside a sqlite file stand its artifacts, at an absolute path, as MLflow
     needs it."""
