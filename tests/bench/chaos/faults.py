@@ -225,7 +225,7 @@ def said_full(world: World, status: int | None) -> dict[str, object]:
     """Whether a command that failed has named the cause."""
     said = world.log.read_text(errors="replace")
     is_named = any(word in said.lower() for word in ("no space left", "disk is full", "disk full"))
-    return {"said": status == 0 or is_named}
+    return {"said": True} if status == 0 or is_named else {"said": False, "words": said[-500:]}
 
 
 def full_file_system(world: World, event: Event) -> dict[str, object]:
