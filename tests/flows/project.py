@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,15 +135,23 @@ class Project:
         raise AssertionError(f"{number} stages do not hang")
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        """What the Prefect server answers."""
+        """What the Prefect server answers. Where its database is locked, it wants to be asked
+        again, as its own client does."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         request = urllib.request.Request(
             f"{self.environment['PREFECT_API_URL']}/{path}",
             json.dumps(body).encode(),
             {"Content-Type": "application/json"},
         )
-        with opener.open(request, timeout=30) as answer:
-            return json.load(answer)
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                with opener.open(request, timeout=30) as answer:
+                    return json.load(answer)
+            except urllib.error.HTTPError as error:
+                if error.code != 503 or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.2)
 
     def record(self) -> Any:
         return json.loads((self.root / "data/tracking/record.json").read_text())
