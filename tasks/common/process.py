@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
+from tasks.common.files import writing
 from tasks.common.parent import INTERRUPTED as INTERRUPTED
 
 logger = logging.getLogger(__name__)
@@ -31,9 +32,11 @@ def interrupt_on_terminate() -> None:
 @contextmanager
 def exclusive(path: Path, what: str) -> Iterator[None]:
     """Hold the lock file `path`; a second process waits here, and says for which pid and how long.
-    The kernel frees it at death."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open_lock(path) as file:
+    The kernel frees it at death. Raises WriteError where the file cannot be made."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        opened = open_lock(path)
+    with opened as file:
         wait_for_lock(file, what, path)
         file.truncate(0)
         file.write(f"{os.getpid()}\n")

@@ -1,7 +1,11 @@
 """How to get a damaged file back, in words: for every message that names one."""
 
+import hashlib
 import os
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 STAGES = {
     "prompts": "ingest",
@@ -25,11 +29,48 @@ def remedy(path: Path) -> str:
     if not is_of_project(root):
         return f"Delete it and run the stage {stage} again"
     place = os.path.relpath(root)
+    copy = damaged_copy(path)
     command = "python -m flows.pipeline" + ("" if place == "data" else f" --data {place}")
+    if copy is not None:
+        return (
+            f"Delete it and its copy in DVC's cache, {copy}, which is damaged as well, and run "
+            f"{command}: the stage {stage} makes it again{from_git}"
+        )
     return (
         f"Delete it and run {command}: the stage {stage} restores it from DVC's cache, or makes it "
         f"again{from_git}"
     )
+
+
+def damaged_copy(path: Path) -> Path | None:
+    """The copy of a damaged output in DVC's cache, named by the digest that it does not have any
+    more; None where it is whole or missing, or the cache is elsewhere. DVC itself trusts a copy
+    whose size and time are as they were."""
+    outputs = [
+        (folder / output["path"], output.get("md5"))
+        for folder in path.absolute().parents
+        if (folder / "dvc.lock").exists()
+        for stage in recorded(folder / "dvc.lock")
+        for output in stage.get("outs", [])
+    ]
+    digests = [value for place, value in outputs if value and place == path.absolute()]
+    cache = next((f for f in path.absolute().parents if (f / ".dvc" / "cache").is_dir()), None)
+    if not digests or cache is None:
+        return None
+    copy = cache / ".dvc" / "cache" / "files" / "md5" / digests[0][:2] / digests[0][2:]
+    if not copy.is_file():
+        return None
+    with copy.open("rb") as file:
+        is_whole = hashlib.file_digest(file, "md5").hexdigest() == digests[0]
+    return None if is_whole else Path(os.path.relpath(copy))
+
+
+def recorded(lock: Path) -> list[dict[str, Any]]:
+    """The stages of a dvc.lock; none of one that cannot be read."""
+    try:
+        return list(yaml.safe_load(lock.read_text())["stages"].values())
+    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError):
+        return []
 
 
 def maker(path: Path) -> tuple[Path, str] | None:

@@ -16,11 +16,14 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 from polars import selectors
@@ -33,6 +36,7 @@ SECONDS, SECONDS_PER_BYTE = 60, 1e-6  # of CPU time
 MIN_ROWS, ROWS_PER_BYTE = 1_000_000, 100  # a file that claims more has no rows of its own
 OVER_MEMORY, EXPANDED = 3, 4  # exit statuses
 MAX_FAULTS = 20  # parts that cannot be read, after which the rest is given up
+STALLED_SECONDS = 20.0  # without any computing
 BATCH_ROWS = 10_000  # read at a time
 
 
@@ -72,13 +76,35 @@ def read_in_child(path: Path, kind: str, start: int) -> tuple[list[int], int, st
     """Return the number of rows of every part, how many parts from `start` could be read, and what
     ended the process before the next."""
     command = [sys.executable, "-m", "tasks.ingest.probe", kind, str(path), str(start)]
-    child = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    child = run_watched(command)
     lines = child.stdout.splitlines()
     said = child.stderr.strip().splitlines()
     why = said[-1][:300] if said else f"its reader ended with status {child.returncode}"
     if not lines or child.returncode not in FAULTS:
         raise Damaged(why)
     return json.loads(lines[0]), len(lines) - 1, FAULTS[child.returncode]
+
+
+def run_watched(command: list[str]) -> "subprocess.CompletedProcess[str]":
+    """As `subprocess.run`, but the process is killed when it computes nothing for long: a reader
+    one of whose threads got no memory waits for it for ever."""
+    child = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
+    )
+    spent, since = 0.0, time.monotonic()
+    while True:
+        try:
+            printed, errors = child.communicate(timeout=1.0)
+            return subprocess.CompletedProcess(command, child.returncode, printed, errors)
+        except subprocess.TimeoutExpired:
+            now, state = spent, ""
+            with suppress(psutil.Error):
+                process = psutil.Process(child.pid)
+                now, state = sum(process.cpu_times()[:2]), process.status()
+            if now > spent or state == psutil.STATUS_DISK_SLEEP:
+                spent, since = now, time.monotonic()
+            elif time.monotonic() - since > STALLED_SECONDS:
+                child.kill()
 
 
 FAULTS = {

@@ -9,7 +9,7 @@ to day: a template that prints today's date always gets the same one."""
 import datetime
 import json
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jinja2 import TemplateError, TemplateSyntaxError
@@ -23,6 +23,7 @@ DATE = datetime.date(2024, 7, 26)  # the default of Llama 3's templates
 SECONDS = 5.0  # of CPU time, for one conversation
 CLOCK_FACTOR = 20.0
 MEMORY_GB = 2
+MAX_AT_ONCE = 1024  # conversations
 MAX_CHARACTERS = 10_000_000  # of one rendered conversation
 
 Conversation = tuple[Sequence[Mapping[str, Any]], bool]
@@ -48,9 +49,15 @@ class Template:
         self.pool = Pool(python("tasks.models.chat"), configuration, 1, SECONDS, CLOCK_FACTOR)
         weakref.finalize(self, self.pool.close)
 
-    def render(self, conversations: Sequence[Conversation]) -> list[str | TemplateFailed]:
-        """The text of every conversation, or how the template failed on it."""
-        return [in_words(reply) for reply in self.pool.map([list(one) for one in conversations])]
+    def render(self, conversations: Sequence[Conversation]) -> Iterator[str | TemplateFailed]:
+        """Yield the text of every conversation, or how the template failed on it. They are rendered
+        as they are asked for, one and then ever more at a time: who stops at the first failure
+        waits for few."""
+        start, size = 0, 1
+        while start < len(conversations):
+            chunk = [list(one) for one in conversations[start : start + size]]
+            yield from map(in_words, self.pool.map(chunk))
+            start, size = start + size, min(2 * size, MAX_AT_ONCE)
 
     def close(self) -> None:
         """End the process; another starts when it is needed."""

@@ -1,14 +1,18 @@
 """Locks name their holder."""
 
+import errno
 import logging
+import os
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tasks.common.files import WriteError
 from tasks.common.process import exclusive
 
 
@@ -41,3 +45,18 @@ def test_a_second_holder_waits_and_is_told_for_whom(
     assert len(held) == 1
     assert f"waiting for the checkpoints of sgpo/0: process {holder.pid} holds it" in caplog.text
     holder.wait()
+
+
+def test_a_lock_that_cannot_be_made_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, *more: Any) -> int:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(os, "open", refuse)
+    path = tmp_path / "locks" / "pipeline"
+    with (
+        pytest.raises(WriteError, match=f"{path}: the file system is read-only"),
+        exclusive(path, "the pipeline"),
+    ):
+        pass

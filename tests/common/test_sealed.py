@@ -1,9 +1,11 @@
 """Sealed JSON: every flipped bit is noticed or changes nothing, and the message says what to do."""
 
+import hashlib
 import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tasks.common.files import ArtifactError
 from tasks.common.remedy import remedy
@@ -91,3 +93,25 @@ def test_the_remedy_names_the_command_and_the_stage(
     Path("data/rounds/2/prompts").symlink_to("../../prompts")
     with pytest.raises(ArtifactError, match=words):
         raise ArtifactError(remedy(Path(path)))
+
+
+def test_the_remedy_names_a_damaged_copy_in_dvcs_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DVC would put it in the place of the file again."""
+    monkeypatch.chdir(tmp_path)
+    path, content = Path("data/prompts/test.parquet"), b"whole"
+    digest = hashlib.md5(content).hexdigest()
+    copy = Path(".dvc/cache/files/md5") / digest[:2] / digest[2:]
+    for each in (path, copy):
+        each.parent.mkdir(parents=True)
+    Path("dvc.yaml").touch()
+    outputs = [{"path": "data/prompts/x"}, {"path": str(path), "md5": digest}]
+    Path("dvc.lock").write_text(yaml.safe_dump({"stages": {"ingest": {"outs": outputs}}}))
+    copy.write_bytes(content)
+    path.write_bytes(b"whale")
+    assert "restores it from DVC's cache" in remedy(path)
+    copy.write_bytes(b"whale")
+    assert f"copy in DVC's cache, {copy}, which is damaged as well" in remedy(path)
+    Path("dvc.lock").write_text("half a fi")
+    assert "restores it from DVC's cache" in remedy(path)

@@ -8,6 +8,7 @@ import json
 import lzma
 import signal
 import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -247,16 +248,16 @@ def test_a_part_in_which_the_reader_dies_is_left_out(
 ) -> None:
     path = tmp_path / "a.parquet"
     pl.DataFrame({"n": range(9)}).write_parquet(path, row_group_size=3)
-    real = subprocess.run
+    real = probe.run_watched
 
-    def dies_in_the_second(command: list[str], **options: Any) -> Any:
-        done = real(command, **options)
+    def dies_in_the_second(command: list[str]) -> Any:
+        done = real(command)
         if command[-1] == "0":
             first = "".join(done.stdout.splitlines(keepends=True)[:2])
             return subprocess.CompletedProcess(command, status, first, "")
         return done
 
-    monkeypatch.setattr(subprocess, "run", dies_in_the_second)
+    monkeypatch.setattr(probe, "run_watched", dies_in_the_second)
     read = list(records(path, "a.parquet"))
     assert [one.fields["n"] for one in read if isinstance(one, Record)] == [0, 1, 2, 6, 7, 8]
     assert [one.detail for one in read if isinstance(one, Unreadable)] == [
@@ -296,3 +297,18 @@ def test_records_have_numbers_from_one(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", {"a": 1}, b"", b"\xff", {"a": 2})
     read: list[Any] = list(records(path, "a.jsonl"))
     assert [(type(one), one.line) for one in read] == [(Record, 1), (Unreadable, 3), (Record, 4)]
+
+
+def test_a_reader_that_waits_for_ever_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "STALLED_SECONDS", 1.0)
+    waits = "print('[1]', flush=True); import time; time.sleep(600)"
+    child = probe.run_watched([sys.executable, "-c", waits])
+    assert child.stdout == "[1]\n"
+    assert probe.FAULTS[child.returncode] == probe.FAULTS[probe.OVER_MEMORY]
+
+
+def test_a_reader_that_computes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "STALLED_SECONDS", 0.5)
+    computes = "import time\nwhile time.process_time() < 2.0: pass\nprint('done')"
+    child = probe.run_watched([sys.executable, "-c", computes])
+    assert (child.stdout, child.returncode) == ("done\n", 0)

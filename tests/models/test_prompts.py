@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -136,6 +137,25 @@ def test_a_template_that_does_harm_is_ended_and_named(
     rendering.close()
     assert isinstance(failed, chat.TemplateFailed)
     assert re.search(f"the policy's chat template ({failure})", str(failed)), failed
+
+
+def test_a_template_that_never_ends_is_not_tried_on_every_prompt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chat, "SECONDS", 0.2)
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    rendering, asked = chat.Template(endless, {}), list[int]()
+    ask = rendering.pool.map
+
+    def counted(requests: list[Any]) -> list[Any]:
+        asked.append(len(requests))
+        return ask(requests)
+
+    monkeypatch.setattr(rendering.pool, "map", counted)
+    first = next(rendering.render([(MESSAGES, True)] * 1000))
+    rendering.close()
+    assert isinstance(first, chat.TemplateFailed)
+    assert asked == [1]
 
 
 def test_a_conversation_that_fails_leaves_the_others_and_is_named(
