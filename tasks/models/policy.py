@@ -112,7 +112,7 @@ def load_model(
     attention: str = ATTENTION,
 ) -> PreTrainedModel:
     """Load the model in `folder` in evaluation mode: without dropout, whatever its config says.
-    Raises ArtifactError where the files do not hold every tensor."""
+    Raises ArtifactError where the files do not hold every tensor in its shape."""
     check_folder(folder)
     loaded: Any = AutoModelForCausalLM.from_pretrained(  # nosec B615  # a folder of this machine
         folder,
@@ -121,15 +121,28 @@ def load_model(
         use_safetensors=True,
         trust_remote_code=trust_remote_code,
         output_loading_info=True,
+        ignore_mismatched_sizes=True,  # check_tensors names them
     )
     model, found = loaded
+    check_tensors(folder, found)
+    return model.to(device).eval()  # type: ignore[no-any-return]
+
+
+def check_tensors(folder: Path, found: dict[str, Any]) -> None:
+    """Raise ArtifactError where what transformers found in a policy's files is not all that its
+    configuration asks for. `found` is its `output_loading_info`."""
     if missing := sorted(found["missing_keys"]):
         raise ArtifactError(
             f"{folder}: its files hold no {missing[0]}"
             + (f" and {len(missing) - 1} more of its tensors" if len(missing) > 1 else "")
             + ": they would be random. Fetch or save the model again"
         )
-    return model.to(device).eval()  # type: ignore[no-any-return]
+    if other := sorted(found["mismatched_keys"]):
+        name, held, expected = other[0]
+        raise ArtifactError(
+            f"{folder}: {name} is of shape {tuple(held)}, and config.json asks for "
+            f"{tuple(expected)}: they are not of one model. Fetch or save the model again"
+        )
 
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:

@@ -5,7 +5,7 @@ pipeline.
      "architecture": "Qwen3ForCausalLM", "num_parameters": 438656, ..., "vocab_size": 100}
 
 A policy made here is complete in `policy/`. Of an external policy only configuration and tokenizer
-are copied there: the weights stay at `location`, and are not loaded to describe them. Of one that
+are copied there: the weights stay at `location`, and are read only to check them. Of one that
 is copied (`--copy`), as a later round's is, the weights are there as well."""
 
 import os
@@ -15,13 +15,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from tasks.common.files import follow_folder, sync_folder, temporary_folder
+from tasks.common.files import ArtifactError, follow_folder, sync_folder, temporary_folder
+from tasks.common.progress import progress
 from tasks.common.stage import StageError
 from tasks.models.folder import POLICY_FILES, check_folder, policy_digest
-from tasks.models.policy import describe, load_tokenizer, save_policy
+from tasks.models.policy import check_tensors, describe, load_tokenizer, save_policy
 
 # files of an external policy that are copied
 DESCRIPTIVE_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
@@ -59,7 +60,9 @@ def checked(location: Path, trust_remote_code: bool) -> PreTrainedModel:
     """Return the model at `location` without its weights, once it is known to be complete."""
     check_folder(location)
     load_tokenizer(location, trust_remote_code=trust_remote_code)
-    return skeleton(location, trust_remote_code)
+    model = skeleton(location, trust_remote_code)
+    check_numbers(location)
+    return model
 
 
 def copy_files(location: Path, patterns: Iterable[str], folder: Path) -> None:
@@ -83,19 +86,42 @@ def card(
 
 
 def skeleton(location: Path, trust_remote_code: bool) -> PreTrainedModel:
-    """Return the model without weights: shapes on torch's meta device, which take no memory."""
+    """Return the model without weights: shapes on torch's meta device, which take no memory. Raises
+    ArtifactError where its files do not hold every tensor in its shape."""
     try:
-        trusted = trust_remote_code
-        config = AutoConfig.from_pretrained(location, trust_remote_code=trusted)  # nosec B615
-        with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(  # type: ignore[no-any-return]
-                config, trust_remote_code=trust_remote_code
-            )
+        loaded: Any = AutoModelForCausalLM.from_pretrained(  # nosec B615  # a folder of this machine
+            location,
+            device_map={"": "meta"},
+            use_safetensors=True,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
     except (ValueError, KeyError) as error:
         raise StageError(
             f"{location} does not hold a causal language model that transformers can build: "
             f"{error}. Check policy.source and policy.trust_remote_code"
         ) from error
+    model, found = loaded
+    check_tensors(location, found)
+    return model  # type: ignore[no-any-return]
+
+
+def check_numbers(location: Path) -> None:
+    """Raise ArtifactError for weights that are not numbers: a policy that holds one answers
+    nothing."""
+    with progress(None, "check weights", "number") as bar:
+        for path in sorted(location.glob("*.safetensors")):
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118  # not a mapping
+                    tensor = file.get_tensor(name)
+                    if tensor.is_floating_point() and not tensor.float().isfinite().all():
+                        raise ArtifactError(
+                            f"{path}: {name} holds what is not a finite number (NaN or infinity): "
+                            "the policy's training diverged, or the file is damaged. Take another "
+                            "checkpoint of it"
+                        )
+                    bar.update(tensor.numel())
 
 
 @contextmanager

@@ -1,6 +1,8 @@
 """The stage policy: the tiny policy, external ones, what is refused, and when a policy is kept or
 made again."""
 
+import json
+import math
 import random
 import shutil
 import subprocess
@@ -240,9 +242,10 @@ def test_an_external_policy_keeps_its_weights_where_they_are(tmp_path, llama):
 def test_a_model_is_described_without_its_weights(tmp_path):
     """GPT-2, whose linear layers are of a class of their own: a layer has 4 h^2 in attention and 8
     h^2 in the MLP."""
-    GPT2Config(
+    config = GPT2Config(
         n_layer=2, n_head=2, n_embd=64, vocab_size=100, eos_token_id=1, bos_token_id=1
-    ).save_pretrained(tmp_path)
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     model = skeleton(tmp_path, False)
     assert {weight.device.type for weight in model.parameters()} == {"meta"}
     card = describe(model)
@@ -378,6 +381,32 @@ def test_a_tensor_that_is_missing_is_an_error_and_not_random(tmp_path, llama):
     save_file(weights, folder / "model.safetensors")
     with pytest.raises(ArtifactError, match=f"its files hold no {name}: they would be random"):
         load(folder)
+    with pytest.raises(ArtifactError, match=f"its files hold no {name}: they would be random"):
+        write_external(str(folder), folder, False, tmp_path / "copied")
+
+
+def test_a_configuration_of_another_model_is_refused_before_memory_is_taken(tmp_path, llama):
+    folder = Path(shutil.copytree(llama, tmp_path / "policy"))
+    config = json.loads((folder / "config.json").read_text())
+    write_json(folder / "config.json", {**config, "vocab_size": 10**9})
+    with pytest.raises(
+        ArtifactError, match=r"lm_head.weight is of shape .* asks for \(10{9},"
+    ):
+        write_external(str(folder), folder, False, tmp_path / "copied")
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_weights_that_are_not_numbers_are_refused(tmp_path, llama, wrong):
+    folder = Path(shutil.copytree(llama, tmp_path / "policy"))
+    weights = load_file(folder / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    weights[name][3, 4] = wrong
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(
+        ArtifactError, match=f"{name} holds what is not a finite number"
+    ):
+        write_external(str(folder), folder, False, tmp_path / "copied")
+    assert not (tmp_path / "copied").exists()
 
 
 def test_a_link_that_leaves_the_folder_is_refused_and_nothing_is_copied(tmp_path, llama):
