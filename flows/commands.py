@@ -24,6 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from flows import holders
 from flows.output import Output
 from tasks.common import forks
 from tasks.common.files import temporary_folder
@@ -145,10 +146,12 @@ class Dvc:
 
     def look(self, *arguments: str) -> str:
         """What a command that only looks has printed."""
-        answer = self.ask(*arguments)
-        if answer["code"]:
+        while (answer := self.ask(*arguments))["code"]:
             self.output.settle()
-            said = " ".join(self.output.lines.tail)
+            said = "\n".join(self.output.lines.tail)
+            self.output.lines.clear()
+            if holders.wait(said):
+                continue
             remedy = NO_GIT if "is not a git repository" in said else "its own words are above"
             raise CommandError(f"dvc {' '.join(arguments)} failed; {remedy}")
         return str(answer["output"])
@@ -167,12 +170,15 @@ class Dvc:
     def repro(self, stage: str, force: bool = False) -> tuple[int, bool]:
         """Bring one stage up to date, looking at nothing upstream: (exit status, whether its
         command was started). What it wrote is then in `output`."""
-        self.output.lines.clear()
         options = ["--single-item", *(["--force"] if force else [])]
-        # another dvc may hold the lock when the stage has ended: its work is not lost for that
-        answer = self.ask("--wait-for-lock", "repro", *options, stage, stage=stage)
-        self.output.settle()
-        return int(answer["code"]), bool(answer["started"])
+        while True:
+            self.output.lines.clear()
+            # another dvc may hold the lock when the stage has ended: its work is not lost for that
+            answer = self.ask("--wait-for-lock", "repro", *options, stage, stage=stage)
+            self.output.settle()
+            said = "\n".join(self.output.lines.tail)
+            if answer["started"] or not answer["code"] or not holders.wait(said):
+                return int(answer["code"]), bool(answer["started"])
 
 
 def environment() -> dict[str, str]:

@@ -9,6 +9,8 @@ import fcntl
 import json
 import logging
 import os
+import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +23,8 @@ logger = logging.getLogger(__name__)
 DVC = Path(".dvc")
 NOTES = DVC / "tmp" / "rwlock"
 Notes = dict[str, dict[str, Any]]
+BLOCKING = re.compile(r"^ +\(PID (\d+)\): ", re.MULTILINE)
+POLL_SECONDS = 0.5
 
 
 def forget_dead() -> None:
@@ -35,6 +39,20 @@ def forget_dead() -> None:
         if living is not None:
             replace_file(NOTES, lambda file: file.write(json.dumps(living).encode()))
             logger.warning("%s held files for processes that are gone: they are free again", NOTES)
+
+
+def wait(said: str) -> bool:
+    """Wait until no dvc that `said`, dvc's message, names as blocking a file holds any. False where
+    it names none."""
+    blocking = {int(pid) for pid in BLOCKING.findall(said)}
+    if not blocking:
+        return False
+    names = ", ".join(str(pid) for pid in sorted(blocking))
+    logger.warning("another dvc (process %s) is at work on these files: waiting for it", names)
+    while blocking & {holder["pid"] for holder in holders(read() or {})}:
+        time.sleep(POLL_SECONDS)
+        forget_dead()
+    return True
 
 
 def read() -> Notes | None:

@@ -103,3 +103,19 @@ def test_a_flow_goes_on_where_dvc_was_killed_while_it_wrote_its_notes(project: P
     note(project.root).write_text('{"write": {"/data/ru')
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
     assert "allocate@grpo-0" in lines(project.flow("--recipe", "grpo"), "ran")
+
+
+def test_a_flow_waits_for_a_dvc_that_runs_a_stage_by_hand(project: Project) -> None:
+    repro = [sys.executable, "-c", "import sys; sys.stdin.read()", "repro", "profile"]
+    dvc = subprocess.Popen(repro, stdin=subprocess.PIPE)
+    profile = str(project.root / "data/profile/profile.parquet")
+    path = note(project.root, **{profile: (dvc.pid, "/bin/dvc repro profile")})
+    flow = project.start("flows.pipeline", "--recipe", "grpo")
+    assert flow.stdout is not None
+    said = next(line for line in flow.stdout if "waiting for it" in line)
+    assert f"process {dvc.pid}" in said
+    path.write_text("{}")
+    flow.communicate()
+    assert flow.returncode == 0
+    assert dvc.poll() is None
+    dvc.communicate()
