@@ -136,6 +136,7 @@ def readers_of(slots: Iterable[str], root: Path) -> tuple[str, ...]:
 
 
 def named(package: str, names: Iterable[Any], root: Path) -> list[str]:
-    """The modules of a registry that go by `names`; those that are not there are left out."""
-    modules = [f"{package}.{name}" for name in names]
+    """The modules of a registry that go by `names`; those that are not there are left out, and so
+    is what would lead out of its folder."""
+    modules = [f"{package}.{name}" for name in names if str(name).isidentifier()]
     return [module for module in modules if module_file(module, root)]

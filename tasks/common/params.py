@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import yaml
 
 T = TypeVar("T")
+MAX_VALUES = 1_000_000
 RECIPE_KEYS = ("allocate", "train")
 RECIPE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 
@@ -42,12 +43,34 @@ def load(path: Path) -> dict[str, Any]:
             f"{path} does not exist: name the parameters with --params FILE"
         ) from error
     except yaml.YAMLError as error:
-        raise ParamsError(f"{path} is not YAML: {error}") from error
+        raise ParamsError(f"{path} is not YAML: {in_one_line(error)}") from error
     if not isinstance(params, dict):
         raise ParamsError(f"{path} holds {type(params).__name__}, not sections of parameters")
+    if num_values(params, {}) > MAX_VALUES:
+        raise ParamsError(
+            f"{path} stands for more than {MAX_VALUES:,} values: an alias (*name) repeats another, "
+            "or itself. Write them out"
+        )
     check_finite(params, path.name)
     check_cells(params, path.name)
     return params
+
+
+def in_one_line(error: yaml.YAMLError) -> str:
+    """What is wrong, and where."""
+    mark = getattr(error, "problem_mark", None)
+    place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+    return " ".join(str(getattr(error, "problem", None) or error).split()) + place
+
+
+def num_values(value: Any, known: dict[int, float]) -> float:
+    """How many values YAML's aliases make of a value, without making them: each is looked at once.
+    One that holds itself has no end."""
+    if id(value) not in known:
+        known[id(value)] = math.inf  # until its parts are counted
+        parts = value.values() if isinstance(value, dict) else as_list(value)
+        known[id(value)] = 1 + sum(num_values(part, known) for part in parts)
+    return known[id(value)]
 
 
 def check_cells(values: Mapping[str, Any], file: str) -> None:

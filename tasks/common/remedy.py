@@ -25,20 +25,24 @@ def remedy(path: Path) -> str:
     if found is None:
         return "Delete it and run the same command again: it is restored, or made again"
     root, stage = found
-    from_git = f", or restore it from git (git checkout -- {path})" if stage == "policy" else ""
     if not is_of_project(root):
         return f"Delete it and run the stage {stage} again"
     place = os.path.relpath(root)
     copy = damaged_copy(path)
     command = "python -m flows.pipeline" + ("" if place == "data" else f" --data {place}")
+    if stage == "policy":  # DVC does not keep it: git does
+        return (
+            f"Restore it from git (git checkout -- {os.path.relpath(path)}), or delete it and run "
+            f"{command}: the stage policy makes it again"
+        )
     if copy is not None:
         return (
             f"Delete it and its copy in DVC's cache, {copy}, which is damaged as well, and run "
-            f"{command}: the stage {stage} makes it again{from_git}"
+            f"{command}: the stage {stage} makes it again"
         )
     return (
         f"Delete it and run {command}: the stage {stage} restores it from DVC's cache, or makes it "
-        f"again{from_git}"
+        "again"
     )
 
 

@@ -183,8 +183,6 @@ def check_writable(values: Values, layout: Layout) -> list[str]:
     if uri and uri.startswith("sqlite:///"):
         database = Path(uri.removeprefix("sqlite:///"))
         found += [f"tracking.uri: {m}" for m in raised(require_writable, database.parent)]
-    elif uri and not uri.startswith(("http://", "https://")):
-        found.append(f"tracking.uri is {uri!r}; give null, sqlite:///FILE or http://host:port")
     return found
 
 
@@ -269,8 +267,8 @@ def check_disk(values: Values, layout: Layout, model: Model | None) -> list[str]
     if needed <= free:
         return []
     return [
-        f"the disk of {place} has {free / GIB:.1f} GiB free, and the run needs about "
-        f"{needed / GIB:.1f} GiB ({missing} trained policies, each also in DVC's cache, and "
+        f"the disk of {place} has {free / GIB:.3g} GiB free, and the run needs about "
+        f"{needed / GIB:.3g} GiB ({missing} trained policies, each also in DVC's cache, and "
         f"{values['checkpoint']['keep']} checkpoints): free some, run fewer recipes or seeds, or "
         "lower checkpoint.keep"
     ]

@@ -155,6 +155,16 @@ def test_a_library_that_is_not_installed_counts_with_its_pin(
     assert versions.versions(["vllm"], root) == {"vllm": "0.32.0"}
 
 
+def test_a_name_leads_out_of_no_registry(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "evil.py").write_text("import os")
+    (root / "tasks/allocate/evil.py").write_text("import os")
+    recipes = {**VALUES["recipes"]}
+    for name in (f"..{tmp_path}/evil", "/../evil", "..evil"):
+        recipes["sgpo"] = {**VALUES["recipes"]["sgpo"], "allocate": {"strategy": name}}
+        files = digests({**ALL, "recipes": recipes}, root)["sgpo/allocate"]["files"]
+        assert not [path for path in files if "evil" in path]
+
+
 def test_the_engine_that_is_named_counts_alone(root: Path) -> None:
     named = {**ALL, "engine": {**VALUES["engine"], "name": "server"}}
     files = digests(named, root)["profile"]["files"]

@@ -69,6 +69,31 @@ def test_missing_section_and_file(tmp_path: Path) -> None:
         params.load(tmp_path / "bad.yaml")
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "a: !!python/object/apply:os.system ['true']",
+            r"could not .*\(line 1, column 4\)$",
+        ),
+        ("a: &a [*a]", "an alias .* repeats another, or itself"),
+        (
+            "a0: &a0 [x, x]\n"
+            + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40)),
+            "stands for more than 1,000,000 values",
+        ),
+    ],
+)
+def test_yaml_that_runs_or_grows_is_refused_in_one_line(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text(text)
+    with pytest.raises(ParamsError, match=message) as raised:
+        params.load(path)
+    assert "\n" not in str(raised.value)
+
+
 def test_a_number_that_is_none_is_named(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     path.write_text("train:\n  rates: [1.0, .inf]\n")

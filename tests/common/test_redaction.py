@@ -47,9 +47,17 @@ def test_what_is_recorded_holds_no_secret_of_an_address() -> None:
     assert "https://host/a.jsonl" in str(said)
 
 
-def test_a_tracking_server_is_not_named_with_its_password() -> None:
-    with pytest.raises(ParamsError, match="MLFLOW_TRACKING_USERNAME") as raised:
-        Tracking("https://name:hidden@host", "winnow", 0.0, [])
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        ("https://name:hidden@host", "MLFLOW_TRACKING_USERNAME"),
+        ("https://host/?token=hidden", "MLFLOW_TRACKING_TOKEN"),
+        ("name:hidden@host", "tracking.uri must be null"),
+    ],
+)
+def test_a_tracking_server_is_not_named_with_its_password(uri: str, message: str) -> None:
+    with pytest.raises(ParamsError, match=message) as raised:
+        Tracking(uri, "winnow", 0.0, [])
     assert "hidden" not in str(raised.value)
 
 

@@ -71,7 +71,10 @@ def test_a_file_of_others_is_refused(tmp_path: Path, text: str, message: str) ->
     ("path", "words"),
     [
         ("data/prompts/test.parquet", "run python -m flows.pipeline: the stage ingest restores"),
-        ("data/policy.json", r"stage policy .*git checkout -- data/policy.json"),
+        (
+            "data/policy.json",
+            r"Restore it from git \(git checkout -- data/policy.json\)",
+        ),
         ("data/runs/a-b/3/plan/forecast.json", "stage allocate@a-b-3 restores"),
         ("data/runs/a/0/train/policy", "stage train@a-0 restores"),
         ("data/runs/a/0/train/policy.json", "stage train@a-0 restores"),

@@ -586,7 +586,26 @@ def test_a_database_that_is_half_made_or_damaged_is_set_aside_and_the_record_goe
     assert runs_of(layout)["profile"].data.metrics["pass_rate"] == 0.5
     assert [old.read_bytes() for old in layout.tracking.glob("mlflow.db.before-*")] == [spoiled]
     assert "replaced by an empty one" in caplog.text
+    assert ".recover | sqlite3" in caplog.text
     assert pending_files(layout) == []
+
+
+@pytest.mark.slow
+def test_a_damaged_header_costs_no_run(layout: Layout, caplog: pytest.LogCaptureFixture) -> None:
+    with track(LOCAL, layout, "profile", None, None) as tracker:
+        tracker.metrics({"pass_rate": 0.5})
+    path = layout.tracking / "mlflow.db"
+    whole = path.read_bytes()
+    for position in (3, 17, 22):  # the name, the page size, a fraction
+        path.write_bytes(flipped(whole, position))
+        assert database.repair(path)
+        assert runs_of(layout)["profile"].data.metrics["pass_rate"] == 0.5
+    assert "brought in order" in caplog.text
+    assert not database.repair(path)
+
+
+def flipped(content: bytes, position: int) -> bytes:
+    return content[:position] + bytes([content[position] ^ 4]) + content[position + 1 :]
 
 
 @pytest.mark.slow

@@ -86,10 +86,17 @@ class Tracking:
     also: list[Literal["wandb", "trackio", "tensorboard"]]
 
     def __post_init__(self) -> None:
-        if has_credentials(self.uri or ""):
+        if self.uri is None:
+            return
+        if not self.uri.startswith(("sqlite:///", "http://", "https://")):
+            raise ParamsError(  # does not show it: it may be a password without its scheme
+                "tracking.uri must be null, sqlite:///FILE, http://HOST:PORT or https://HOST"
+            )
+        if has_credentials(self.uri) or "?" in self.uri:
             raise ParamsError(
-                "tracking.uri contains credentials, which would be logged: remove them, and set "
-                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+                "tracking.uri contains credentials, or what follows a ?, and would be logged: "
+                "remove them, and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
+                "MLFLOW_TRACKING_TOKEN"
             )
 
 

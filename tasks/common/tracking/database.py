@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 # not a database, damaged, or without the tables that it must have
 AT_FAULT = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR)
 
+# name, sizes and versions of the format; the schema's format; vacuum and encoding; what is reserved
+FIXED = ((0, 24), (44, 48), (52, 60), (64, 92))
+
 
 def make(path: Path) -> None:
     """Make an empty database, if there is none. One process at a time: see `journal.locked`."""
@@ -64,16 +67,19 @@ def repair(path: Path) -> bool:
         remove(new)
         return False
     old = path.with_name(f"{path.name}.before-{time.strftime('%Y%m%d-%H%M%S')}")
-    upgraded = upgrade(path, new)
+    restored = restore(path, new)
     for suffix in ("-journal", ""):
         if path.with_name(path.name + suffix).exists():
             os.replace(path.with_name(path.name + suffix), old.with_name(old.name + suffix))
-    os.replace(upgraded or new, path)
+    os.replace(restored or new, path)
     sync_folder(path.parent)
-    what = "brought up to date" if upgraded else "replaced by an empty one"
-    logger.warning(
-        "%s was half made, damaged or of another version: %s; it is now %s", *(path, what, old)
+    what = (
+        f"brought in order; as it was, it is now {old}"
+        if restored
+        else f"replaced by an empty one; it is now {old}, and `sqlite3 {old} .recover | sqlite3 "
+        f"{old}.recovered` makes a database of what can be read of it"
     )
+    logger.warning("%s was half made, damaged or of another version: %s", path, what)
     return True
 
 
@@ -95,21 +101,35 @@ def shape(path: Path) -> tuple[str, ...]:
         return (str(error),)
 
 
-def upgrade(path: Path, new: Path) -> Path | None:
-    """A copy of the database, brought to the schema of `new` by MLflow's own command; None where
-    that fails."""
-    copy = path.with_name(f".{path.name}.upgraded")
+def restore(path: Path, new: Path) -> Path | None:
+    """A copy of the database with the schema of `new`: with that one's header, where a bit of its
+    own was damaged, or brought up to date by MLflow's own command; None where that fails."""
+    copy = path.with_name(f".{path.name}.restored")
     remove(copy)
     for suffix in ("-journal", ""):
         if path.with_name(path.name + suffix).exists():
             shutil.copy(path.with_name(path.name + suffix), copy.with_name(copy.name + suffix))
-    command = [sys.executable, "-m", "mlflow", "db", "upgrade", f"sqlite:///{copy}"]
-    done = subprocess.run(command, capture_output=True, check=False)
-    if done.returncode == 0 and shape(copy) == shape(new):
+    expected = shape(new)
+    if len(shape(copy)) == 1:
+        take_header(copy, new)
+    if shape(copy) != expected:
+        command = [sys.executable, "-m", "mlflow", "db", "upgrade", f"sqlite:///{copy}"]
+        subprocess.run(command, capture_output=True, check=False)
+    if shape(copy) == expected:
         remove(new)
         return copy
     remove(copy)
     return None
+
+
+def take_header(path: Path, new: Path) -> None:
+    """Write those bytes of a database's header that are the same in all that MLflow makes
+    (https://www.sqlite.org/fileformat.html, 1.3)."""
+    with path.open("r+b") as file, new.open("rb") as other:
+        for start, end in FIXED:
+            for each in (file, other):
+                each.seek(start)
+            file.write(other.read(end - start))
 
 
 def remove(path: Path) -> None:
