@@ -3,7 +3,9 @@
 import dataclasses
 import logging
 import os
+import platform
 from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,7 @@ from tasks.models.policy import (
 from tasks.models.prompts import encode_prompts
 from tasks.train.learner.learner import Learner, memory_of
 from tasks.train.learner.lora import add_adapters
-from tasks.train.learner.ranks import join_ranks
+from tasks.train.learner.ranks import Ranks, is_loss, join_ranks
 from tasks.train.loop import asynchronous, finished, sync
 from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.collect import Collector
@@ -87,7 +89,8 @@ def main(run: stage.Stage) -> None:
     under_dvc = "DVC_STAGE" in os.environ and replayed is None
     locks = [Path("dvc.lock"), layout.root / "dvc.lock"]
     kept = layout.finished(recipe, seed)
-    ranks = join_ranks(device, always=sections.learner.shard != "none")
+    max_silent = timedelta(seconds=sections.learner.max_silent_seconds)
+    ranks = join_ranks(device, max_silent, always=sections.learner.shard != "none")
     with ExitStack() as stack:
         if ranks.is_main:
             lock = layout.locks / f"train-{digest([components, str(replayed)])}"
@@ -95,7 +98,7 @@ def main(run: stage.Stage) -> None:
             stack.enter_context(process.exclusive(lock, what))
             gpus = training_gpus(sections.engine, ranks.size)
             stack.enter_context(held(gpus))
-        ranks.barrier()  # the others wait here until this run owns its checkpoints
+        ranks.wait_for_main()  # it waits until this run owns its checkpoints, and for GPUs
         is_whole = under_dvc and ranks.is_main and finished.take_back(out, kept, key, locks)
         if any(ranks.all_gather(is_whole)):
             return
@@ -118,6 +121,10 @@ def main(run: stage.Stage) -> None:
             )
         except TrainingError as error:
             raise stage.StageError(str(error)) from error
+        except Exception as error:
+            if not is_loss(error):
+                raise
+            raise stage.StageError(lost_rank(told.ranks, trainer.state, error)) from error
         write_results(trainer, checkpoints, lost, out)
         if not ranks.is_main:
             return
@@ -126,6 +133,17 @@ def main(run: stage.Stage) -> None:
         checkpoints.delete()
     run.tracker.model(f"{recipe}-{seed}", out / "policy", policy_digest(out / "policy"))
     summarize(trainer.state)
+
+
+def lost_rank(ranks: Ranks, state: State, error: Exception) -> str:
+    """What a rank says when another died or is silent."""
+    reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+    return (
+        f"rank {ranks.rank} of {ranks.size} on {platform.node()}, step {state.num_steps}, "
+        f"{state.part or 'between two parts'}: another process of this training died, or gave no "
+        f"answer for {ranks.max_silent.total_seconds():.0f} s (learner.max_silent_seconds): "
+        f"{reason}. Run the same command again: it goes on from the last checkpoint"
+    )
 
 
 def input_files(run: stage.Stage) -> dict[str, Path]:

@@ -4,6 +4,7 @@ import json
 import os
 import socket
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def test_only_one_of_several_processes_is_told_its_place(monkeypatch: pytest.Mon
 def sample(layout: Layout, environment: dict[str, str], num_prompts: int, out: Path) -> None:
     """One of several processes: its place among vLLM's devices, and what it sampled."""
     os.environ.update(environment)
-    join_ranks(torch.device("cpu"))
+    join_ranks(torch.device("cpu"), timedelta(minutes=5))
     policy = read_policy(layout)
     model = load_model(policy.folder, dtype=torch.float32, device=torch.device("cpu"))
     engine: Any = load_engine(replace(ENGINE, name="vllm", num_processes=2), policy, model)

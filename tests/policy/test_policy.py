@@ -389,9 +389,7 @@ def test_a_configuration_of_another_model_is_refused_before_memory_is_taken(tmp_
     folder = Path(shutil.copytree(llama, tmp_path / "policy"))
     config = json.loads((folder / "config.json").read_text())
     write_json(folder / "config.json", {**config, "vocab_size": 10**9})
-    with pytest.raises(
-        ArtifactError, match=r"lm_head.weight is of shape .* asks for \(10{9},"
-    ):
+    with pytest.raises(ArtifactError, match=r"lm_head.weight is of shape .* asks for \(10{9},"):
         write_external(str(folder), folder, False, tmp_path / "copied")
 
 
@@ -402,9 +400,7 @@ def test_weights_that_are_not_numbers_are_refused(tmp_path, llama, wrong):
     name = "model.layers.0.mlp.up_proj.weight"
     weights[name][3, 4] = wrong
     save_file(weights, folder / "model.safetensors")
-    with pytest.raises(
-        ArtifactError, match=f"{name} holds what is not a finite number"
-    ):
+    with pytest.raises(ArtifactError, match=f"{name} holds what is not a finite number"):
         write_external(str(folder), folder, False, tmp_path / "copied")
     assert not (tmp_path / "copied").exists()
 

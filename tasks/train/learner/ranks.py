@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -27,18 +28,26 @@ BUCKET = 25 * 2**20  # bytes of gradients in a message; what torch's DDP sends t
 @dataclass(frozen=True)
 class Ranks:
     """This process among the others. `group` is the torch group through which they communicate,
-    None for that of all."""
+    None for that of all; `max_silent` how long any of them may take to answer."""
 
     rank: int
     size: int
     group: distributed.ProcessGroup | None = None
+    max_silent: timedelta = timedelta(minutes=30)
 
     def beside(self) -> "Ranks":
         """The same processes in a group of their own, so that two threads can communicate at once.
         All of them must ask."""
         if self.size == 1:
             return self
-        return replace(self, group=distributed.new_group(backend="gloo"))
+        return replace(self, group=distributed.new_group(backend="gloo", timeout=self.max_silent))
+
+    def wait_for_main(self) -> None:
+        """Return when rank 0 has come here, which may wait for hours, for a GPU that is in use."""
+        if self.size > 1:
+            patient = distributed.new_group(backend="gloo", timeout=timedelta(days=365))
+            replace(self, group=patient).barrier()
+            distributed.destroy_process_group(patient)
 
     def most(self, count: int) -> int:
         """The largest `count` of any rank."""
@@ -122,9 +131,10 @@ def launch_ranks(module: str, arguments: list[str], num_processes: int) -> None:
     os.execv(sys.executable, [*launcher, "-m", module, *arguments])
 
 
-def join_ranks(device: torch.device, *, always: bool = False) -> Ranks:
+def join_ranks(device: torch.device, max_silent: timedelta, *, always: bool = False) -> Ranks:
     """Join the processes that torchrun started; a process on its own is rank 0 of 1. It makes a
-    process group only where one is `always` needed."""
+    process group only where one is `always` needed. A collective that takes longer than
+    `max_silent` raises in all."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1 and not always:
         return Ranks(0, 1)
@@ -135,5 +145,13 @@ def join_ranks(device: torch.device, *, always: bool = False) -> Ranks:
         if size == 1:
             distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
         else:
-            distributed.init_process_group(backend)
-    return Ranks(distributed.get_rank(), size)
+            distributed.init_process_group(backend, timeout=max_silent)
+    return Ranks(distributed.get_rank(), size, max_silent=max_silent)
+
+
+def is_loss(error: BaseException) -> bool:
+    """Whether another rank died, or gave no answer in time. gloo raises plain RuntimeErrors, which
+    name the file of its own in which they arose."""
+    return isinstance(error, distributed.DistError) or (
+        isinstance(error, RuntimeError) and "gloo" in str(error).lower()
+    )

@@ -36,7 +36,8 @@ class State:
     `steps` and `curve` are rows of STEPS and CURVE; `rollouts` are rows of TRAIN_ROLLOUTS since the
     last checkpoint. `next_validation` is the share of the run at which the curve's next point is
     due. `branch` is the share of the run at which the decayed branch ends that left the trunk after
-    `branch_start` steps, None on the trunk; `branches_done` have ended.
+    `branch_start` steps, None on the trunk; `branches_done` have ended. `part` is the part of a
+    step that goes on.
     """
 
     num_steps: int = 0
@@ -49,6 +50,7 @@ class State:
     steps: list[dict[str, Any]] = field(default_factory=list)
     curve: list[dict[str, Any]] = field(default_factory=list)
     rollouts: list[dict[str, Any]] = field(default_factory=list)
+    part: str = ""
 
     def trained(self, account: str) -> float:
         """FLOPs of training so far in one account: generation, scoring and update."""
@@ -57,9 +59,11 @@ class State:
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
-        """Add the seconds of the block to `part`."""
-        started = time.perf_counter()
+        """Add the seconds of the block to `part`; until it ends, that is what goes on."""
+        started, around = time.perf_counter(), self.part
+        self.part = part
         yield
+        self.part = around
         self.seconds[part] += time.perf_counter() - started
 
     def numbers(self) -> dict[str, Any]:

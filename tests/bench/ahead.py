@@ -1,0 +1,142 @@
+"""What sampling ahead of training saves: the wall time of the same steps at `max_staleness` 0, 1
+and 3, by the speed of the engine.
+
+    python -m tests.bench.ahead [--steps 48] [--repeats 5] [--rollouts 64] [--out FILE]
+
+The embedded policy learns in this process. Its engine stands for one on a device of its own: it
+waits, and then answers what the real one answered in a run with the same limit, which is recorded
+first; a run is the same to the bit however long its engine takes, and that is checked. The wait is
+a given multiple of what the synchronous loop needs for the rest of a step. Runs of the compared
+limits alternate; medians, and ratios within one repeat. The verifier runs in a process of its own.
+"""
+
+import argparse
+import json
+import logging
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tasks.engines.engine import Request, Samples
+from tasks.train.loop import asynchronous, sync
+from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.loop.trainer import Trainer
+from tasks.train.settings import CheckpointSettings
+from tests.bench.side_winnow import bench_trainer
+from tests.bench.world import NEVER, make_world
+
+Generate = Callable[..., Samples]
+LIMITS = (0, 1, 3)
+SPEEDS = (0.5, 1.0, 2.0)
+"""Seconds of sampling over seconds of the rest of a step."""
+
+
+def run(root: Path, steps: int, limit: int, engine: Callable[[Generate], Generate]) -> Trainer:
+    """A run of `steps` steps with another engine."""
+    trainer = bench_trainer(root, 0, max_staleness=limit, max_steps=steps)
+    trainer.collector.engine.generate = engine(trainer.collector.engine.generate)  # type: ignore[method-assign]
+    loop = asynchronous if limit else sync
+    with tempfile.TemporaryDirectory() as folder, closing(trainer.collector.grader) as grader:
+        grader.started(set(trainer.prompts.table["verifier"]))
+        checkpoints = Checkpoints(Path(folder), {"recipe": "bench", "seed": 0}, 1)
+        trainer.validate_if_due(0.0)
+        started = time.perf_counter()
+        loop.train(trainer, checkpoints, CheckpointSettings(NEVER, 1), lambda *_: None)
+        trainer.state.seconds["all"] = time.perf_counter() - started
+    return trainer
+
+
+def recorder(tape: list[Samples]) -> Callable[[Generate], Generate]:
+    """The engine as it is, its answers kept."""
+
+    def changed(generate: Generate) -> Generate:
+        def generate_and_keep(request: Request, *more: Any) -> Samples:
+            tape.append(generate(request, *more))
+            return tape[-1]
+
+        return generate_and_keep
+
+    return changed
+
+
+def player(tape: list[Samples], seconds: float) -> Callable[[Generate], Generate]:
+    """An engine that answers from a tape, after so many seconds a token."""
+    answers = iter(tape)
+
+    def changed(_: Generate) -> Generate:
+        def wait_and_answer(request: Request, *more: Any) -> Samples:
+            samples = next(answers)
+            time.sleep(seconds * num_tokens(samples))
+            return samples
+
+        return wait_and_answer
+
+    return changed
+
+
+def compare(root: Path, steps: int, repeats: int) -> list[dict[str, float]]:
+    """A row for every speed of the engine and limit."""
+    tapes: dict[int, list[Samples]] = {limit: [] for limit in LIMITS}
+    rewards = {
+        limit: rewards_of(run(root, steps, limit, recorder(tapes[limit]))) for limit in LIMITS
+    }
+    rest = run(root, steps, 0, player(tapes[0], 0.0)).state.seconds["all"]
+    a_token = rest / sum(map(num_tokens, tapes[0]))
+    rows = []
+    for speed in SPEEDS:
+        found: dict[int, list[float]] = {limit: [] for limit in LIMITS}
+        for _ in range(repeats):
+            for limit in LIMITS:
+                trainer = run(root, steps, limit, player(tapes[limit], speed * a_token))
+                if rewards_of(trainer) != rewards[limit]:
+                    raise RuntimeError(f"max_staleness {limit}: not the run that was recorded")
+                found[limit].append(trainer.state.seconds["all"])
+        for limit in LIMITS:
+            ratios = [own / base for own, base in zip(found[limit], found[0], strict=True)]
+            row = {
+                "sampling_over_rest": speed,
+                "max_staleness": limit,
+                "seconds": statistics.median(found[limit]),
+                "ratio": statistics.median(ratios),
+                "ratio_least": min(ratios),
+                "ratio_most": max(ratios),
+            }
+            print(json.dumps(row), flush=True)
+            rows.append(row)
+    return rows
+
+
+def num_tokens(samples: Samples) -> int:
+    return sum(map(len, samples.token_ids))
+
+
+def rewards_of(trainer: Trainer) -> list[tuple[float, float]]:
+    """What a run did, step by step."""
+    return [(row["reward_mean"], row["grad_norm"]) for row in trainer.state.steps]
+
+
+def main() -> None:
+    logging.disable(logging.WARNING)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--steps", type=int, default=48)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--rollouts", type=int, default=64, help="of a batch")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "data"
+        make_world(root, steps=options.steps, rollouts=options.rollouts)
+        rows = compare(root, options.steps, options.repeats)
+    if options.out:
+        options.out.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""A training of several processes loses nothing when one of them dies or hangs: the others end with
+it, say which they are and what they did, and the same command goes on."""
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from tasks.common.artifacts import Layout
+from tests.stages import Started
+from tests.train.worlds import PARAMS, make_world, outputs
+
+SIZES = [4, 3, 4, 1, 2, 2, 6, 3, 5, 2, 4, 4] * 4
+SILENT_SECONDS = 15
+
+
+def world(root: Path, policy: Path) -> Layout:
+    """A world that two processes train in, with a checkpoint after every step."""
+    layout = make_world(root, policy, SIZES)
+    values: dict[str, Any] = {
+        **PARAMS,
+        "engine": {**PARAMS["engine"], "num_processes": 2},
+        "learner": {**PARAMS["learner"], "max_silent_seconds": SILENT_SECONDS},
+        "checkpoint": {"every_seconds": 0.0, "keep": 2},
+    }
+    (root / "params.yaml").write_text(yaml.safe_dump(values))
+    return layout
+
+
+def start(layout: Layout) -> Started:
+    return Started(
+        "train", layout.root / "params.yaml", layout.root, "--recipe", "r", "--seed", "0"
+    )
+
+
+def newest(layout: Layout) -> set[str]:
+    return {path.name for path in layout.checkpoints.glob("*/step-*")}
+
+
+def rank_of(process: Started, rank: int) -> psutil.Process:
+    """The process that torchrun started as this rank."""
+    for child in psutil.Process(process.process.pid).children(recursive=True):
+        try:
+            if child.environ().get("RANK") == str(rank) and "tasks.train" in child.cmdline():
+                return child
+        except psutil.Error:
+            continue
+    raise AssertionError(f"there is no rank {rank}")
+
+
+@pytest.fixture(scope="module")
+def whole(guesser: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a training leaves that nothing happened to."""
+    layout = world(tmp_path_factory.mktemp("whole"), guesser)
+    process = start(layout)
+    log = process.finish()
+    assert process.returncode == 0, log
+    return outputs(layout)
+
+
+@pytest.mark.parametrize(
+    ("number", "rank"), [(signal.SIGKILL, 0), (signal.SIGSTOP, 1)], ids=["killed", "hangs"]
+)
+def test_a_rank_that_is_lost_ends_the_others_and_the_command_goes_on(
+    number: signal.Signals, rank: int, guesser: Path, tmp_path: Path, whole: dict[str, Any]
+) -> None:
+    layout = world(tmp_path, guesser)
+    process = start(layout)
+    while not newest(layout):
+        assert process.poll() is None, process.finish()
+        time.sleep(0.02)
+    everyone = psutil.Process(process.process.pid).children(recursive=True)
+    lost = rank_of(process, rank)
+    lost.send_signal(number)
+    if number == signal.SIGSTOP:  # torchrun kills it after 30 s
+        rank_of(process, 0).wait(60)
+        lost.kill()
+    log = process.finish()
+    assert process.returncode != 0
+    _, alive = psutil.wait_procs(everyone, timeout=10)
+    assert alive == []
+    if number == signal.SIGSTOP:
+        assert "rank 0 of 2 on " in log
+        assert f"no answer for {SILENT_SECONDS} s (learner.max_silent_seconds)" in log
+    assert not (layout.train("r", 0) / "policy").exists()
+
+    process = start(layout)
+    log = process.finish()
+    assert process.returncode == 0, log
+    again = outputs(layout)
+    assert again["weights"] == whole["weights"]
+    for own, other in zip(again["rollouts"], whole["rollouts"], strict=True):
+        assert own == other
