@@ -67,7 +67,9 @@ class Placing:
         """What the section `engine` and this machine allow."""
         engine = values.get("engine", {})
         gpus = visible_gpus() if engine.get("device") != "cpu" else []
-        each = max(engine.get("num_processes", 1), engine.get("num_replicas", 1))
+        trainers, servers = engine.get("num_processes", 1), engine.get("num_replicas", 1)
+        has_servers = engine.get("name") == "server" and not engine.get("urls")
+        each = trainers + servers if has_servers else max(trainers, servers)
         return cls(gpus, each, concurrency > 1 and each == 1 and len(gpus) > 1)
 
     def take(self, stage: str) -> list[str]:

@@ -58,18 +58,19 @@ def check(values: Values, model: Model | None, there: list[Gpu]) -> list[str]:
             f"{len(there)} here"
         )
     if model is not None:
-        found += memory(values, model, there[0])
+        found += memory(values, model, there)
     return found
 
 
-def memory(values: Values, model: Model, gpu: Gpu) -> list[str]:
-    """Training and engine against one GPU, as the stage itself checks it when it has loaded the
-    weights."""
-    engine, train = values["engine"], values["train"]
+def memory(values: Values, model: Model, there: list[Gpu]) -> list[str]:
+    """Training and engine against the first GPU, as the stage itself checks it when it has loaded
+    the weights."""
+    engine, train, gpu = values["engine"], values["train"], there[0]
     name = engine["name"]
     if name == "auto" and not engine["urls"] and engine["num_replicas"] == 1:
         name = "vllm" if importlib.util.find_spec("vllm") else "hf"
-    reserves = name == "vllm" or (name in ("server", "auto") and not engine["urls"])
+    is_shared = len(there) < engine["num_processes"] + engine["num_replicas"]
+    reserves = name == "vllm" or (name in ("server", "auto") and not engine["urls"] and is_shared)
     num_shards = engine["num_processes"] if values["learner"]["shard"] != "none" else None
     training = training_memory(
         model.num_parameters,

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from tasks.common.process import exclusive
-from tasks.engines.engine import EngineSettings, engine_name
+from tasks.engines.engine import EngineSettings, engine_name, num_beside
 from tasks.models.policy import torch_device
 
 FOLDER = "WINNOW_LOCKS"
@@ -29,9 +29,12 @@ def sampling_gpus(settings: EngineSettings) -> list[str]:
 
 
 def training_gpus(settings: EngineSettings, num_processes: int) -> list[str]:
-    """The GPUs of the trainer's processes and of the engine, which share the first ones."""
-    trainer = first_gpus(torch_device(settings.device), num_processes)
-    return max(trainer, sampling_gpus(settings), key=len)
+    """The GPUs of the trainer's processes and of the engine."""
+    device = torch_device(settings.device)
+    beside = num_beside(settings, num_processes, device)
+    if beside:
+        return first_gpus(device, beside + settings.num_replicas)
+    return max(first_gpus(device, num_processes), sampling_gpus(settings), key=len)
 
 
 def first_gpus(device: torch.device, num: int) -> list[str]:

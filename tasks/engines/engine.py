@@ -177,8 +177,20 @@ def load_engine(
     return cast(Engine, module.load(settings, policy, model))
 
 
+def num_beside(
+    settings: EngineSettings, num_processes: int, device: torch.device, num_gpus: int | None = None
+) -> int:
+    """How many GPUs the `num_processes` of a trainer keep to themselves: all of theirs where this
+    process sees one for every server that it starts as well; else none, and the engine's are the
+    first ones, too."""
+    if device.type != "cuda" or engine_name(settings) != "server" or settings.urls:
+        return 0
+    seen = torch.cuda.device_count() if num_gpus is None else num_gpus
+    return num_processes if seen >= num_processes + settings.num_replicas else 0
+
+
 def check_shared_gpu(
-    settings: EngineSettings, device: torch.device, training: TrainingMemory
+    settings: EngineSettings, num_processes: int, device: torch.device, training: TrainingMemory
 ) -> None:
     """Raise ArtifactError when training, whose weights are loaded, and the engine do not fit the
     GPU together. On a CPU nothing is checked."""
@@ -186,7 +198,8 @@ def check_shared_gpu(
         return
     name = engine_name(settings)
     free, total = torch.cuda.mem_get_info(device)
-    reserves = name == "vllm" or (name == "server" and not settings.urls)
+    is_shared = not num_beside(settings, num_processes, device)
+    reserves = name == "vllm" or (name == "server" and not settings.urls and is_shared)
     check_memory(
         training,
         settings.memory_fraction * total if reserves else 0.0,

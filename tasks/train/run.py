@@ -211,7 +211,7 @@ def build(run: stage.Stage, told: Run, sections: Sections, grader: Grader) -> tu
     memory = memory_of(model, settings, sections.learner, told.ranks.size)
     is_ahead = settings.max_staleness > 0
     of_engine = dataclasses.replace(sections.engine, sleep=sections.engine.sleep and not is_ahead)
-    check_shared_gpu(of_engine, device, memory)
+    check_shared_gpu(of_engine, told.ranks.size, device, memory)
     learner = Learner(policy, model, settings, sections.learner, told.sampling, told.ranks, device)
     tokenizer = load_tokenizer(policy.folder, trust_remote_code=trusted)
     prompts, validation = (read_prompts(table, tokenizer, told) for table in tables.values())

@@ -228,6 +228,12 @@ def test_gpu_memory_is_checked_by_what_nvidia_smi_says() -> None:
     small, large = (places.Model(number, 32_000, None) for number in (500_000_000, 8_000_000_000))
     assert machine.check(values, small, [gpu]) == []
     assert "training does not fit this GPU" in machine.check(values, large, [gpu])[0]
+    served, middle = (
+        changed(engine__name="server", engine__device="cuda"),
+        places.Model(3_500_000_000, 32_000, None),
+    )
+    assert machine.check(served, middle, [gpu]) != []
+    assert machine.check(served, middle, [gpu, gpu]) == []  # the server has the other
     values["engine"]["num_processes"] = 2
     assert "and there are 1 here" in machine.check(values, small, [gpu])[0]
 

@@ -1,6 +1,7 @@
 """vLLM's servers, which take long to start, once for all tests."""
 
 import dataclasses
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -40,3 +41,12 @@ def servers() -> Iterator[Servers]:
     yield servers
     for engine in servers.engines.values():
         engine.close()
+
+
+def meetings(size: int) -> list[dict[str, str]]:
+    """What torchrun tells each of `size` processes of one machine."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
+    return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]

@@ -43,6 +43,8 @@ def three_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"name": "vllm"}, 2, 1, 2),
         ({"name": "hf"}, 5, 1, 3),  # the ranks themselves say what is wrong
         ({"name": "auto", "num_replicas": 3}, 1, 3, 3),
+        ({"name": "server", "num_replicas": 1}, 2, 1, 3),
+        ({"name": "server", "num_replicas": 2}, 2, 2, 2),
         ({"name": "server", "urls": ["http://127.0.0.1:9"]}, 1, 0, 1),
     ],
 )

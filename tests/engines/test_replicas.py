@@ -2,26 +2,30 @@
 their parent."""
 
 import dataclasses
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
+import torch.distributed as distributed
 
 from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError
-from tasks.common.params import ParamsError
 from tasks.engines.engine import Request, Sampling, load_engine
 from tasks.engines.server.replicas import Replicas, choose_devices
 from tasks.models.policy import Policy, load_model, read_policy
 from tasks.models.weights import NamedWeights
-from tests.engines.conftest import SETTINGS, Servers
+from tasks.train.learner.ranks import join_ranks
+from tests.engines.conftest import SETTINGS, Servers, meetings
 from tests.policies import place_policy
+from tests.stages import FORKS
 
 SAMPLING = Sampling(temperature=0.8, top_p=1.0, top_k=0, max_tokens=12, seed=0)
 PROMPTS = [[20 + i, 14, 20, 3, 32] for i in range(40)]
@@ -130,15 +134,64 @@ def test_a_replica_that_does_not_start_shows_its_log(policy: Policy, tmp_path: P
         Replicas(dataclasses.replace(SETTINGS, num_replicas=1), broken)
 
 
-def test_training_by_several_processes_starts_no_servers(policy: Policy) -> None:
+def train_beside(layout: Layout, environment: dict[str, str], out: Path) -> None:
+    """One of several training processes: what it samples, before and after new weights."""
+    os.environ.update(environment)
+    rank = join_ranks(torch.device("cpu"), timedelta(minutes=5)).rank
+    policy = read_policy(layout)
     model = load_model(policy.folder, dtype=torch.float32, device=torch.device("cpu"))
-    with pytest.raises(ParamsError, match="num_processes is above 1"):
-        load_engine(dataclasses.replace(SETTINGS, num_processes=2), policy, model)
+    engine = load_engine(dataclasses.replace(SETTINGS, num_replicas=1), policy, model)
+    request = Request(PROMPTS[: 2 - rank], [2] * (2 - rank), [1, 2, 3, 4][: 4 - 2 * rank], SAMPLING)
+    first = engine.generate(request).token_ids
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.3)
+    engine.set_weights(NamedWeights(model))
+    distributed.barrier()
+    second = engine.generate(request)
+    out.write_text(json.dumps([first, second.token_ids, second.logprobs]))
+    distributed.barrier()  # the servers end with the first process
+    engine.close()
+
+
+@pytest.mark.vllm
+def test_several_training_processes_sample_from_the_servers_of_the_first(
+    qwen: Path, tmp_path: Path
+) -> None:
+    layout = Layout(tmp_path / "data")
+    model = load_model(qwen, dtype=torch.float32, device=torch.device("cpu"))
+    place_policy(qwen, layout, model)
+    outs = [tmp_path / "0.json", tmp_path / "1.json"]
+    processes = [
+        FORKS.Process(target=train_beside, args=(layout, environment, out))
+        for environment, out in zip(meetings(2), outs, strict=True)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    (first, second, logprobs), (others, others_second, _) = (
+        json.loads(out.read_text()) for out in outs
+    )
+    assert others == first[:2]
+    assert others_second == second[:2] != others
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.3)
+        for row, (completion, own) in enumerate(zip(second, logprobs, strict=True)):
+            tokens = PROMPTS[row // 2] + completion
+            logits_TV = model(torch.tensor([tokens])).logits[0, -len(completion) - 1 : -1]
+            every_TV = (logits_TV / SAMPLING.temperature).log_softmax(-1)
+            expected_T = every_TV[torch.arange(len(completion)), torch.tensor(completion)]
+            assert own == pytest.approx(expected_T.tolist(), abs=1e-4)
 
 
 def test_a_gpu_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,7")
-    assert choose_devices(2, torch.device("cuda")) == ["2", "5"]
+    settings = dataclasses.replace(SETTINGS, device="cuda", num_replicas=2)
+    assert choose_devices(settings) == ["2", "5"]
+    assert choose_devices(settings, 1) == ["5", "7"]
+    assert choose_devices(settings, 2) == ["2", "5"]  # too few for both: they share
     with pytest.raises(ArtifactError, match="num_replicas is 4, and this machine shows 3 GPUs"):
-        choose_devices(4, torch.device("cuda"))
-    assert choose_devices(2, torch.device("cpu")) == [None, None]
+        choose_devices(dataclasses.replace(settings, num_replicas=4))
+    assert choose_devices(dataclasses.replace(settings, device="cpu"), 1) == [None, None]

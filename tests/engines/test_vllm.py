@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +16,7 @@ from tasks.engines.vllm import executor
 from tasks.models.policy import load_model, read_policy
 from tasks.models.weights import NamedWeights
 from tasks.train.learner.ranks import join_ranks
+from tests.engines.conftest import meetings
 from tests.policies import ENGINE, place_policy
 from tests.stages import FORKS
 
@@ -53,13 +53,8 @@ def test_each_process_samples_by_itself_on_the_device_of_its_rank(
 ) -> None:
     layout = Layout(tmp_path / "data")
     place_policy(qwen, layout, load_model(qwen, dtype=torch.float32, device=torch.device("cpu")))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
     outs, processes = [tmp_path / "0.json", tmp_path / "1.json"], []
-    for rank, out in enumerate(outs):
-        environment = {**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    for rank, (out, environment) in enumerate(zip(outs, meetings(2), strict=True)):
         # not as many prompts each: neither may wait for the other
         arguments = (layout, environment, 2 - rank, out)
         processes.append(FORKS.Process(target=sample, args=arguments))

@@ -46,6 +46,7 @@ def test_each_stage_has_a_gpu_of_its_own_while_there_are_enough(engine: dict[str
         ({}, 1, ["4"]),
         ({"num_processes": 2}, 4, ["4", "5"]),
         ({"num_replicas": 3}, 4, ["4", "5", "7"]),
+        ({"name": "server", "num_replicas": 1}, 4, ["4", "5"]),
         ({"device": "cpu"}, 4, []),
     ],
 )

@@ -79,7 +79,9 @@ def test_weights_that_arrive_while_asleep_are_in_effect(trained: Engine, model: 
 
 def test_what_does_not_fit_is_refused_before_the_engine_starts(model: Any) -> None:
     with pytest.raises(ArtifactError, match=r"does not fit this GPU.*lower engine.memory_fraction"):
-        check_shared_gpu(dataclasses.replace(SETTINGS, memory_fraction=1.1), model.device, MEMORY)
+        check_shared_gpu(
+            dataclasses.replace(SETTINGS, memory_fraction=1.1), 1, model.device, MEMORY
+        )
 
 
 def test_a_replica_has_a_gpu(policy: Policy, trained: Engine) -> None:

@@ -13,8 +13,10 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import TypeVar
 
 import torch
+import torch.distributed as distributed
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
@@ -28,6 +30,7 @@ from tasks.engines.server.replicas import Replicas
 from tasks.models.policy import Policy, load_tokenizer, stop_token_ids
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 # prefix_block of servers that do not say how they share a prompt: every completion is charged for
 # it
@@ -36,23 +39,31 @@ UNSHARED = 2**31
 
 class ServerEngine:
     """One or more servers of one policy. `replicas` are the servers started here, None for those
-    under URLs."""
+    under URLs. Of several processes that train, the first starts them and gives them new weights,
+    and all sample from them by their `sockets`."""
 
     name = "server"
     shares_weights = False
 
-    def __init__(self, settings: EngineSettings, policy: Policy, replicas: Replicas | None) -> None:
+    def __init__(
+        self,
+        settings: EngineSettings,
+        policy: Policy,
+        replicas: Replicas | None = None,
+        sockets: Sequence[Path] = (),
+    ) -> None:
         self.settings = settings
         self.replicas = replicas
         self.prefilled_tokens = 0
-        if replicas:
-            sockets = enumerate(replica.socket for replica in replicas.replicas)
-            self.endpoints = [Endpoint(f"http://replica-{i}/v1", path) for i, path in sockets]
+        if sockets:
+            self.endpoints = [
+                Endpoint(f"http://replica-{i}/v1", path) for i, path in enumerate(sockets)
+            ]
         else:
             self.endpoints = [Endpoint(parse_url(url)) for url in settings.urls]
         tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
         self.stop_ids = list(stop_token_ids(policy.folder, tokenizer))
-        self.identity = Identity(policy, settings.dtype, trusted=replicas is not None)
+        self.identity = Identity(policy, settings.dtype, trusted=bool(sockets))
         self.models: dict[Endpoint, str] = {}  # the policy's name at each server identified so far
         self.version = "unknown"
         self.prefix_block = UNSHARED
@@ -139,20 +150,26 @@ class ServerEngine:
             return await dispatch.run(chunks)
 
     def set_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Load the weights into every replica through a file, and clear its prefix cache.
+        """Load the weights into every replica through a file, and clear its prefix cache. All
+        training processes must call it.
 
         `weights` must include tied ones (`NamedWeights` does). A replica that does not load them is
-        not used again: it would answer with its old weights. Raises ArtifactError for servers that
-        were not started here."""
-        if self.replicas is None:
+        not used again, by any process: it would answer with its old weights. Raises ArtifactError
+        for servers that were not started here."""
+        if self.settings.urls:
             raise ArtifactError(NOT_OURS)
-        folder = self.replicas.folder / "weights"
-        folder.mkdir(exist_ok=True)
-        save_file(
-            {name: tensor.cpu().contiguous().clone() for name, tensor in weights.items()},
-            folder / "all.safetensors",
-        )
-        asyncio.run(self.reload(folder))
+        if self.replicas is None:  # the first process sends them; a sharded weight is made by all
+            for _ in weights.values():
+                pass
+        else:
+            folder = self.replicas.folder / "weights"
+            folder.mkdir(exist_ok=True)
+            save_file(
+                {name: tensor.cpu().contiguous().clone() for name, tensor in weights.items()},
+                folder / "all.safetensors",
+            )
+            asyncio.run(self.reload(folder))
+        self.endpoints = of_first(self.endpoints)
 
     async def reload(self, folder: Path) -> None:
         """Make every replica load the weights in `folder`; one that fails is not used again."""
@@ -221,9 +238,26 @@ def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None
         )
     if model is not None and settings.urls:
         raise ArtifactError(NOT_OURS)
-    if model is not None and settings.num_processes > 1:
-        raise ParamsError(
-            "engine.num_processes is above 1, and each process would start its own servers: set "
-            "engine.name to hf or vllm, or engine.num_processes to 1"
-        )
-    return ServerEngine(settings, policy, None if settings.urls else Replicas(settings, policy))
+    if settings.urls:
+        return ServerEngine(settings, policy)
+    replicas = None
+    if model is None:
+        replicas = Replicas(settings, policy)
+    elif not is_one_of_several() or distributed.get_rank() == 0:
+        replicas = Replicas(settings, policy, settings.num_processes)
+    sockets = [replica.socket for replica in replicas.replicas] if replicas else []
+    return ServerEngine(settings, policy, replicas, sockets if model is None else of_first(sockets))
+
+
+def is_one_of_several() -> bool:
+    """Whether this process trains beside others."""
+    return distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+def of_first(value: T) -> T:
+    """The value that the first of the training processes has; all wait for it."""
+    if not is_one_of_several():
+        return value
+    values = [value]
+    distributed.broadcast_object_list(values, src=0)
+    return values[0]

@@ -21,7 +21,7 @@ import torch
 
 from tasks.common.files import ArtifactError, temporary_folder
 from tasks.common.progress import progress
-from tasks.engines.engine import EngineSettings
+from tasks.engines.engine import EngineSettings, num_beside
 from tasks.models.policy import Policy, torch_device
 
 logger = logging.getLogger(__name__)
@@ -53,13 +53,13 @@ class Replica:
 
 
 class Replicas:
-    """`settings.num_replicas` servers of `policy`. `close` ends them, as does the end of this
-    object or process."""
+    """`settings.num_replicas` servers of `policy`, for a trainer of `num_processes`, or for none.
+    `close` ends them, as does the end of this object or process."""
 
-    def __init__(self, settings: EngineSettings, policy: Policy) -> None:
+    def __init__(self, settings: EngineSettings, policy: Policy, num_processes: int = 0) -> None:
         files = ExitStack()
         self.folder = root = files.enter_context(temporary_folder(None, "winnow"))
-        devices = choose_devices(settings.num_replicas, torch_device(settings.device))
+        devices = choose_devices(settings, num_processes)
         self.replicas = [
             start(
                 serve_command(settings, policy, root / f"{i}.sock"),
@@ -116,9 +116,11 @@ def is_serving(path: Path) -> bool:
         return False
 
 
-def choose_devices(num_replicas: int, device: torch.device) -> Sequence[str | None]:
-    """Return the CUDA_VISIBLE_DEVICES of each replica, None on a CPU. Raises ArtifactError when
-    there are fewer GPUs than replicas."""
+def choose_devices(settings: EngineSettings, num_processes: int = 0) -> Sequence[str | None]:
+    """Return the CUDA_VISIBLE_DEVICES of each replica, None on a CPU: the GPUs after those of the
+    trainer's processes, where there are as many. Raises ArtifactError when there are fewer GPUs
+    than replicas."""
+    device, num_replicas = torch_device(settings.device), settings.num_replicas
     if device.type != "cuda":
         return [None] * num_replicas
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -128,7 +130,8 @@ def choose_devices(num_replicas: int, device: torch.device) -> Sequence[str | No
             f"engine.num_replicas is {num_replicas}, and this machine shows {len(visible)} GPUs: "
             "lower it"
         )
-    return visible[:num_replicas]
+    first = num_beside(settings, num_processes, device, len(visible))
+    return visible[first : first + num_replicas]
 
 
 def serve_command(settings: EngineSettings, policy: Policy, path: Path) -> list[str]:
