@@ -18,6 +18,7 @@ KNOWN = {
     "dvc's files": "temporary files of killed dvc processes, which DVC does not read",
     "dvc's lock": "what a killed dvc left in .dvc/tmp/rwlock: the flow clears it, dvc may not",
     "dvc's errors": "a file that a killed dvc left half written: the docs say what to do, dvc not",
+    "dvc's words": "a full disk that dvc takes for a lock of another dvc, as the docs say",
 }
 """What DVC leaves, and loses nothing: it is counted, and fails no run."""
 

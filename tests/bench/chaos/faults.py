@@ -221,11 +221,16 @@ def full_disk(world: World, event: Event) -> dict[str, object]:
     return {**done, "orphans": wait_gone(world, set()), **said_full(world, status)}
 
 
+DVC_SAYS = "Unable to acquire lock"  # its word for any error of its lock's file; the docs have it
+
+
 def said_full(world: World, status: int | None) -> dict[str, object]:
     """Whether a command that failed has named the cause."""
     said = world.log.read_text(errors="replace")
     is_named = any(word in said.lower() for word in ("no space left", "disk is full", "disk full"))
-    return {"said": True} if status == 0 or is_named else {"said": False, "words": said[-500:]}
+    if status == 0 or is_named:
+        return {"said": True}
+    return {"said": DVC_SAYS if DVC_SAYS in said else False, "words": said[-500:]}
 
 
 def full_file_system(world: World, event: Event) -> dict[str, object]:
