@@ -111,8 +111,11 @@ def run(
     if before:
         before(arguments)
     name = alone if alone and arguments.recipe is None else name
+    rank = os.environ.get("RANK", "0")  # of several, one says how it goes, and each what is wrong
     logging.basicConfig(
-        level=logging.INFO, format=f"%(asctime)s {name}: %(message)s", datefmt="%H:%M:%S"
+        level=logging.INFO if rank == "0" else logging.WARNING,
+        format=f"%(asctime)s {name}{'' if rank == '0' else f' (rank {rank})'}: %(message)s",
+        datefmt="%H:%M:%S",
     )
     for noisy in ("httpx", "alembic", "mlflow", "httpcore", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

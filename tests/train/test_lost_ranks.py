@@ -59,6 +59,7 @@ def whole(guesser: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     process = start(layout)
     log = process.finish()
     assert process.returncode == 0, log
+    assert log.count("train: done in") == 1  # one rank says it for all
     return outputs(layout)
 
 
