@@ -144,14 +144,24 @@ class Dvc:
                 line += part
         return line
 
-    def look(self, *arguments: str) -> str:
-        """What a command that only looks has printed."""
-        while (answer := self.ask(*arguments))["code"]:
+    def ask_when_free(self, *arguments: str, stage: str | None = None) -> Any:
+        """As `ask`; where another dvc is at work on the same files, again when it is done with
+        them. What was written is then in `output`."""
+        while True:
+            self.output.lines.clear()
+            answer = self.ask(*arguments, stage=stage)
             self.output.settle()
             said = "\n".join(self.output.lines.tail)
-            self.output.lines.clear()
-            if holders.wait(said):
-                continue
+            if not answer["code"] or answer.get("started"):
+                return answer
+            if not holders.wait(said, lambda: self.is_ended):
+                return answer
+
+    def look(self, *arguments: str) -> str:
+        """What a command that only looks has printed."""
+        answer = self.ask_when_free(*arguments)
+        if answer["code"]:
+            said = " ".join(self.output.lines.tail)
             remedy = NO_GIT if "is not a git repository" in said else "its own words are above"
             raise CommandError(f"dvc {' '.join(arguments)} failed; {remedy}")
         return str(answer["output"])
@@ -171,14 +181,9 @@ class Dvc:
         """Bring one stage up to date, looking at nothing upstream: (exit status, whether its
         command was started). What it wrote is then in `output`."""
         options = ["--single-item", *(["--force"] if force else [])]
-        while True:
-            self.output.lines.clear()
-            # another dvc may hold the lock when the stage has ended: its work is not lost for that
-            answer = self.ask("--wait-for-lock", "repro", *options, stage, stage=stage)
-            self.output.settle()
-            said = "\n".join(self.output.lines.tail)
-            if answer["started"] or not answer["code"] or not holders.wait(said):
-                return int(answer["code"]), bool(answer["started"])
+        # another dvc may hold the lock when the stage has ended: its work is not lost for that
+        answer = self.ask_when_free("--wait-for-lock", "repro", *options, stage, stage=stage)
+        return int(answer["code"]), bool(answer["started"])
 
 
 def environment() -> dict[str, str]:

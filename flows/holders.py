@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 DVC = Path(".dvc")
 NOTES = DVC / "tmp" / "rwlock"
 Notes = dict[str, dict[str, Any]]
+BUSY = re.compile(r"'(/[^'\n]+)' is busy, it is being blocked by:")
 BLOCKING = re.compile(r"^ +\(PID (\d+)\): ", re.MULTILINE)
 POLL_SECONDS = 0.5
 
@@ -41,18 +42,33 @@ def forget_dead() -> None:
             logger.warning("%s held files for processes that are gone: they are free again", NOTES)
 
 
-def wait(said: str) -> bool:
-    """Wait until no dvc that `said`, dvc's message, names as blocking a file holds any. False where
-    it names none."""
+def wait(said: str, is_ended: Callable[[], bool]) -> bool:
+    """Wait until no living dvc that `said`, dvc's message, names as blocking a file holds it, or
+    one above or below it, or until `is_ended`. False where the message names none."""
     blocking = {int(pid) for pid in BLOCKING.findall(said)}
-    if not blocking:
+    paths = [Path(path) for path in BUSY.findall(said)]
+    if not blocking or not paths:
         return False
     names = ", ".join(str(pid) for pid in sorted(blocking))
     logger.warning("another dvc (process %s) is at work on these files: waiting for it", names)
-    while blocking & {holder["pid"] for holder in holders(read() or {})}:
+    while not is_ended() and any(map(exists, blocking & pids_at(paths))):
         time.sleep(POLL_SECONDS)
         forget_dead()
     return True
+
+
+def pids_at(paths: Iterable[Path]) -> set[int]:
+    """Who holds one of the paths, or one above or below it."""
+    notes = read() or {}
+    held = [(Path(path), found) for path, found in notes.get("read", {}).items()]
+    held += [(Path(path), [holder]) for path, holder in notes.get("write", {}).items()]
+    return {
+        holder["pid"]
+        for path, found in held
+        for other in paths
+        if path.is_relative_to(other) or other.is_relative_to(path)
+        for holder in found
+    }
 
 
 def read() -> Notes | None:

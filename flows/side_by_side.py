@@ -68,7 +68,8 @@ class Placing:
         engine = values.get("engine", {})
         gpus = visible_gpus() if engine.get("device") != "cpu" else []
         trainers, servers = engine.get("num_processes", 1), engine.get("num_replicas", 1)
-        has_servers = engine.get("name") == "server" and not engine.get("urls")
+        is_server = engine.get("name") == "server" or servers > 1
+        has_servers = is_server and not engine.get("urls")
         each = trainers + servers if has_servers else max(trainers, servers)
         return cls(gpus, each, concurrency > 1 and each == 1 and len(gpus) > 1)
 

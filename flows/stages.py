@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from flows import commands, holders, reasons, roots, selection
+from flows import commands, reasons, roots, selection
 from flows.roots import Root
 from tasks.common import disk
 from tasks.common.code import installed_version
@@ -162,10 +162,9 @@ def digest_code(dvc: commands.Dvc, root: Root, forced: bool) -> str:
     if not reasons_to_run:
         return ""
     options = ["--single-item", *(["--force"] if forced or moved else [])]
-    while (answer := dvc.ask("repro", *options, address))["code"]:
-        if holders.wait(str(answer["output"])):
-            continue
-        lines = str(answer["output"]).splitlines()
+    answer = dvc.ask_when_free("--wait-for-lock", "repro", *options, address)
+    if answer["code"]:
+        lines = [*str(answer["output"]).splitlines(), *dvc.output.lines.tail]
         raise commands.CommandError(failure(address, answer["code"], True, lines))
     return "; ".join(reasons_to_run)
 

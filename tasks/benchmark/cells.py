@@ -139,12 +139,15 @@ def drop_if_of_other_code(folder: Path, code: str) -> None:
     write_json(mark, code)
 
 
-def fit_plan(cell: Cell, layout: Layout) -> None:
+def fit_plan(cell: Cell, layout: CellLayout) -> None:
     """The recipe's plan of as many passes as the budget needs, the last of them thinned at random
-    to the budget; the order of what is left stays."""
+    to the budget; the order of what is left stays. What it takes of the profile's samples is in the
+    family's store."""
+    store = {**cell.params["store"], "location": str(layout.family.store.absolute())}
 
     def plan_of(passes: int) -> pl.DataFrame:
-        values = {**cell.params, "allocate": {**cell.params["allocate"], "passes": passes}}
+        allocate = {**cell.params["allocate"], "passes": passes}
+        values = {**cell.params, "allocate": allocate, "store": store}
         run_stage("allocate", values, layout, cell.recipe, cell.seed)
         return PLAN.read(path)
 

@@ -17,13 +17,16 @@ PANELS = {
     "device_seconds": (1.0, "modelled seconds"),
 }
 MARKS = "osD^vP*X"
+FEW = 10
+"""Recipes whose names fit into a panel; those of more stand beside the panels."""
 
 
 def write_figure(path: Path, runs: Mapping[str, Runs]) -> None:
     """Write the figure as SVG, the same bytes for the same runs. A point is the mean over seeds, a
     bar their range; compute is on a logarithmic axis."""
     with mpl.rc_context({"svg.hashsalt": "winnow", "svg.fonttype": "none", "font.size": 9}):
-        figure = Figure(figsize=(11, 3.6), layout="constrained")
+        size = (11, 3.6) if len(runs) <= FEW else (14, 5)
+        figure = Figure(figsize=size, layout="constrained")
         panels = figure.subplots(1, len(PANELS), sharey=True)
         for panel, (measure, (unit, words)) in zip(panels, PANELS.items(), strict=True):
             for place, (name, mine) in enumerate(runs.items()):
@@ -52,6 +55,11 @@ def write_figure(path: Path, runs: Mapping[str, Runs]) -> None:
             panel.grid(alpha=0.3)
         panels[0].set_ylabel("pass@1 on test")
         panels[0].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        panels[-1].legend(fontsize=8)
+        if len(runs) <= FEW:
+            panels[-1].legend(fontsize=8)
+        else:
+            handles, names = panels[-1].get_legend_handles_labels()
+            columns = -(-len(names) // 16)
+            figure.legend(handles, names, loc="outside right center", fontsize=8, ncols=columns)
         metadata = {"Date": None, "Creator": None}
         replace_file(path, lambda stream: figure.savefig(stream, format="svg", metadata=metadata))

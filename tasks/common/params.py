@@ -37,13 +37,15 @@ class Experiment:
 def load(path: Path) -> dict[str, Any]:
     """The whole file as a dictionary. Raises ParamsError when it is missing or is not a mapping."""
     try:
-        params = yaml.safe_load(path.read_text())
+        params = yaml.load(path.read_text(), Loader)  # nosec B506  # a SafeLoader
     except FileNotFoundError as error:
         raise ParamsError(
             f"{path} does not exist: name the parameters with --params FILE"
         ) from error
     except yaml.YAMLError as error:
         raise ParamsError(f"{path} is not YAML: {in_one_line(error)}") from error
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise ParamsError(f"{path} is not YAML: {type(error).__name__}, {error}") from error
     if not isinstance(params, dict):
         raise ParamsError(f"{path} holds {type(params).__name__}, not sections of parameters")
     if num_values(params, {}) > MAX_VALUES:
@@ -54,6 +56,18 @@ def load(path: Path) -> dict[str, Any]:
     check_finite(params, path.name)
     check_cells(params, path.name)
     return params
+
+
+class Loader(yaml.SafeLoader):
+    """YAML without merges of lists, which double what they merge."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        for key, value in node.value:
+            if key.tag == "tag:yaml.org,2002:merge" and isinstance(value, yaml.SequenceNode):
+                raise yaml.constructor.ConstructorError(
+                    None, None, "<< takes one mapping here, and no list", key.start_mark
+                )
+        super().flatten_mapping(node)
 
 
 def in_one_line(error: yaml.YAMLError) -> str:

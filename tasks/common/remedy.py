@@ -3,7 +3,6 @@
 import hashlib
 import os
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -50,31 +49,26 @@ def damaged_copy(path: Path) -> Path | None:
     """The copy of a damaged output in DVC's cache, named by the digest that it does not have any
     more; None where it is whole or missing, or the cache is elsewhere. DVC itself trusts a copy
     whose size and time are as they were."""
-    outputs = [
-        (folder / output["path"], output.get("md5"))
-        for folder in path.absolute().parents
-        if (folder / "dvc.lock").exists()
-        for stage in recorded(folder / "dvc.lock")
-        for output in stage.get("outs", [])
-    ]
-    digests = [value for place, value in outputs if value and place == path.absolute()]
-    cache = next((f for f in path.absolute().parents if (f / ".dvc" / "cache").is_dir()), None)
-    if not digests or cache is None:
-        return None
-    copy = cache / ".dvc" / "cache" / "files" / "md5" / digests[0][:2] / digests[0][2:]
-    if not copy.is_file():
-        return None
-    with copy.open("rb") as file:
-        is_whole = hashlib.file_digest(file, "md5").hexdigest() == digests[0]
-    return None if is_whole else Path(os.path.relpath(copy))
-
-
-def recorded(lock: Path) -> list[dict[str, Any]]:
-    """The stages of a dvc.lock; none of one that cannot be read."""
     try:
-        return list(yaml.safe_load(lock.read_text())["stages"].values())
-    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError):
-        return []
+        outputs = [
+            (folder / output["path"], output.get("md5"))
+            for folder in path.absolute().parents
+            if (folder / "dvc.lock").exists()
+            for stage in yaml.safe_load((folder / "dvc.lock").read_text())["stages"].values()
+            for output in stage.get("outs", [])
+        ]
+        digests = [value for place, value in outputs if value and place == path.absolute()]
+        cache = next((f for f in path.absolute().parents if (f / ".dvc" / "cache").is_dir()), None)
+        if not digests or cache is None:
+            return None
+        copy = cache / ".dvc" / "cache" / "files" / "md5" / digests[0][:2] / digests[0][2:]
+        if not copy.is_file():
+            return None
+        with copy.open("rb") as file:
+            is_whole = hashlib.file_digest(file, "md5").hexdigest() == digests[0]
+    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError, AttributeError):
+        return None  # dvc.lock is damaged as well, or the disk: what is said of `path` stays true
+    return None if is_whole else Path(os.path.relpath(copy))
 
 
 def maker(path: Path) -> tuple[Path, str] | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from tasks.common.process import exclusive
-from tasks.engines.engine import EngineSettings, engine_name, num_beside
+from tasks.engines.engine import EngineSettings, engine_name, num_trainer_gpus
 from tasks.models.policy import torch_device
 
 FOLDER = "WINNOW_LOCKS"
@@ -31,7 +31,7 @@ def sampling_gpus(settings: EngineSettings) -> list[str]:
 def training_gpus(settings: EngineSettings, num_processes: int) -> list[str]:
     """The GPUs of the trainer's processes and of the engine."""
     device = torch_device(settings.device)
-    beside = num_beside(settings, num_processes, device)
+    beside = num_trainer_gpus(settings, num_processes, device)
     if beside:
         return first_gpus(device, beside + settings.num_replicas)
     return max(first_gpus(device, num_processes), sampling_gpus(settings), key=len)

@@ -177,7 +177,7 @@ def load_engine(
     return cast(Engine, module.load(settings, policy, model))
 
 
-def num_beside(
+def num_trainer_gpus(
     settings: EngineSettings, num_processes: int, device: torch.device, num_gpus: int | None = None
 ) -> int:
     """How many GPUs the `num_processes` of a trainer keep to themselves: all of theirs where this
@@ -198,7 +198,7 @@ def check_shared_gpu(
         return
     name = engine_name(settings)
     free, total = torch.cuda.mem_get_info(device)
-    is_shared = not num_beside(settings, num_processes, device)
+    is_shared = not num_trainer_gpus(settings, num_processes, device)
     reserves = name == "vllm" or (name == "server" and not settings.urls and is_shared)
     check_memory(
         training,

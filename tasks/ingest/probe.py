@@ -88,28 +88,35 @@ def read_in_child(path: Path, kind: str, start: int) -> tuple[list[int], int, st
 def run_watched(command: list[str]) -> "subprocess.CompletedProcess[str]":
     """As `subprocess.run`, but the process is killed when it computes nothing for long: a reader
     one of whose threads got no memory waits for it for ever."""
-    child = subprocess.Popen(
+    with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
-    )
-    spent, since = 0.0, time.monotonic()
-    while True:
+    ) as child:
+        spent, since = 0.0, time.monotonic()
         try:
-            printed, errors = child.communicate(timeout=1.0)
-            return subprocess.CompletedProcess(command, child.returncode, printed, errors)
-        except subprocess.TimeoutExpired:
-            now, state = spent, ""
-            with suppress(psutil.Error):
-                process = psutil.Process(child.pid)
-                now, state = sum(process.cpu_times()[:2]), process.status()
-            if now > spent or state == psutil.STATUS_DISK_SLEEP:
-                spent, since = now, time.monotonic()
-            elif time.monotonic() - since > STALLED_SECONDS:
-                child.kill()
+            while True:
+                try:
+                    printed, errors = child.communicate(timeout=1.0)
+                    return subprocess.CompletedProcess(command, child.returncode, printed, errors)
+                except subprocess.TimeoutExpired:
+                    now, state = spent, ""
+                    with suppress(psutil.Error):
+                        process = psutil.Process(child.pid)
+                        now, state = sum(process.cpu_times()[:2]), process.status()
+                    if now > spent or state in (psutil.STATUS_DISK_SLEEP, psutil.STATUS_STOPPED):
+                        spent, since = now, time.monotonic()
+                    elif time.monotonic() - since > STALLED_SECONDS:
+                        child.kill()
+        except BaseException:
+            child.kill()
+            raise
 
 
 FAULTS = {
     0: "",
-    OVER_MEMORY: f"they need more than {MEMORY_GB} GB of memory; write smaller row groups",
+    OVER_MEMORY: (
+        f"they need more than {MEMORY_GB} GB of memory, or their reader stood still for "
+        f"{STALLED_SECONDS:.0f} s; write smaller row groups"
+    ),
     EXPANDED: f"they become more than {MAX_EXPANSION} times the file's size",
     -signal.SIGXCPU: "they take too long to read",
 }

@@ -68,6 +68,15 @@ def check_weights(folder: Path) -> None:
     raise ArtifactError(f"{folder} has no *.safetensors file: it is not a complete policy")
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that are loaded of a policy: those that its index names, the one of the
+    usual name, or else all."""
+    index, usual = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if index.exists():
+        return sorted({folder / name for name in as_mapping(index)["weight_map"].values()})
+    return [usual] if usual.exists() else sorted(folder.glob("*.safetensors"))
+
+
 def shapes_in(path: Path) -> dict[str, list[int]]:
     """The shape of every tensor in a safetensors file, by its header. Raises ArtifactError where it
     has none, or has not the length that it speaks of: no number in it is believed beyond the

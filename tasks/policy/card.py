@@ -15,14 +15,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from tasks.common.files import ArtifactError, follow_folder, sync_folder, temporary_folder
 from tasks.common.progress import progress
 from tasks.common.stage import StageError
-from tasks.models.folder import POLICY_FILES, check_folder, policy_digest
+from tasks.models.folder import (
+    POLICY_FILES,
+    as_mapping,
+    check_folder,
+    policy_digest,
+    weight_files,
+)
 from tasks.models.policy import check_tensors, describe, load_tokenizer, save_policy
+
+NUMBERS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+PIECE = 2**24  # numbers that are looked at together
 
 # files of an external policy that are copied
 DESCRIPTIVE_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
@@ -61,6 +71,7 @@ def checked(location: Path, trust_remote_code: bool) -> PreTrainedModel:
     check_folder(location)
     load_tokenizer(location, trust_remote_code=trust_remote_code)
     model = skeleton(location, trust_remote_code)
+    check_shapes(location, trust_remote_code)
     check_numbers(location)
     return model
 
@@ -86,36 +97,49 @@ def card(
 
 
 def skeleton(location: Path, trust_remote_code: bool) -> PreTrainedModel:
-    """Return the model without weights: shapes on torch's meta device, which take no memory. Raises
-    ArtifactError where its files do not hold every tensor in its shape."""
+    """Return the model without weights: shapes on torch's meta device, which take no memory."""
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(  # nosec B615  # a folder of this machine
-            location,
-            device_map={"": "meta"},
-            use_safetensors=True,
-            trust_remote_code=trust_remote_code,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-        )
+        trusted = trust_remote_code
+        config = AutoConfig.from_pretrained(location, trust_remote_code=trusted)  # nosec B615
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(  # type: ignore[no-any-return]
+                config, trust_remote_code=trust_remote_code
+            )
     except (ValueError, KeyError) as error:
         raise StageError(
             f"{location} does not hold a causal language model that transformers can build: "
             f"{error}. Check policy.source and policy.trust_remote_code"
         ) from error
-    model, found = loaded
-    check_tensors(location, found)
-    return model  # type: ignore[no-any-return]
+
+
+def check_shapes(location: Path, trust_remote_code: bool) -> None:
+    """Raise ArtifactError where the files do not hold every tensor in its shape. They are matched
+    as in loading, on the meta device, which reads their headers alone. Quantised policies are left
+    to the engine: their tensors have names and shapes of their own."""
+    if "quantization_config" in as_mapping(location / "config.json"):
+        return
+    loaded: Any = AutoModelForCausalLM.from_pretrained(  # nosec B615  # a folder of this machine
+        location,
+        device_map={"": "meta"},
+        use_safetensors=True,
+        trust_remote_code=trust_remote_code,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+    )
+    check_tensors(location, loaded[1])
 
 
 def check_numbers(location: Path) -> None:
     """Raise ArtifactError for weights that are not numbers: a policy that holds one answers
     nothing."""
     with progress(None, "check weights", "number") as bar:
-        for path in sorted(location.glob("*.safetensors")):
+        for path in weight_files(location):
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118  # not a mapping
                     tensor = file.get_tensor(name)
-                    if tensor.is_floating_point() and not tensor.float().isfinite().all():
+                    if tensor.dtype in NUMBERS and not all(
+                        part.isfinite().all() for part in tensor.flatten().split(PIECE)
+                    ):
                         raise ArtifactError(
                             f"{path}: {name} holds what is not a finite number (NaN or infinity): "
                             "the policy's training diverged, or the file is damaged. Take another "

@@ -4,7 +4,8 @@ import dataclasses
 import logging
 import os
 import platform
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from tasks.models.policy import (
 from tasks.models.prompts import encode_prompts
 from tasks.train.learner.learner import Learner, memory_of
 from tasks.train.learner.lora import add_adapters
-from tasks.train.learner.ranks import Ranks, is_loss, join_ranks
+from tasks.train.learner.ranks import Ranks, is_lost_rank, join_ranks
 from tasks.train.loop import asynchronous, finished, sync
 from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.collect import Collector
@@ -89,9 +90,11 @@ def main(run: stage.Stage) -> None:
     under_dvc = "DVC_STAGE" in os.environ and replayed is None
     locks = [Path("dvc.lock"), layout.root / "dvc.lock"]
     kept = layout.finished(recipe, seed)
-    max_silent = timedelta(seconds=sections.learner.max_silent_seconds)
-    ranks = join_ranks(device, max_silent, always=sections.learner.shard != "none")
+    timeout = timedelta(seconds=sections.learner.collective_timeout_seconds)
+    ranks = join_ranks(device, timeout, always=sections.learner.shard != "none")
+    built: list[Trainer] = []
     with ExitStack() as stack:
+        stack.enter_context(naming_lost_ranks(ranks, built))
         if ranks.is_main:
             lock = layout.locks / f"train-{digest([components, str(replayed)])}"
             what = f"the checkpoints of {recipe}/{seed}"
@@ -105,6 +108,7 @@ def main(run: stage.Stage) -> None:
         told = Run(policy, settings, sections.sampling, ranks, seed)
         grader = stack.enter_context(Grader(sections.verify, layout.judged))
         trainer, plan = build(run, told, sections, grader)
+        built.append(trainer)
         if replayed is not None:
             components["from_rollouts"] = digest_file(replayed)
             trainer.collector.recorded = TRAIN_ROLLOUTS.read(replayed)
@@ -121,10 +125,6 @@ def main(run: stage.Stage) -> None:
             )
         except TrainingError as error:
             raise stage.StageError(str(error)) from error
-        except Exception as error:
-            if not is_loss(error):
-                raise
-            raise stage.StageError(lost_rank(told.ranks, trainer.state, error)) from error
         write_results(trainer, checkpoints, lost, out)
         if not ranks.is_main:
             return
@@ -135,15 +135,27 @@ def main(run: stage.Stage) -> None:
     summarize(trainer.state)
 
 
-def lost_rank(ranks: Ranks, state: State, error: Exception) -> str:
-    """What a rank says when another died or is silent."""
-    reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-    return (
-        f"rank {ranks.rank} of {ranks.size} on {platform.node()}, step {state.num_steps}, "
-        f"{state.part or 'between two parts'}: another process of this training died, or gave no "
-        f"answer for {ranks.max_silent.total_seconds():.0f} s (learner.max_silent_seconds): "
-        f"{reason}. Run the same command again: it goes on from the last checkpoint"
-    )
+@contextmanager
+def naming_lost_ranks(ranks: Ranks, built: Sequence[Trainer]) -> Iterator[None]:
+    """Have a rank say which it is and what it did when another died or is silent. `built` holds the
+    trainer as soon as there is one."""
+    try:
+        yield
+    except Exception as error:
+        if ranks.size == 1 or not is_lost_rank(error):
+            raise
+        logger.debug("what torch says", exc_info=True)
+        when = "before the first step"
+        if built:
+            state = built[0].state
+            when = f"step {state.num_steps}, {state.part or 'between two parts'}"
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise stage.StageError(
+            f"rank {ranks.rank} of {ranks.size} on {platform.node()}, {when}: another process of "
+            f"this training died, or gave no answer for {ranks.timeout_seconds:.0f} s "
+            f"(learner.collective_timeout_seconds): {reason}. Run the same command again: it goes "
+            "on from the last checkpoint"
+        ) from error
 
 
 def input_files(run: stage.Stage) -> dict[str, Path]:

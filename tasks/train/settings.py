@@ -105,8 +105,8 @@ class TrainSettings:
 class LearnerSettings:
     """The section `learner`: memory and speed of the update. They change no value but for
     rounding, so a run goes on when they change. `shard` says how the ranks hold the policy: each
-    the whole, or each a part (see `learner/sharding.py`). What a rank sends or waits for may take
-    `max_silent_seconds`: then another is taken to be lost."""
+    the whole, or each a part (see `learner/sharding.py`). A collective may take
+    `collective_timeout_seconds`: then a rank is taken to be lost."""
 
     max_tokens_per_micro_batch: int
     tokens_per_logprob_chunk: int
@@ -114,10 +114,10 @@ class LearnerSettings:
     max_shared_tokens: int
     activation_checkpointing: bool
     shard: Literal["none", "fsdp2"]
-    max_silent_seconds: int
+    collective_timeout_seconds: int
 
     def __post_init__(self) -> None:
-        at_least(1, learner__max_silent_seconds=self.max_silent_seconds)
+        at_least(1, learner__collective_timeout_seconds=self.collective_timeout_seconds)
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,12 @@ and 3, by the speed of the engine.
     python -m tests.bench.ahead [--steps 48] [--repeats 5] [--rollouts 64] [--out FILE]
 
 The embedded policy learns in this process. Its engine stands for one on a device of its own: it
-waits, and then answers what the real one answered in a run with the same limit, which is recorded
-first; a run is the same to the bit however long its engine takes, and that is checked. The wait is
-a given multiple of what the synchronous loop needs for the rest of a step. Runs of the compared
-limits alternate; medians, and ratios within one repeat. The verifier runs in a process of its own.
+waits, so long a token, and then answers what the real one answered in a run with the same limit,
+which is recorded first. A run is the same however long its engine takes: that it asks for the same,
+and learns the same, is checked. The wait is a given multiple of what the synchronous loop needs for
+all else. Runs of the compared limits alternate; medians, and ratios within one repeat. The limits'
+runs differ a little in their tokens, which are in the rows. The verifier runs in a process of its
+own.
 """
 
 import argparse
@@ -32,6 +34,7 @@ from tests.bench.side_winnow import bench_trainer
 from tests.bench.world import NEVER, make_world
 
 Generate = Callable[..., Samples]
+Tape = list[tuple[Request, Samples]]
 LIMITS = (0, 1, 3)
 SPEEDS = (0.5, 1.0, 2.0)
 """Seconds of sampling over seconds of the rest of a step."""
@@ -52,27 +55,30 @@ def run(root: Path, steps: int, limit: int, engine: Callable[[Generate], Generat
     return trainer
 
 
-def recorder(tape: list[Samples]) -> Callable[[Generate], Generate]:
+def recorder(tape: Tape) -> Callable[[Generate], Generate]:
     """The engine as it is, its answers kept."""
 
     def changed(generate: Generate) -> Generate:
         def generate_and_keep(request: Request, *more: Any) -> Samples:
-            tape.append(generate(request, *more))
-            return tape[-1]
+            samples = generate(request, *more)
+            tape.append((request, samples))
+            return samples
 
         return generate_and_keep
 
     return changed
 
 
-def player(tape: list[Samples], seconds: float) -> Callable[[Generate], Generate]:
+def player(tape: Tape, seconds: float) -> Callable[[Generate], Generate]:
     """An engine that answers from a tape, after so many seconds a token."""
     answers = iter(tape)
 
     def changed(_: Generate) -> Generate:
         def wait_and_answer(request: Request, *more: Any) -> Samples:
-            samples = next(answers)
-            time.sleep(seconds * num_tokens(samples))
+            recorded, samples = next(answers)
+            if request != recorded:
+                raise RuntimeError("the run asks for something else than the one that was recorded")
+            time.sleep(seconds * num_tokens([(request, samples)]))
             return samples
 
         return wait_and_answer
@@ -82,17 +88,21 @@ def player(tape: list[Samples], seconds: float) -> Callable[[Generate], Generate
 
 def compare(root: Path, steps: int, repeats: int) -> list[dict[str, float]]:
     """A row for every speed of the engine and limit."""
-    tapes: dict[int, list[Samples]] = {limit: [] for limit in LIMITS}
+    tapes: dict[int, Tape] = {limit: [] for limit in LIMITS}
     rewards = {
         limit: rewards_of(run(root, steps, limit, recorder(tapes[limit]))) for limit in LIMITS
     }
-    rest = run(root, steps, 0, player(tapes[0], 0.0)).state.seconds["all"]
-    a_token = rest / sum(map(num_tokens, tapes[0]))
+    tokens = {limit: num_tokens(tape) for limit, tape in tapes.items()}
+    rest = statistics.median(
+        run(root, steps, 0, player(tapes[0], 0.0)).state.seconds["all"] for _ in range(repeats)
+    )
+    a_token = rest / tokens[0]
     rows = []
     for speed in SPEEDS:
         found: dict[int, list[float]] = {limit: [] for limit in LIMITS}
-        for _ in range(repeats):
-            for limit in LIMITS:
+        for repeat in range(repeats):
+            first = repeat % len(LIMITS)
+            for limit in LIMITS[first:] + LIMITS[:first]:
                 trainer = run(root, steps, limit, player(tapes[limit], speed * a_token))
                 if rewards_of(trainer) != rewards[limit]:
                     raise RuntimeError(f"max_staleness {limit}: not the run that was recorded")
@@ -102,6 +112,7 @@ def compare(root: Path, steps: int, repeats: int) -> list[dict[str, float]]:
             row = {
                 "sampling_over_rest": speed,
                 "max_staleness": limit,
+                "tokens": tokens[limit],
                 "seconds": statistics.median(found[limit]),
                 "ratio": statistics.median(ratios),
                 "ratio_least": min(ratios),
@@ -112,8 +123,8 @@ def compare(root: Path, steps: int, repeats: int) -> list[dict[str, float]]:
     return rows
 
 
-def num_tokens(samples: Samples) -> int:
-    return sum(map(len, samples.token_ids))
+def num_tokens(tape: Tape) -> int:
+    return sum(len(tokens) for _, samples in tape for tokens in samples.token_ids)
 
 
 def rewards_of(trainer: Trainer) -> list[tuple[float, float]]:

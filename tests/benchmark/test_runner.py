@@ -238,7 +238,8 @@ def test_a_benchmark_of_two_cells_from_end_to_end(tmp_path: Path) -> None:
     }
     families = {"small": {"budgets": [100, 200], "changes": small}}
     single = {**CONTESTANT, "trials": 1, "budgets": [100]}
-    contestants = [{"recipe": name, **single} for name in ("grpo", "one_sided_band")]
+    names = ("grpo", "one_sided_band", "profile_replay")  # the last reads the profile's samples
+    contestants = [{"recipe": name, **single} for name in names]
     protocol, values = protocol_of(tmp_path, families=families, contestants=contestants)
     family, work = ("small", protocol.families["small"]), tmp_path / "work"
     changed = make_cell(values, family, "grpo", 100, 0, "test", {}).params
@@ -253,7 +254,7 @@ def test_a_benchmark_of_two_cells_from_end_to_end(tmp_path: Path) -> None:
         assert line["rollouts"] <= 100
         assert line["flops"]["charged"] > 0
         assert line["device_seconds"]["decode"] > 0
-        assert (line["rollouts_profile"] > 0) == (cell.recipe == "one_sided_band")
+        assert (line["rollouts_profile"] > 0) == (cell.recipe != "grpo")
         assert not (work / "cells" / cell.key).exists()
         if cell.measures == "test":
             assert len(line["correct"]) == len(line["trials"]) == 16
@@ -276,10 +277,10 @@ def test_a_benchmark_of_two_cells_from_end_to_end(tmp_path: Path) -> None:
     assert text.endswith(f"{END}after\n")
     assert "old" not in text
     assert text.count("| small | `one_sided_band` |") == 1
-    assert "6 cells, 0 of them failed" in page
+    assert "9 cells, 0 of them failed" in page
     stranger = make_cell(values, family, "grpo", 100, 0, "test", {"train.batch.size": 16})
     append_result(file, {**line, "key": stranger.key})  # of other settings
-    assert len(due(protocol, values, read_results(file))) == 6
+    assert len(due(protocol, values, read_results(file))) == 9
 
 
 def test_what_other_code_left_of_a_cell_is_dropped(tmp_path: Path) -> None:

@@ -76,6 +76,8 @@ def test_missing_section_and_file(tmp_path: Path) -> None:
             "a: !!python/object/apply:os.system ['true']",
             r"could not .*\(line 1, column 4\)$",
         ),
+        ("a: &a {b: 1}\nc: {<<: [*a, *a]}", r"<< takes one mapping .*\(line 2, column 5\)$"),
+        ("[" * 100_000, "RecursionError"),
         ("a: &a [*a]", "an alias .* repeats another, or itself"),
         (
             "a0: &a0 [x, x]\n"

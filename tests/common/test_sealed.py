@@ -116,5 +116,11 @@ def test_the_remedy_names_a_damaged_copy_in_dvcs_cache(
     assert "restores it from DVC's cache" in remedy(path)
     copy.write_bytes(b"whale")
     assert f"copy in DVC's cache, {copy}, which is damaged as well" in remedy(path)
-    Path("dvc.lock").write_text("half a fi")
-    assert "restores it from DVC's cache" in remedy(path)
+    for damaged in (
+        b"half a fi",
+        b"\xff\xfe{",
+        b"stages: {ingest: 5}",
+        b"stages: {a: {outs: [{}]}}",
+    ):
+        Path("dvc.lock").write_bytes(damaged)
+        assert "restores it from DVC's cache" in remedy(path)

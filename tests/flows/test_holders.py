@@ -105,11 +105,23 @@ def test_a_flow_goes_on_where_dvc_was_killed_while_it_wrote_its_notes(project: P
     assert "allocate@grpo-0" in lines(project.flow("--recipe", "grpo"), "ran")
 
 
-def test_a_flow_waits_for_a_dvc_that_runs_a_stage_by_hand(project: Project) -> None:
+@pytest.mark.parametrize(
+    ("place", "how"),
+    [("data/profile/profile.parquet", "write"), ("data/code/profile.json", "read")],
+)
+def test_a_flow_waits_for_a_dvc_that_runs_a_stage_by_hand(
+    project: Project, place: str, how: str
+) -> None:
+    """One that writes what a stage's state is asked of, and one that reads the digests of code that
+    changed."""
     repro = [sys.executable, "-c", "import sys; sys.stdin.read()", "repro", "profile"]
     dvc = subprocess.Popen(repro, stdin=subprocess.PIPE)
-    profile = str(project.root / "data/profile/profile.parquet")
-    path = note(project.root, **{profile: (dvc.pid, "/bin/dvc repro profile")})
+    path = note(project.root)
+    holder = {"pid": dvc.pid, "cmd": "/bin/dvc repro profile"}
+    held = {str(project.root / place): [holder] if how == "read" else holder}
+    path.write_text(json.dumps({how: held}))
+    if how == "read":
+        project.edit("tasks/profile/run.py", r"\A", "x = 0\n")
     flow = project.start("flows.pipeline", "--recipe", "grpo")
     assert flow.stdout is not None
     said = next(line for line in flow.stdout if "waiting for it" in line)

@@ -1,5 +1,5 @@
 """A training of several processes loses nothing when one of them dies or hangs: the others end with
-it, say which they are and what they did, and the same command goes on."""
+it, and the same command goes on. Where one hangs, the others say who they are and what they did."""
 
 import signal
 import time
@@ -24,7 +24,7 @@ def world(root: Path, policy: Path) -> Layout:
     values: dict[str, Any] = {
         **PARAMS,
         "engine": {**PARAMS["engine"], "num_processes": 2},
-        "learner": {**PARAMS["learner"], "max_silent_seconds": SILENT_SECONDS},
+        "learner": {**PARAMS["learner"], "collective_timeout_seconds": SILENT_SECONDS},
         "checkpoint": {"every_seconds": 0.0, "keep": 2},
     }
     (root / "params.yaml").write_text(yaml.safe_dump(values))
@@ -86,7 +86,7 @@ def test_a_rank_that_is_lost_ends_the_others_and_the_command_goes_on(
     assert alive == []
     if number == signal.SIGSTOP:
         assert "rank 0 of 2 on " in log
-        assert f"no answer for {SILENT_SECONDS} s (learner.max_silent_seconds)" in log
+        assert f"no answer for {SILENT_SECONDS} s (learner.collective_timeout_seconds)" in log
     assert not (layout.train("r", 0) / "policy").exists()
 
     process = start(layout)

@@ -1,7 +1,9 @@
 """Several processes: what only the first keeps, and gradients that are summed in buckets."""
 
+import time
 from contextlib import closing
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -90,3 +92,27 @@ def test_gradients_are_summed_over_ranks_whatever_the_buckets(
     for rank in (0, 1):
         found = torch.load(tmp_path / f"{rank}.pt")
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def come_late(rank: int, meeting: str) -> None:
+    """The first rank comes long after what a collective may take."""
+    limit = timedelta(seconds=2)
+    distributed.init_process_group(
+        "gloo", init_method=meeting, rank=rank, world_size=2, timeout=limit
+    )
+    ranks = Ranks(rank, 2, timeout=limit)
+    if rank == 0:
+        time.sleep(5)
+    ranks.wait_for_main()
+    assert ranks.all_gather(rank) == [0, 1]
+    distributed.destroy_process_group()
+
+
+def test_a_rank_waits_for_the_first_however_long_that_waits_for_a_gpu(tmp_path: Path) -> None:
+    arguments = [(rank, f"file://{tmp_path}/meeting") for rank in range(2)]
+    ranks = [FORKS.Process(target=come_late, args=each) for each in arguments]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    assert [process.exitcode for process in ranks] == [0, 0]

@@ -91,7 +91,7 @@ PARAMS: dict[str, Any] = {
         "max_shared_tokens": 4096,
         "activation_checkpointing": False,
         "shard": "none",
-        "max_silent_seconds": 600,
+        "collective_timeout_seconds": 600,
     },
     "guards": {
         "max_sampler_gap": {"float32": 1e-4, "bfloat16": 0.02, "float16": 0.005},

@@ -92,11 +92,11 @@ class Tracking:
             raise ParamsError(  # does not show it: it may be a password without its scheme
                 "tracking.uri must be null, sqlite:///FILE, http://HOST:PORT or https://HOST"
             )
-        if has_credentials(self.uri) or "?" in self.uri:
+        if has_credentials(self.uri) or "?" in self.uri or "#" in self.uri:
             raise ParamsError(
-                "tracking.uri contains credentials, or what follows a ?, and would be logged: "
-                "remove them, and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
-                "MLFLOW_TRACKING_TOKEN"
+                "tracking.uri contains credentials, a query string or a fragment, which would be "
+                "logged: remove them, and set MLFLOW_TRACKING_USERNAME and "
+                "MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
             )
 
 

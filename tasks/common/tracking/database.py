@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 AT_FAULT = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR)
 
 # name, sizes and versions of the format; the schema's format; vacuum and encoding; what is reserved
+HEADER_LENGTH = 100
 FIXED = ((0, 24), (44, 48), (52, 60), (64, 92))
 
 
@@ -74,7 +75,7 @@ def repair(path: Path) -> bool:
     os.replace(restored or new, path)
     sync_folder(path.parent)
     what = (
-        f"brought in order; as it was, it is now {old}"
+        f"repaired; the file as it was is kept as {old}"
         if restored
         else f"replaced by an empty one; it is now {old}, and `sqlite3 {old} .recover | sqlite3 "
         f"{old}.recovered` makes a database of what can be read of it"
@@ -110,8 +111,12 @@ def restore(path: Path, new: Path) -> Path | None:
         if path.with_name(path.name + suffix).exists():
             shutil.copy(path.with_name(path.name + suffix), copy.with_name(copy.name + suffix))
     expected = shape(new)
-    if len(shape(copy)) == 1:
+    if shape(copy)[0] != "ok":
+        header = copy.read_bytes()[:HEADER_LENGTH]
         take_header(copy, new)
+        if shape(copy)[0] != "ok":  # it was not that
+            with copy.open("r+b") as file:
+                file.write(header)
     if shape(copy) != expected:
         command = [sys.executable, "-m", "mlflow", "db", "upgrade", f"sqlite:///{copy}"]
         subprocess.run(command, capture_output=True, check=False)

@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -52,7 +53,9 @@ class ServerEngine:
         replicas: Replicas | None = None,
         sockets: Sequence[Path] = (),
     ) -> None:
-        self.settings = settings
+        # a server admits max_rows at once, whoever asks
+        max_rows = max(settings.max_rows // num_askers(), 1)
+        self.settings = settings = replace(settings, max_rows=max_rows)
         self.replicas = replicas
         self.prefilled_tokens = 0
         if sockets:
@@ -169,7 +172,7 @@ class ServerEngine:
                 folder / "all.safetensors",
             )
             asyncio.run(self.reload(folder))
-        self.endpoints = of_first(self.endpoints)
+        self.endpoints = broadcast(self.endpoints)
 
     async def reload(self, folder: Path) -> None:
         """Make every replica load the weights in `folder`; one that fails is not used again."""
@@ -243,20 +246,22 @@ def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None
     replicas = None
     if model is None:
         replicas = Replicas(settings, policy)
-    elif not is_one_of_several() or distributed.get_rank() == 0:
-        replicas = Replicas(settings, policy, settings.num_processes)
+    elif num_askers() == 1 or distributed.get_rank() == 0:
+        replicas = Replicas(settings, policy, num_askers())
     sockets = [replica.socket for replica in replicas.replicas] if replicas else []
-    return ServerEngine(settings, policy, replicas, sockets if model is None else of_first(sockets))
+    return ServerEngine(
+        settings, policy, replicas, sockets if model is None else broadcast(sockets)
+    )
 
 
-def is_one_of_several() -> bool:
-    """Whether this process trains beside others."""
-    return distributed.is_initialized() and distributed.get_world_size() > 1
+def num_askers() -> int:
+    """The processes that train, and sample from the same servers."""
+    return distributed.get_world_size() if distributed.is_initialized() else 1
 
 
-def of_first(value: T) -> T:
+def broadcast(value: T) -> T:
     """The value that the first of the training processes has; all wait for it."""
-    if not is_one_of_several():
+    if num_askers() == 1:
         return value
     values = [value]
     distributed.broadcast_object_list(values, src=0)

@@ -21,7 +21,7 @@ import torch
 
 from tasks.common.files import ArtifactError, temporary_folder
 from tasks.common.progress import progress
-from tasks.engines.engine import EngineSettings, num_beside
+from tasks.engines.engine import EngineSettings, num_trainer_gpus
 from tasks.models.policy import Policy, torch_device
 
 logger = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ def choose_devices(settings: EngineSettings, num_processes: int = 0) -> Sequence
             f"engine.num_replicas is {num_replicas}, and this machine shows {len(visible)} GPUs: "
             "lower it"
         )
-    first = num_beside(settings, num_processes, device, len(visible))
+    first = num_trainer_gpus(settings, num_processes, device, len(visible))
     return visible[first : first + num_replicas]
 
 

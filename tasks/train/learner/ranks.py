@@ -7,6 +7,7 @@ already divided by the whole step's totals) are summed. With one process nothing
 For parameters that are dealt out, too, see
 `sharding`."""
 
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -28,19 +29,24 @@ BUCKET = 25 * 2**20  # bytes of gradients in a message; what torch's DDP sends t
 @dataclass(frozen=True)
 class Ranks:
     """This process among the others. `group` is the torch group through which they communicate,
-    None for that of all; `max_silent` how long any of them may take to answer."""
+    None for that of all; `timeout` how long any of them may take to answer."""
 
     rank: int
     size: int
     group: distributed.ProcessGroup | None = None
-    max_silent: timedelta = timedelta(minutes=30)
+    timeout: timedelta | None = None
+
+    @property
+    def timeout_seconds(self) -> float:
+        """Of a collective; infinite where torch's own holds."""
+        return self.timeout.total_seconds() if self.timeout else math.inf
 
     def beside(self) -> "Ranks":
         """The same processes in a group of their own, so that two threads can communicate at once.
         All of them must ask."""
         if self.size == 1:
             return self
-        return replace(self, group=distributed.new_group(backend="gloo", timeout=self.max_silent))
+        return replace(self, group=distributed.new_group(backend="gloo", timeout=self.timeout))
 
     def wait_for_main(self) -> None:
         """Return when rank 0 has come here, which may wait for hours, for a GPU that is in use."""
@@ -131,10 +137,10 @@ def launch_ranks(module: str, arguments: list[str], num_processes: int) -> None:
     os.execv(sys.executable, [*launcher, "-m", module, *arguments])
 
 
-def join_ranks(device: torch.device, max_silent: timedelta, *, always: bool = False) -> Ranks:
+def join_ranks(device: torch.device, timeout: timedelta, *, always: bool = False) -> Ranks:
     """Join the processes that torchrun started; a process on its own is rank 0 of 1. It makes a
     process group only where one is `always` needed. A collective that takes longer than
-    `max_silent` raises in all."""
+    `timeout` raises with gloo; with NCCL torch ends the process."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1 and not always:
         return Ranks(0, 1)
@@ -145,11 +151,11 @@ def join_ranks(device: torch.device, max_silent: timedelta, *, always: bool = Fa
         if size == 1:
             distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
         else:
-            distributed.init_process_group(backend, timeout=max_silent)
-    return Ranks(distributed.get_rank(), size, max_silent=max_silent)
+            distributed.init_process_group(backend, timeout=timeout)
+    return Ranks(distributed.get_rank(), size, timeout=timeout)
 
 
-def is_loss(error: BaseException) -> bool:
+def is_lost_rank(error: BaseException) -> bool:
     """Whether another rank died, or gave no answer in time. gloo raises plain RuntimeErrors, which
     name the file of its own in which they arose."""
     return isinstance(error, distributed.DistError) or (
