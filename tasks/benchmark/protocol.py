@@ -56,9 +56,10 @@ class Family:
 
 @dataclass(frozen=True)
 class Protocol:
-    """The file. `parameters` names the parameter file, `reference` the recipe that the others are
-    compared with; `seeds` are those of the test runs."""
+    """The file. `title` is that of its page, `parameters` names the parameter file, `reference` the
+    recipe that the others are compared with; `seeds` are those of the test runs."""
 
+    title: str
     parameters: str
     families: dict[str, Family]
     contestants: list[Contestant]

@@ -70,7 +70,7 @@ def page(
     failed = [line for line in lines if "failed" in line]
     machines = sorted({line["machine"] for line in lines})
     seconds = sum(line["seconds"] for line in lines)
-    yield "# Which recipe pays"
+    yield f"# {protocol.title}"
     yield ""
     yield (
         f"Made from `{source}` by `python -m flows.benchmark`: {len(lines)} cells, "

@@ -17,7 +17,7 @@ RESULTS = ROOT / "docs" / "results"
 COMMAND = "python -m flows.benchmark docs/results/{}.yaml --tables"
 
 
-@pytest.mark.parametrize("name", ["protocol", "all", "paper-passes"])
+@pytest.mark.parametrize("name", ["protocol", "all", "ahead", "paper-passes"])
 def test_the_pages_are_those_of_the_results(tmp_path: Path, name: str) -> None:
     protocol, values = read_protocol(RESULTS / f"{name}.yaml")
     for part in ("jsonl", "facts.json"):

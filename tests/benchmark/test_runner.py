@@ -32,6 +32,7 @@ PROTOCOL: dict[str, Any] = {
     "reference": "grpo",
     "seeds": [0, 1],
     "num_bootstrap": 50,
+    "title": "Small",
     "search": {
         "axes": {"learning_rate": [1.0e-4, 3.0e-4, 9.0e-4], "batch.size": [8, 16]},
         "keep_share": 0.5,
