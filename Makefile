@@ -43,7 +43,7 @@ export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run env repro check test quick compat lint docs audit sbom bench ui serve clean help
+.PHONY: run env repro check test quick compat gpu-check lint docs audit sbom bench ui serve clean help
 
 run: env  ## bring the experiment up to date: RECIPES="grpo pods" (or all), ARGS="--recipe sgpo --seed 0"
 	@$(BIN)/python -m flows.pipeline $(if $(RECIPES),--experiment "$(RECIPES)") $(ARGS)
@@ -98,6 +98,9 @@ bench: env  ## compare with TRL (installs requirements-bench.txt beside the pins
 	@$(PIP) --no-deps -r requirements-bench.txt
 	@$(BIN)/python -m tests.bench.against_trl
 	@$(BIN)/python -m tests.bench.throughput
+
+gpu-check: env  ## measure Winnow's parts on this machine's GPU in ten minutes; goes on where it was stopped
+	@$(BIN)/python -m tests.gpu.check --minutes 10 --out gpu-check
 
 lint: env  ## ruff (rules and format) and mypy
 	@$(BIN)/python -m ruff check .

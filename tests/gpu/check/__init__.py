@@ -1,0 +1,1 @@
+"""What a GPU makes of Winnow, measured part by part by one command."""

@@ -1,0 +1,78 @@
+"""python -m tests.gpu.check --out DIR [--minutes 10]: run Winnow's parts on this machine's GPU, and
+write what was measured.
+
+Every part runs in a process of its own and writes `DIR/PART.json` when it ends, and `DIR/page.md`
+shows all that are there. A part that has its file is not run again, so a check that ran out of
+minutes, or was killed, goes on with the same command; one that failed keeps its log in
+`DIR/PART.log` and is tried again. No network is needed, and no policy: weights are random, at real
+shapes. Without a GPU, or with `--small`, everything is small and runs on the CPU: that shows that
+the check works, and nothing else."""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from tasks.common.files import replace_file
+from tests.bench.world import PROJECT
+from tests.gpu.check.page import page
+
+PARTS = ("environment", "engine", "update", "variants", "training")
+
+
+def run_part(name: str, out: Path, seconds: float, *, small: bool) -> str:
+    """Run a part, at most so many seconds; what came of it, in a word."""
+    command = [sys.executable, "-m", "tests.gpu.check.part", name, str(out / f"{name}.json")]
+    with (out / f"{name}.log").open("wb") as log:
+        try:
+            done = subprocess.run(
+                [*command, *(["--small"] if small else [])],
+                cwd=PROJECT,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                timeout=seconds,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return "ran out of time"
+    return "done" if done.returncode == 0 else f"failed, see {log.name}"
+
+
+def write_page(out: Path) -> None:
+    """The page of all parts that have ended."""
+    files = {name: out / f"{name}.json" for name in PARTS}
+    text = page({n: json.loads(path.read_text()) for n, path in files.items() if path.is_file()})
+    replace_file(out / "page.md", lambda file: file.write(text.encode()))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="a folder, made if need be")
+    parser.add_argument("--minutes", type=float, default=10.0, help="for all parts together")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--small", action="store_true", help="small sizes, on the CPU")
+    options = parser.parse_args()
+    small = options.small or not torch.cuda.is_available()
+    out: Path = options.out.absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    deadline, outcomes = time.monotonic() + 60.0 * options.minutes, {}
+    for name in options.parts:
+        if (out / f"{name}.json").is_file():
+            outcomes[name] = "was there"
+        elif (left := deadline - time.monotonic()) <= 0:
+            outcomes[name] = "no time left"
+        else:
+            outcomes[name] = run_part(name, out, left, small=small)
+        print(f"{name}: {outcomes[name]}", flush=True)
+        write_page(out)
+    return 0 if set(outcomes.values()) <= {"done", "was there"} else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+"""python -m tests.gpu.check.part NAME FILE [--small]: run one part, and write its rows to FILE when
+it ends."""
+
+import argparse
+import importlib
+import json
+import sys
+import time
+from pathlib import Path
+
+from tasks.common.files import replace_file
+from tests.gpu.check.shapes import Sizes
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name")
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--small", action="store_true")
+    options = parser.parse_args()
+    part = importlib.import_module(f"tests.gpu.check.parts.{options.name}")
+    started, rows = time.perf_counter(), []
+    for row in part.rows(Sizes(is_small=options.small)):
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    seconds = round(time.perf_counter() - started, 1)
+    found = {"rows": rows, "seconds": seconds, "is_small": options.small}
+    replace_file(options.file, lambda file: file.write(json.dumps(found, indent=1).encode()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

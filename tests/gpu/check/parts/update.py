@@ -1,0 +1,140 @@
+"""The update: tokens a second, the share of the machine's own product of matrices (MFU), and peak
+memory beside what `memory_of` foresees, by shape, length and how prompts are read."""
+
+import dataclasses
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tasks.common import params
+from tasks.common.ledger import Architecture
+from tasks.engines.engine import Samples, Sampling
+from tasks.models.policy import Policy, describe
+from tasks.train.learner.learner import Learner, memory_of
+from tasks.train.learner.lora import add_adapters
+from tasks.train.learner.ranks import Ranks
+from tasks.train.methods.loss import clip
+from tasks.train.rollouts import Estimate, Rollouts
+from tasks.train.settings import LearnerSettings, Lora, TrainSettings
+from tests.bench.world import PROJECT
+from tests.gpu.check.shapes import Sizes, make_model, matmul_rate, seconds_of
+from tests.train.steps import graded
+
+PROMPT_TOKENS = 128
+NUM_TOKENS = 65_536  # of a step's completions
+
+
+def rows(sizes: Sizes) -> Iterator[dict[str, Any]]:
+    size = 128 if sizes.is_small else 8192
+    rate = matmul_rate(torch.bfloat16, sizes.device, size)
+    for shape in sizes.shapes:
+        for length in sizes.lengths:
+            for share in (True, False):
+                yield {
+                    "model": shape,
+                    "completion tokens": length,
+                    "share_prompts": share,
+                    **measure(shape, length, sizes, rate, share_prompts=share),
+                }
+    if not sizes.is_small:
+        for length in (2048, 4096):
+            yield {
+                "model": "1.5B",
+                "completion tokens": length,
+                "activation_checkpointing": True,
+                **measure("1.5B", length, sizes, rate, activation_checkpointing=True),
+            }
+
+
+def measure(shape: str, length: int, sizes: Sizes, rate: float, **changes: Any) -> dict[str, Any]:
+    """The median update of a step of groups of eight, after one to warm up."""
+    try:
+        learner = make_learner(shape, sizes, **changes)
+        rollouts = rollouts_of(learner, length, 1024 if sizes.is_small else NUM_TOKENS)
+        estimate = estimate_of(rollouts)
+        free(sizes)
+        before = allocated(sizes)
+        work = lambda: update(learner, rollouts, estimate)  # noqa: E731
+        work()
+        seconds = sorted(seconds_of(work, sizes.device) for _ in range(sizes.repeats))
+        flops = learner.compute_gradient(rollouts, estimate, clip.Method(clip.EXAMPLE)).stats.flops
+        took, tokens = seconds[len(seconds) // 2], int(rollouts.completion_tokens_B().sum())
+        return {
+            "tokens/s": tokens / took,
+            "MFU": flops / took / rate,
+            **peak(learner, before, sizes),
+        }
+    except torch.OutOfMemoryError as error:
+        return {"tokens/s": None, "MFU": None, "out of memory": str(error).splitlines()[0]}
+    finally:
+        free(sizes)
+
+
+def make_learner(shape: str, sizes: Sizes, lora: Lora | None = None, **changes: Any) -> Learner:
+    """A learner of random weights with the project's own parameters, in bfloat16."""
+    values = params.load(PROJECT / "params.yaml")
+    settings = params.parse({**values["train"], "dtype": "bfloat16"}, TrainSettings, "train")
+    settings = dataclasses.replace(settings, lora=lora)
+    memory = params.parse(values["learner"], LearnerSettings, "learner")
+    memory = dataclasses.replace(memory, max_tokens_per_micro_batch=16_384, **changes)
+    model = make_model(shape, torch.float32, sizes.device)
+    if lora is not None:
+        add_adapters(model, lora, seed=0)
+    described = {n: v for n, v in describe(model).items() if n in Architecture.__dataclass_fields__}
+    policy = Policy(Path(), "random", Architecture(**described), 32_768, False)
+    sampling = Sampling(1.0, 1.0, 0, max(sizes.lengths), 0)
+    return Learner(policy, model, settings, memory, sampling, Ranks(0, 1), sizes.device)
+
+
+def rollouts_of(learner: Learner, length: int, num_tokens: int) -> Rollouts:
+    """Groups of eight random completions of this length, half of them correct. Their
+    log-probabilities are those of a flat distribution, which random weights nearly have."""
+    rng, vocabulary = np.random.default_rng(0), learner.model.config.vocab_size
+    num_groups = max(num_tokens // (8 * length), 1)
+    prompts = rng.integers(2, vocabulary, (num_groups, PROMPT_TOKENS)).tolist()
+    tokens = rng.integers(2, vocabulary, (8 * num_groups, length)).tolist()
+    flat = [[-float(np.log(vocabulary))] * length] * len(tokens)
+    samples = Samples(tokens, flat, ["length"] * len(tokens))
+    group_B = np.repeat(np.arange(num_groups), 8)
+    return graded(prompts, group_B, samples, np.arange(len(tokens)) % 2.0)
+
+
+def estimate_of(rollouts: Rollouts) -> Estimate:
+    advantages_B = np.where(rollouts.rewards_B > 0, 1.0, -1.0)
+    keep_B = np.ones(len(advantages_B), dtype=np.bool_)
+    return Estimate(keep_B, advantages_B[rollouts.owner_N()], None)
+
+
+def update(learner: Learner, rollouts: Rollouts, estimate: Estimate, rate: float = 1e-6) -> None:
+    learner.compute_gradient(rollouts, estimate, clip.Method(clip.EXAMPLE))
+    learner.step(rate)
+
+
+def peak(learner: Learner, before: float, sizes: Sizes) -> dict[str, Any]:
+    """Peak memory of training beside its weights, in GiB, and what was foreseen of it without
+    activations."""
+    if sizes.device.type != "cuda":
+        return {}
+    foreseen = memory_of(learner.model, learner.settings, learner.memory)
+    measured = torch.cuda.max_memory_allocated() - before
+    return {
+        "peak beside the weights, GiB": measured / 2**30,
+        "foreseen without activations, GiB": (foreseen.lasting + foreseen.update) / 2**30,
+    }
+
+
+def allocated(sizes: Sizes) -> float:
+    if sizes.device.type != "cuda":
+        return 0.0
+    torch.cuda.reset_peak_memory_stats()
+    return float(torch.cuda.memory_allocated())
+
+
+def free(sizes: Sizes) -> None:
+    gc.collect()
+    if sizes.device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,87 @@
+"""The update of the whole policy beside that of adapters, and of a policy sharded over one process
+(FSDP2): seconds, peak memory, how far the parameters moved, and how far the sharded ones ended from
+the whole ones."""
+
+import dataclasses
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as distributed
+
+from tasks.models.weights import whole
+from tasks.train.learner.learner import Learner
+from tasks.train.learner.ranks import join_ranks
+from tasks.train.settings import Lora
+from tests.gpu.check.parts.update import (
+    allocated,
+    estimate_of,
+    free,
+    make_learner,
+    peak,
+    rollouts_of,
+    update,
+)
+from tests.gpu.check.shapes import Sizes, make_model, seconds_of
+
+NUM_UPDATES = 3
+RATE = 1e-3  # so large that parameters which are not updated alike are seen
+LORA = Lora(rank=16, alpha=32.0, modules=["all-linear"])
+
+
+def rows(sizes: Sizes) -> Iterator[dict[str, Any]]:
+    for shape in sizes.shapes:
+        kept: dict[str, torch.Tensor] = {}
+        for name in ("whole", "fsdp2", "adapters"):
+            learner, row = train(shape, name, sizes)
+            if name == "whole":
+                kept = tensors_of(learner)
+                start = make_model(shape, torch.float32, sizes.device)
+                row["largest change"] = largest(
+                    kept, {n: p.detach().cpu() for n, p in start.named_parameters()}
+                )
+                del start
+            if name == "fsdp2":
+                row["largest difference"] = largest(tensors_of(learner), kept)
+            yield row
+            del learner
+            free(sizes)
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def tensors_of(learner: Learner) -> dict[str, torch.Tensor]:
+    """The parameters, whole and on the CPU."""
+    return {n: whole(p).detach().cpu().clone() for n, p in learner.model.named_parameters()}
+
+
+def largest(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    return max(float((one[name] - other[name]).abs().max()) for name in other)
+
+
+def train(shape: str, name: str, sizes: Sizes) -> tuple[Learner, dict[str, Any]]:
+    """A learner after some updates, and what they took."""
+    before = allocated(sizes)
+    if name == "fsdp2":
+        ranks = join_ranks(sizes.device, timedelta(minutes=5), always=True)
+        learner = make_learner(shape, sizes, shard="fsdp2")
+        learner.ranks = dataclasses.replace(ranks)
+    else:
+        learner = make_learner(shape, sizes, lora=LORA if name == "adapters" else None)
+    rollouts = rollouts_of(learner, sizes.lengths[1], 512 if sizes.is_small else 16_384)
+    estimate = estimate_of(rollouts)
+
+    def updates(number: int) -> None:
+        for _ in range(number):
+            update(learner, rollouts, estimate, RATE)
+
+    updates(1)
+    seconds = seconds_of(lambda: updates(NUM_UPDATES), sizes.device)
+    row = {
+        "model": shape,
+        "trained": name,
+        "seconds an update": seconds / NUM_UPDATES,
+        **peak(learner, before, sizes),
+    }
+    return learner, row

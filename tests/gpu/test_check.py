@@ -1,0 +1,47 @@
+"""The check of a GPU runs here in its small form, on the CPU, and goes on where it was stopped."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.bench.world import PROJECT
+
+PARTS = ["environment", "engine", "update", "variants"]
+
+
+def check(out: Path, *parts: str) -> "subprocess.CompletedProcess[str]":
+    line = [sys.executable, "-m", "tests.gpu.check", "--small", "--out", str(out)]
+    return subprocess.run(
+        [*line, "--parts", *parts], cwd=PROJECT, capture_output=True, text=True, timeout=500
+    )
+
+
+def test_every_part_writes_its_rows_and_is_not_run_again(tmp_path: Path) -> None:
+    first = check(tmp_path, *PARTS[:1])
+    assert first.stdout == "environment: done\n", first.stderr
+    written = (tmp_path / "environment.json").stat().st_mtime_ns
+    done = check(tmp_path, *PARTS)
+    logs = [(tmp_path / f"{name}.log").read_text()[-1500:] for name in PARTS]
+    assert done.returncode == 0, done.stdout + "\n".join(logs)
+    assert done.stdout.splitlines()[0] == "environment: was there"
+    assert (tmp_path / "environment.json").stat().st_mtime_ns == written
+    found = {name: json.loads((tmp_path / f"{name}.json").read_text())["rows"] for name in PARTS}
+    assert found["engine"][0]["largest gap"] < 1e-4  # float32 on both sides
+    assert all(row["tokens/s"] > 0 for row in found["engine"][2:] + found["update"])
+    assert [row["trained"] for row in found["variants"]] == ["whole", "fsdp2", "adapters"]
+    moved = found["variants"][0]["largest change"]
+    assert moved > 1e-3
+    assert found["variants"][1]["largest difference"] < 0.01 * moved
+    page = (tmp_path / "page.md").read_text()
+    assert "nothing of a GPU" in page
+    assert all(f"## {name}" in page for name in PARTS)
+
+
+def test_a_part_that_fails_is_said_and_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "environment.json").mkdir()  # it cannot be written
+    done = check(tmp_path, "environment")
+    assert done.returncode == 1
+    assert "environment: failed, see" in done.stdout
+    (tmp_path / "environment.json").rmdir()
+    assert check(tmp_path, "environment").stdout == "environment: done\n"
