@@ -14,7 +14,7 @@ import pytest
 from tests.docs.pages import LANGUAGES, ROOT, Command, blocks, commands
 
 MAKEFILE = (ROOT / "Makefile").read_text()
-TARGETS = set(re.findall(r"^([a-z]+):", MAKEFILE, re.MULTILINE))
+TARGETS = set(re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE))
 VARIABLES = set(re.findall(r"^([A-Z_]+) \?=", MAKEFILE, re.MULTILINE)) | {"VLLM"}
 
 # Programs that are no part of the environment, and why they are named.
