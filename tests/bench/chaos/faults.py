@@ -221,13 +221,14 @@ def full_disk(world: World, event: Event) -> dict[str, object]:
     return {**done, "orphans": wait_gone(world, set()), **said_full(world, status)}
 
 
+NAMED = ("no space left", "disk is full", "disk full", "free some")
 DVC_SAYS = "Unable to acquire lock"  # its word for any error of its lock's file; the docs have it
 
 
 def said_full(world: World, status: int | None) -> dict[str, object]:
     """Whether a command that failed has named the cause."""
     said = world.log.read_text(errors="replace")
-    is_named = any(word in said.lower() for word in ("no space left", "disk is full", "disk full"))
+    is_named = any(words in said.lower() for words in NAMED)
     if status == 0 or is_named:
         return {"said": True}
     return {"said": DVC_SAYS if DVC_SAYS in said else False, "words": said[-500:]}
