@@ -307,7 +307,8 @@ def test_stages_of_one_dvc_process_share_a_pipeline(layout: Layout, tmp_path: Pa
     assert first[0] != second[0]
 
 
-def test_a_run_whose_process_is_gone_is_marked_killed(layout: Layout) -> None:
+def begin_and_kill(layout: Layout) -> None:
+    """The record of a training that is killed."""
     script = (
         "from pathlib import Path; from tasks.common import tracking, artifacts; import os, sys\n"
         "with tracking.track(tracking.Tracking(None, 'winnow', 0.0, []), "
@@ -315,6 +316,10 @@ def test_a_run_whose_process_is_gone_is_marked_killed(layout: Layout) -> None:
         "'grpo', 0):\n    os.kill(os.getpid(), 9)\n"
     )
     subprocess.run([sys.executable, "-c", script, str(layout.root)], check=False)
+
+
+def test_a_run_whose_process_is_gone_is_marked_killed(layout: Layout) -> None:
+    begin_and_kill(layout)
     assert runs_of(layout)["train grpo/0"].info.status == "RUNNING"
     with track(LOCAL, layout, "profile", None, None):
         pass
@@ -327,13 +332,7 @@ def test_a_cell_whose_stage_was_killed_is_closed_with_its_pipeline(
     """The flow lives on, and its process is the one by which the cell is known."""
     pipeline = tracking.start_pipeline(layout)
     monkeypatch.setenv(tracking.PIPELINE_VARIABLE, pipeline)
-    script = (
-        "from pathlib import Path; from tasks.common import tracking, artifacts; import os, sys\n"
-        "with tracking.track(tracking.Tracking(None, 'winnow', 0.0, []), "
-        "artifacts.Layout(Path(sys.argv[1])), 'train', "
-        "'grpo', 0):\n    os.kill(os.getpid(), 9)\n"
-    )
-    subprocess.run([sys.executable, "-c", script, str(layout.root)], check=False)
+    begin_and_kill(layout)
     assert runs_of(layout)["grpo/0"].info.status == "RUNNING"
     tracking.end_pipeline(LOCAL, layout, pipeline, "FAILED")
     assert {run.info.status for run in runs_of(layout).values()} == {"FAILED", "KILLED"}
