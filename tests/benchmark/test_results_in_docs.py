@@ -61,3 +61,44 @@ def test_the_guide_says_of_sgpos_regime_what_was_measured() -> None:
     }
     for words, factor in factors.items():
         assert f"| {words} | {factor:.2f} |" in guide
+
+
+def finished_runs(file: str) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """The test runs of a results file by family and recipe."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in map(json.loads, (RESULTS / file).read_text().splitlines()):
+        if row["measures"] == "test":
+            found.setdefault((row["family"], row["recipe"]), []).append(row)
+    return found
+
+
+def test_the_guide_says_of_every_method_what_was_measured() -> None:
+    guide = (ROOT / "docs/guide/results.md").read_text()
+    section = guide.partition("## Every method, tuned alike")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| `")]
+    assert len(lines) == 8
+    runs = finished_runs("all.jsonl")
+    for line in lines:
+        found = runs["embedded", line.split("`")[1]]
+        tests = [row["test"] for row in found]
+        flops = [
+            mean(row["flops"][name] + row["flops_profile"][name] for row in found) / 1e12
+            for name in ("charged", "charged_mixed", "executed")
+        ]
+        accuracy = f"{mean(tests):.1%} ({100 * min(tests):.1f} to {100 * max(tests):.1f})"
+        numbers = [accuracy.replace("%", " %"), *(f"{number:.3f} T" for number in flops)]
+        assert f" | {' | '.join(numbers)} | " in line
+
+
+def test_the_guide_says_of_sampling_ahead_what_was_measured() -> None:
+    guide = " ".join((ROOT / "docs/guide/training.md").read_text().split())
+    runs = finished_runs("ahead.jsonl")
+    reached = {
+        recipe: [
+            f"{100 * mean(row['test'] for row in runs[f'staleness_{limit}', recipe]):.1f}"
+            for limit in (0, 1, 3)
+        ]
+        for recipe in ("grpo", "winnow")
+    }
+    assert "`grpo` reached {}, {} and {} % at 0, 1 and 3".format(*reached["grpo"]) in guide
+    assert "and `winnow` {}, {} and {} %.".format(*reached["winnow"]) in guide

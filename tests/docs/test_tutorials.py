@@ -85,7 +85,9 @@ def test_recipes_are_complete(name: str, install: Any) -> None:
     """Every recipe on the page names methods that exist, or that the page writes."""
     install(strategies, "tasks/allocate/strategies/frontier.py")
     install(select, "tasks/train/methods/select/balanced.py")
-    for recipe, spec in values(name, "recipes").items():
+    recipes = values(name, "recipes")
+    assert recipes
+    for recipe, spec in recipes.items():
         chosen = params.recipe({**VALUES, "recipes": {recipe: spec}}, recipe)
         load_strategy(chosen["allocate"])
         load_slots(
@@ -105,8 +107,9 @@ def test_the_verifier(install: Any) -> None:
 
 def test_verifiers_in_the_guide_can_be_loaded() -> None:
     configured = values("docs/guide/verifiers.md", "verify")["verifiers"]
+    assert configured
     for name in configured:
-        loading.load(name, configured)
+        assert callable(loading.load(name, configured).verify)
 
 
 def test_the_data_of_the_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,4 +123,5 @@ def test_the_data_of_the_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("page", ["README.md", "docs/guide/data.md", "docs/tutorials/verifier.md"])
 def test_sources_are_complete(page: str) -> None:
-    sources(values(page, "ingest")["sources"])
+    named = values(page, "ingest")["sources"]
+    assert len(sources(named)) == len(named) > 0

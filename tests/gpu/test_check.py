@@ -18,6 +18,7 @@ def check(out: Path, *parts: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_every_part_writes_its_rows_and_is_not_run_again(tmp_path: Path) -> None:
+    (tmp_path / "environment.json").touch()  # an empty file is no result
     first = check(tmp_path, *PARTS[:1])
     assert first.stdout == "environment: done\n", first.stderr
     written = (tmp_path / "environment.json").stat().st_mtime_ns

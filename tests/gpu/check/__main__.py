@@ -13,7 +13,9 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -42,10 +44,19 @@ def run_part(name: str, out: Path, seconds: float, *, small: bool) -> str:
     return "done" if done.returncode == 0 else f"failed, see {log.name}"
 
 
+def results(out: Path) -> dict[str, Any]:
+    """What the parts have written; a file that is no result is none."""
+    found = {}
+    for name in PARTS:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            result = json.loads((out / f"{name}.json").read_text())
+            found[name] = {key: result[key] for key in ("rows", "seconds", "is_small")}
+    return found
+
+
 def write_page(out: Path) -> None:
     """The page of all parts that have ended."""
-    files = {name: out / f"{name}.json" for name in PARTS}
-    text = page({n: json.loads(path.read_text()) for n, path in files.items() if path.is_file()})
+    text = page(results(out))
     replace_file(out / "page.md", lambda file: file.write(text.encode()))
 
 
@@ -63,7 +74,7 @@ def main() -> int:
     out.mkdir(parents=True, exist_ok=True)
     deadline, outcomes = time.monotonic() + 60.0 * options.minutes, {}
     for name in options.parts:
-        if (out / f"{name}.json").is_file():
+        if name in results(out):
             outcomes[name] = "was there"
         elif (left := deadline - time.monotonic()) <= 0:
             outcomes[name] = "no time left"
