@@ -72,7 +72,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        return process.INTERRUPTED
+        return process.interrupted()
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def main() -> int:
         run(options)
     except KeyboardInterrupt:
         logger.warning("stopped; run the same command again to go on")
-        return process.INTERRUPTED
+        return process.interrupted()
     except (params.ParamsError, ArtifactError, StageError) as error:
         logger.error("%s", error)
         return 1

@@ -129,7 +129,7 @@ def main() -> int:
         return 1
     except KeyboardInterrupt:
         print("interrupted; run the same command again to go on", file=sys.stderr)
-        return process.INTERRUPTED
+        return process.interrupted()
 
 
 if __name__ == "__main__":

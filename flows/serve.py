@@ -178,7 +178,7 @@ def main() -> int:
     try:
         asyncio.run(serve(options))
     except KeyboardInterrupt:  # before anything was served
-        return process.INTERRUPTED
+        return process.interrupted()
     return 0
 
 

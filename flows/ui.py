@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from flows import commands, guarded, server
-from tasks.common import params
+from tasks.common import params, process
 from tasks.common.files import ArtifactError, make_private_folder
 from tasks.common.layout import Layout
 from tasks.common.redaction import without_secrets
@@ -58,17 +58,17 @@ def run(options: argparse.Namespace) -> int:
     for one in started:
         check_port(one)
     with ExitStack() as stack:
-        running = [(one, *stack.enter_context(process(one))) for one in started]
+        running = [(one, *stack.enter_context(serving(one))) for one in started]
         try:
             for one, child, log in running:
                 wait_until_up(one, child, log)
+            mark_crashes(
+                next((f"{one.page}/api" for one in started if one.name == "Prefect"), None)
+            )
             for name, page in [*lasting, *((one.name, one.page) for one in started)]:
                 print(f"{name:9} {page}", flush=True)
             if running:
                 print("Ctrl-C stops both" if len(running) > 1 else "Ctrl-C stops it", flush=True)
-            mark_crashes(
-                next((f"{one.page}/api" for one in started if one.name == "Prefect"), None)
-            )
             while running:
                 for one, child, log in running:
                     if child.poll() is not None:
@@ -76,7 +76,8 @@ def run(options: argparse.Namespace) -> int:
                 time.sleep(POLL_SECONDS)
         except KeyboardInterrupt:
             print("stopping ...", flush=True)
-        return 0
+            return process.interrupted(0)
+    return 0
 
 
 def mark_crashes(url: str | None) -> None:
@@ -131,7 +132,7 @@ def check_port(one: Server) -> None:
 
 
 @contextmanager
-def process(one: Server) -> Iterator[tuple["subprocess.Popen[bytes]", BinaryIO]]:
+def serving(one: Server) -> Iterator[tuple["subprocess.Popen[bytes]", BinaryIO]]:
     """The server's process and its log, for as long as the block lasts."""
     make_private_folder(LAYOUT.tracking)
     with tempfile.TemporaryFile() as log:

@@ -29,6 +29,16 @@ def interrupt_on_terminate() -> None:
     signal.signal(signal.SIGTERM, _interrupt)
 
 
+def interrupted(status: int = INTERRUPTED) -> int:
+    """The exit status of a command that caught an interrupt.
+
+    CPython remembers an interrupt that passed through code compiled from a string, as dataclasses
+    do in many an import, and later ends the process by SIGINT whatever status it returns. Running
+    such code once more clears that."""
+    exec("")  # nosec B102
+    return status
+
+
 @contextmanager
 def exclusive(path: Path, what: str) -> Iterator[None]:
     """Hold the lock file `path`; a second process waits here, and says for which pid and how long.

@@ -147,7 +147,7 @@ def _run(name: str, module: str, arguments: argparse.Namespace) -> int:
             main(Stage(name, values, layout, recipe, seed, arguments, tracker))
     except KeyboardInterrupt:
         logger.warning("interrupted; run the same command again to go on")
-        return process.INTERRUPTED
+        return process.interrupted()
     except (ParamsError, ArtifactError, StageError) as error:
         logger.error("%s", error)
         return 1

@@ -60,3 +60,26 @@ def test_a_lock_that_cannot_be_made_is_named(
         exclusive(path, "the pipeline"),
     ):
         pass
+
+
+INTERRUPTED = """
+import sys
+from tasks.common import process
+
+try:
+    exec("raise KeyboardInterrupt")  # as in the making of a dataclass
+except KeyboardInterrupt:
+    status = process.interrupted(*map(int, sys.argv[1:]))
+sys.exit(status)
+"""
+
+
+@pytest.mark.parametrize(("given", "status"), [((), 130), (("0",), 0)])
+def test_an_interrupt_that_was_caught_leaves_the_status_alone(
+    given: tuple[str, ...], status: int, tmp_path: Path
+) -> None:
+    (tmp_path / "interrupted.py").write_text(INTERRUPTED)
+    command = [sys.executable, "-m", "interrupted", *given]
+    paths = os.pathsep.join([str(tmp_path), os.getcwd()])
+    ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, timeout=60)
+    assert ended.returncode == status
