@@ -18,7 +18,8 @@ STAGES |= {"report"}
 
 # Only these files, or folders, may import these libraries.
 ONE_FILE = {
-    "vllm": "tasks/engines/vllm.py",
+    "vllm": ("tasks/engines/vllm.py", "tasks/engines/weights/worker.py"),
+    "ray": "tasks/engines/cluster/hosts.py",
     "mlflow": "tasks/common/tracking/",
     "lm_eval": "tasks/harness/run.py",
 }

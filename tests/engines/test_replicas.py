@@ -1,6 +1,7 @@
 """Servers that Winnow starts: they share the work, lose nothing when one is killed, and die with
 their parent."""
 
+import asyncio
 import dataclasses
 import json
 import os
@@ -19,7 +20,10 @@ import torch.distributed as distributed
 from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError
 from tasks.engines.engine import Request, Sampling, load_engine
-from tasks.engines.server.replicas import Replicas, choose_devices
+from tasks.engines.server.dispatch import Unavailable
+from tasks.engines.server.endpoints import Connection
+from tasks.engines.server.engine import ServerEngine
+from tasks.engines.server.replicas import choose_devices, local
 from tasks.models.policy import Policy, load_model, read_policy
 from tasks.models.weights import NamedWeights
 from tasks.train.learner.ranks import join_ranks
@@ -59,6 +63,24 @@ def wait_for_end(group: int) -> bool:
 
 
 @pytest.mark.vllm
+def test_a_replica_that_missed_an_update_is_not_asked(policy: Policy, servers: Servers) -> None:
+    """It answers, but says that its weights are of another version."""
+    engine = servers.of(policy)
+    engine.num_updates += 1
+    try:
+        with pytest.raises(Unavailable, match="weights of version 'default', not '1'"):
+            asyncio.run(identify_all(engine))
+    finally:
+        engine.num_updates -= 1
+
+
+async def identify_all(engine: ServerEngine) -> None:
+    for endpoint in engine.endpoints:
+        async with Connection(endpoint, 60.0) as connection:
+            await engine.identify(connection)
+
+
+@pytest.mark.vllm
 @pytest.mark.slow
 def test_a_replica_killed_in_the_middle_loses_nothing(
     policy: Policy, servers: Servers, caplog: pytest.LogCaptureFixture
@@ -90,20 +112,33 @@ def test_a_replica_killed_in_the_middle_loses_nothing(
                 parameter.mul_(1.01)
         engine.set_weights(NamedWeights(model))
         assert [endpoint.url for endpoint in engine.endpoints] == ["http://replica-1/v1"]
-        assert (
-            engine.generate(Request(PROMPTS, COUNTS, SEEDS, SAMPLING)).token_ids != whole.token_ids
-        )
+        new = engine.generate(Request(PROMPTS, COUNTS, SEEDS, SAMPLING))
+        assert new.token_ids != whole.token_ids
+
+        # the one that was started again gets the weights that it missed
+        engine.replicas.wait_until_serving()
+        assert engine.generate(Request(PROMPTS, COUNTS, SEEDS, SAMPLING)) == new
+        assert {endpoint.url for endpoint in engine.endpoints} == {
+            "http://replica-0-1/v1",
+            "http://replica-1/v1",
+        }
+        os.killpg(second, signal.SIGKILL)
+        assert engine.generate(Request(PROMPTS, COUNTS, SEEDS, SAMPLING)) == new
+        groups = [replica.process.pid for replica in engine.replicas.replicas]
     finally:
         engine.close()
-    assert wait_for_end(second)
+    assert all(map(wait_for_end, [second, *groups]))
 
 
 PARENT = """
 import subprocess, sys, time
 from pathlib import Path
+from tasks.engines.server.dispatch import Unavailable
+from tasks.engines.server.endpoints import Connection
+from tasks.engines.server.engine import ServerEngine
 from tasks.engines.server.replicas import start
 command = [sys.executable, "-c", "import subprocess; subprocess.run(['sleep', '600'])"]
-print(start(command, Path(sys.argv[1]), 0, None, 1).process.pid, flush=True)
+print(start(command, Path(sys.argv[1]), "0", None, 1).process.pid, flush=True)
 time.sleep(600)
 """
 
@@ -129,9 +164,9 @@ def test_a_replica_that_does_not_start_shows_its_log(policy: Policy, tmp_path: P
     broken = dataclasses.replace(policy, folder=tmp_path / "nothing")
     with pytest.raises(
         ArtifactError,
-        match=r"engine.num_replicas asked for ended; the end of its log:\n(.|\n)*nothing",
+        match=r"a vLLM server that was started here ended; the end of its log:\n(.|\n)*nothing",
     ):
-        Replicas(dataclasses.replace(SETTINGS, num_replicas=1), broken)
+        local(dataclasses.replace(SETTINGS, num_replicas=1), broken)
 
 
 def train_beside(layout: Layout, environment: dict[str, str], out: Path) -> None:

@@ -30,6 +30,10 @@ class Unavailable(Exception):
     may answer."""
 
 
+class NoServerError(ArtifactError):
+    """Every server has failed too often."""
+
+
 class Dispatch(Generic[S, T]):
     """One run of rows over `servers`. `ask(server, row)` answers a row; `check(server)` returns
     when the server is healthy. Both raise Unavailable."""
@@ -38,7 +42,7 @@ class Dispatch(Generic[S, T]):
         self,
         servers: Sequence[S],
         ask: Callable[[S, int], Awaitable[T]],
-        check: Callable[[S], Awaitable[None]],
+        check: Callable[[S], Awaitable[object]],
         max_in_flight: int,
         max_retries: int,
         on_finished: Callable[[int], object] | None = None,
@@ -146,7 +150,7 @@ class Dispatch(Generic[S, T]):
         when every server has failed too often."""
         lost = [n for n in self.down if self.failures[n] > self.max_retries]
         if len(lost) == len(self.servers):
-            raise ArtifactError(
+            raise NoServerError(
                 "no server answers: " + "; ".join(self.down[n] for n in sorted(lost))
             )
         seconds = min(FIRST_PAUSE * 2 ** (self.failures[number] - 1), LONGEST_PAUSE)

@@ -9,7 +9,7 @@ it."""
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -28,10 +28,17 @@ RETRYABLE = {408, 409, 425, 429, 500, 502, 503, 504}
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The address of a server. With `socket`, the URL is only its name."""
+    """The address of a server. With `socket`, the URL is only its name. `key` is that of a server
+    started here, of a run; other servers get the user's."""
 
     url: str
     socket: Path | None = None
+    key: str | None = field(default=None, repr=False)
+
+    @property
+    def root(self) -> str:
+        """The URL under which vLLM has the routes that are not OpenAI's."""
+        return self.url.removesuffix("/v1")
 
 
 @dataclass(frozen=True)
@@ -64,14 +71,13 @@ class Connection:
 
     def __init__(self, endpoint: Endpoint, seconds: float) -> None:
         self.endpoint = endpoint
-        self.key = os.environ.get("OPENAI_API_KEY", "")
+        # a server that was started here does not get the user's key
+        is_ours = endpoint.socket is not None or endpoint.key is not None
+        self.key = (endpoint.key or "") if is_ours else os.environ.get("OPENAI_API_KEY", "")
         connector = (
             aiohttp.UnixConnector(str(endpoint.socket), limit=0) if endpoint.socket else None
         )
-        # a replica was started here and needs no key: do not send it the user's
-        headers = (
-            {"Authorization": f"Bearer {self.key}"} if self.key and endpoint.socket is None else {}
-        )
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         self.session = aiohttp.ClientSession(
             connector=connector or aiohttp.TCPConnector(limit=0),
             headers=headers,

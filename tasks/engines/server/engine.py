@@ -5,7 +5,9 @@ Every completion is a request of its own, because a request for n completions ha
 completions of a prompt go to one server, whose prefix cache then computes the prefill once. What
 one server fails to answer goes to the others. A server under a URL must hold exactly the policy
 asked for: the log-probabilities of a probe are compared with transformers' (`identity.py`). Weights
-are replaced only in servers started here, which nobody else uses."""
+are replaced only in servers started here, which nobody else uses. A server that was started here
+and ends is started again; before it answers anything it gets the current weights, and its version
+of them and a probe are checked."""
 
 import asyncio
 import logging
@@ -18,16 +20,17 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as distributed
-from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError, at_least
 from tasks.engines.engine import EngineSettings, Request, Samples, check_lengths
-from tasks.engines.server.dispatch import Dispatch, Unavailable, chunked
+from tasks.engines.server import transfer
+from tasks.engines.server.dispatch import Dispatch, NoServerError, Unavailable, chunked
 from tasks.engines.server.endpoints import Completion, Connection, Endpoint, parse_url
 from tasks.engines.server.identity import Identity
-from tasks.engines.server.replicas import Replicas
+from tasks.engines.server.replicas import Replicas, local
+from tasks.engines.weights import files
 from tasks.models.policy import Policy, load_tokenizer, stop_token_ids
 
 logger = logging.getLogger(__name__)
@@ -41,7 +44,7 @@ UNSHARED = 2**31
 class ServerEngine:
     """One or more servers of one policy. `replicas` are the servers started here, None for those
     under URLs. Of several processes that train, the first starts them and gives them new weights,
-    and all sample from them by their `sockets`."""
+    and all sample from those that were `started`."""
 
     name = "server"
     shares_weights = False
@@ -51,24 +54,21 @@ class ServerEngine:
         settings: EngineSettings,
         policy: Policy,
         replicas: Replicas | None = None,
-        sockets: Sequence[Path] = (),
+        started: Sequence[Endpoint] = (),
     ) -> None:
         # a server admits max_rows at once, whoever asks
         max_rows = max(settings.max_rows // num_askers(), 1)
         self.settings = settings = replace(settings, max_rows=max_rows)
         self.replicas = replicas
         self.prefilled_tokens = 0
-        if sockets:
-            self.endpoints = [
-                Endpoint(f"http://replica-{i}/v1", path) for i, path in enumerate(sockets)
-            ]
-        else:
-            self.endpoints = [Endpoint(parse_url(url)) for url in settings.urls]
+        self.endpoints = list(started) or [Endpoint(parse_url(url)) for url in settings.urls]
         tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
         self.stop_ids = list(stop_token_ids(policy.folder, tokenizer))
-        self.identity = Identity(policy, settings.dtype, trusted=bool(sockets))
+        self.identity = Identity(policy, settings.dtype, trusted=bool(started))
         self.models: dict[Endpoint, str] = {}  # the policy's name at each server identified so far
         self.version = "unknown"
+        self.num_updates = 0
+        self.weights: list[Path] = []  # the current ones; none: those that servers start with
         self.prefix_block = UNSHARED
         self.max_length = policy.max_length
         asyncio.run(self.handshake())
@@ -89,13 +89,20 @@ class ServerEngine:
         for message in missing:
             logger.warning("%s; the other servers start without it", message)
 
-    async def identify(self, connection: Connection) -> None:
+    async def identify(self, connection: Connection) -> Completion:
         """Check that the server holds the policy, and note its name there, its context and its
-        version. Raises ArtifactError naming the server when it holds something else."""
-        model, max_length, fingerprint = await self.identity.check(connection)
-        self.models[connection.endpoint] = model
-        self.max_length = min(self.max_length, max_length or self.max_length)
-        self.version = "-".join(re.findall(r"^[a-z]+|\d[\d.]*", fingerprint)[:2]) or "unknown"
+        version. Returns its answer to the probe. Raises ArtifactError naming the server when it
+        holds something else."""
+        found = await self.identity.check(connection, self.weights_version)
+        self.models[connection.endpoint] = found.name
+        self.max_length = min(self.max_length, found.max_length or self.max_length)
+        self.version = "-".join(re.findall(r"^[a-z]+|\d[\d.]*", found.fingerprint)[:2]) or "unknown"
+        return found.probe
+
+    @property
+    def weights_version(self) -> str:
+        """What servers started here call the weights that they should have."""
+        return str(self.num_updates) if self.num_updates else transfer.INITIAL
 
     def generate(
         self, request: Request, on_finished: Callable[[int], object] | None = None
@@ -114,8 +121,9 @@ class ServerEngine:
             )
             return completion
 
-        chunks = chunked(request.counts, self.settings.max_rows)
-        answers = asyncio.run(self.complete(ask, chunks, on_finished))
+        answers = self.complete_all(
+            ask, chunked(request.counts, self.settings.max_rows), on_finished
+        )
         rows = [answers[row] for row in range(len(prompt_B))]
         self.prefilled_tokens += sum(map(len, prompt_B))
         self.prefilled_tokens -= sum(row.cached_tokens for row in rows)
@@ -125,21 +133,56 @@ class ServerEngine:
             [row.finish_reason for row in rows],
         )
 
-    async def complete(
+    def complete_all(
         self,
         ask: Callable[[Connection, int], Awaitable[Completion]],
         chunks: Sequence[Sequence[int]],
         on_finished: Callable[[int], object] | None,
     ) -> dict[int, Completion]:
-        """Return every row's completion, from whichever server is free. A server that was down is
-        identified again."""
+        """Return every row's completion. When all servers that were started here have ended, they
+        are started again; not where other processes sample from them, too."""
+        answers: dict[int, Completion] = {}
+        while True:
+            self.rejoin()
+            left = [[row for row in chunk if row not in answers] for chunk in chunks]
+            try:
+                asyncio.run(self.complete(ask, left, on_finished, answers))
+            except NoServerError as error:
+                if self.replicas is None or num_askers() > 1:
+                    raise
+                logger.warning("%s; waiting for one that is started again", error)
+                self.replicas.wait_for_one()
+            else:
+                return answers
+
+    def rejoin(self) -> None:
+        """Start again what has ended, and take in what is up again, with the current weights. Where
+        other processes sample from the servers, too, this waits for the next weights."""
+        if self.replicas is None or num_askers() > 1:
+            return
+        self.replicas.revive()
+        serving = self.replicas.serving(self.endpoints)
+        if new := [endpoint for endpoint in serving if endpoint not in self.endpoints]:
+            joined = asyncio.run(self.load(new))
+            known = [endpoint for endpoint in self.endpoints if endpoint in serving]
+            self.endpoints = [*known, *joined]
+
+    async def complete(
+        self,
+        ask: Callable[[Connection, int], Awaitable[Completion]],
+        chunks: Sequence[Sequence[int]],
+        on_finished: Callable[[int], object] | None,
+        answers: dict[int, Completion],
+    ) -> None:
+        """Put every row's completion into `answers`, from whichever server is free. A server that
+        was down is identified again."""
         settings = self.settings
         async with AsyncExitStack() as stack:
             connections = [
                 await stack.enter_async_context(Connection(endpoint, settings.timeout_seconds))
                 for endpoint in self.endpoints
             ]
-            dispatch = Dispatch(
+            dispatch = Dispatch[Connection, Completion](
                 connections,
                 ask,
                 self.identify,
@@ -150,57 +193,63 @@ class ServerEngine:
             for number, endpoint in enumerate(self.endpoints):
                 if endpoint not in self.models:
                     dispatch.mark_down(number, f"{endpoint.url} has not answered yet")
-            return await dispatch.run(chunks)
+            try:
+                await dispatch.run(chunks)
+            finally:
+                answers |= dispatch.answers
 
     def set_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Load the weights into every replica through a file, and clear its prefix cache. All
+        """Load the weights into every replica through files, and clear its prefix cache. All
         training processes must call it.
 
         `weights` must include tied ones (`NamedWeights` does). A replica that does not load them is
-        not used again, by any process: it would answer with its old weights. Raises ArtifactError
-        for servers that were not started here."""
+        ended and started again: it would answer with its old weights. Raises ArtifactError for
+        servers that were not started here."""
         if self.settings.urls:
             raise ArtifactError(NOT_OURS)
+        self.num_updates += 1
         if self.replicas is None:  # the first process sends them; a sharded weight is made by all
             for _ in weights.values():
                 pass
         else:
             folder = self.replicas.folder / "weights"
-            folder.mkdir(exist_ok=True)
-            save_file(
-                {name: tensor.cpu().contiguous().clone() for name, tensor in weights.items()},
-                folder / "all.safetensors",
-            )
-            asyncio.run(self.reload(folder))
+            self.weights = files.write(weights, folder, self.weights_version)
+            self.replicas.revive()
+            serving = self.replicas.serving(self.endpoints)
+            self.endpoints = []
+            while not self.endpoints:
+                serving = serving or self.replicas.wait_for_one()
+                self.endpoints, serving = asyncio.run(self.load(serving)), []
         self.endpoints = broadcast(self.endpoints)
 
-    async def reload(self, folder: Path) -> None:
-        """Make every replica load the weights in `folder`; one that fails is not used again."""
-        results = await asyncio.gather(
-            *(self.reload_one(endpoint, folder) for endpoint in self.endpoints)
-        )
-        lost = {
-            endpoint: error
-            for endpoint, error in zip(self.endpoints, results, strict=True)
-            if error
-        }
-        self.endpoints = [endpoint for endpoint in self.endpoints if endpoint not in lost]
-        if not self.endpoints:
-            raise ArtifactError("no replica loaded the new weights: " + "; ".join(lost.values()))
-        for error in lost.values():
-            logger.warning("%s; it did not load the new weights and is not used again", error)
+    async def load(self, endpoints: Sequence[Endpoint]) -> list[Endpoint]:
+        """Put the current weights into some replicas, and return those that have them. One that
+        fails, or answers a probe unlike the others, is ended."""
+        results = await asyncio.gather(*map(self.load_one, endpoints))
+        first = next((found for found in results if isinstance(found, Completion)), None)
+        loaded = []
+        for endpoint, found in zip(endpoints, results, strict=True):
+            if isinstance(found, Completion) and self.identity.agrees(found, first or found):
+                loaded.append(endpoint)
+                continue
+            why = f"{endpoint.url} answers a probe unlike the first server that has new weights"
+            logger.warning(
+                "%s; it is ended, and another takes its place",
+                why if isinstance(found, Completion) else found,
+            )
+            assert self.replicas is not None
+            self.replicas.drop(endpoint)
+        return loaded
 
-    async def reload_one(self, endpoint: Endpoint, folder: Path) -> str | None:
-        """Return what went wrong; None when the weights are in effect."""
-        root = endpoint.url.removesuffix("/v1")
+    async def load_one(self, endpoint: Endpoint) -> Completion | str:
+        """Put the current weights into a replica: its answer to the probe, or what went wrong."""
         try:
             async with Connection(endpoint, self.settings.timeout_seconds) as connection:
-                body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-                await connection.request("POST", f"{root}/collective_rpc", body)
-                answer = await connection.request("POST", f"{root}/reset_prefix_cache")
+                if self.weights:
+                    await transfer.load(connection, self.weights, self.weights_version)
+                return await self.identify(connection)
         except (Unavailable, ArtifactError) as error:
             return str(error)
-        return None if answer.get("success") else f"{endpoint.url} did not reset its prefix cache"
 
     def sleep(self) -> None:
         """Servers keep their memory: give them GPUs of their own, or use the engine vllm."""
@@ -221,9 +270,8 @@ NOT_OURS = (
 async def read_block_size(connection: Connection) -> int:
     """Return the block size of the server's prefix cache, from its metrics; UNSHARED where it does
     not say."""
-    url = f"{connection.endpoint.url.removesuffix('/v1')}/metrics"
     try:
-        text = await connection.text(url)
+        text = await connection.text(f"{connection.endpoint.root}/metrics")
     except (Unavailable, ArtifactError):
         return UNSHARED
     found = re.search(r'cache_config_info\{[^}]*\bblock_size="(\d+)"', text)
@@ -245,12 +293,12 @@ def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None
         return ServerEngine(settings, policy)
     replicas = None
     if model is None:
-        replicas = Replicas(settings, policy)
+        replicas = local(settings, policy)
     elif num_askers() == 1 or distributed.get_rank() == 0:
-        replicas = Replicas(settings, policy, num_askers())
-    sockets = [replica.socket for replica in replicas.replicas] if replicas else []
+        replicas = local(settings, policy, num_askers())
+    started = replicas.serving() if replicas else []
     return ServerEngine(
-        settings, policy, replicas, sockets if model is None else broadcast(sockets)
+        settings, policy, replicas, started if model is None else broadcast(started)
     )
 
 

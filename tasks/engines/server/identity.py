@@ -8,6 +8,7 @@ cannot detect differences below a dtype's rounding, or differences that show onl
 
 import asyncio
 import logging
+from dataclasses import dataclass
 
 import psutil
 import torch
@@ -15,6 +16,7 @@ import torch
 from tasks.common.files import ArtifactError
 from tasks.engines.engine import Sampling
 from tasks.engines.server.endpoints import Completion, Connection
+from tasks.engines.server.transfer import check_version
 from tasks.models.policy import Policy, load_model, torch_dtype
 
 logger = logging.getLogger(__name__)
@@ -28,6 +30,17 @@ TOLERANCE = {"float32": 0.002, "bfloat16": 0.1, "float16": 0.02}
 LOADING_RATE = 1.5
 
 
+@dataclass(frozen=True)
+class Identified:
+    """A server of the policy: the policy's name there, the longest context, the server's
+    fingerprint, and its answer to the probe."""
+
+    name: str
+    max_length: int | None
+    fingerprint: str
+    probe: Completion
+
+
 class Identity:
     """The check of one policy. `trusted` servers were started here from the policy's own files."""
 
@@ -38,18 +51,20 @@ class Identity:
         # completions of the probe and their log-probabilities
         self.known: dict[tuple[int, ...], list[float]] = {}
 
-    async def check(self, connection: Connection) -> tuple[str, int | None, str]:
-        """Return the policy's name at the server, the longest context there, and the server's
-        fingerprint. Raises ArtifactError when the server holds something else, Unavailable when it
-        does not answer."""
+    async def check(self, connection: Connection, version: str) -> Identified:
+        """Return what the server says of itself. Raises ArtifactError when it holds something else,
+        Unavailable when it does not answer, or was started here and has weights of another
+        `version`."""
         url = connection.endpoint.url
         models = {str(model["id"]): model for model in await connection.models()}
         name = choose_model(list(models), self.policy.digest, url)
         prompt = [(7 * i + 3) % 50 for i in range(PROBE_TOKENS)]
         completion, fingerprint = await connection.complete(name, prompt, PROBE, 0, [])
-        if not self.trusted:
+        if self.trusted:
+            await check_version(connection, version)
+        else:
             await self.compare(url, name, prompt, completion)
-        return name, models[name].get("max_model_len"), fingerprint
+        return Identified(name, models[name].get("max_model_len"), fingerprint, completion)
 
     async def compare(self, url: str, name: str, prompt: list[int], completion: Completion) -> None:
         """Raise ArtifactError when the probe's log-probabilities are not the policy's, or when a
@@ -76,6 +91,14 @@ class Identity:
                 "the same policy, start the server with --logprobs-mode processed_logprobs and the "
                 "same --dtype"
             )
+
+    def agrees(self, one: Completion, other: Completion) -> bool:
+        """Whether two servers' answers to the probe can be of the same weights. Where a rounding
+        made them sample different tokens, what came before counts."""
+        pairs = list(zip(one.token_ids, other.token_ids, strict=False))
+        same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
+        gaps = [abs(a - b) for a, b in zip(one.logprobs[:same], other.logprobs[:same], strict=True)]
+        return bool(gaps) and sum(gaps) / len(gaps) <= TOLERANCE[self.dtype]
 
     def fits(self) -> bool:
         """Whether the policy can be loaded into this machine's free memory."""

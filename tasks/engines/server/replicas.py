@@ -5,6 +5,7 @@ through it, which must not be open to others, and no port can collide. Each has 
 a CPU they share the cores. They end with the process that started them, also when that is killed
 (`guard.py`)."""
 
+import json
 import logging
 import os
 import socket
@@ -12,22 +13,29 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn, Protocol
 
 import torch
 
+import tasks
 from tasks.common.files import ArtifactError, temporary_folder
 from tasks.common.progress import progress
 from tasks.engines.engine import EngineSettings, num_trainer_gpus
+from tasks.engines.server import transfer
+from tasks.engines.server.endpoints import Endpoint
 from tasks.models.policy import Policy, torch_device
 
 logger = logging.getLogger(__name__)
 
 START_SECONDS = 900.0  # a large policy takes long to load and to compile
+POLL_SECONDS = 0.1
+MAX_RESTARTS = 3  # of the server in one place
 LOG_TAIL = 2000  # characters of a server's log in an error
+ROOT = Path(tasks.__file__).resolve().parent.parent
 GUARD = Path(__file__).with_name("guard.py")
 # variables that a server is started with
 ENVIRONMENT = {
@@ -38,39 +46,77 @@ ENVIRONMENT = {
     # vLLM would put the first thread of every replica on the same core
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
+# these belong to the engine in this process, or to other servers
+NOT_PASSED_ON = ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_API_KEY")
 # On a CPU vLLM would start one more process for the model, to set its threads, which are set
 # already.
 CPU_ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 
+class Replica(Protocol):
+    """One server that was started."""
+
+    @property
+    def endpoint(self) -> Endpoint: ...
+
+    def is_serving(self) -> bool:
+        """Whether the server reports that it is healthy."""
+        ...
+
+    def has_ended(self) -> bool: ...
+
+    def log_tail(self) -> str:
+        """The end of what the server has written."""
+        ...
+
+    def end(self) -> None:
+        """Begin to end the server."""
+        ...
+
+    def wait(self) -> None:
+        """Return when it has ended, after `end`."""
+        ...
+
+
 @dataclass(frozen=True)
-class Replica:
-    """One server: its process (the guard's), the socket it listens on, and its log."""
+class LocalReplica:
+    """A server of this machine: its process (the guard's), its socket, and its log."""
 
     process: "subprocess.Popen[bytes]"
-    socket: Path
+    endpoint: Endpoint
     log: Path
+
+    def is_serving(self) -> bool:
+        assert self.endpoint.socket is not None
+        return is_serving(self.endpoint.socket)
+
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def log_tail(self) -> str:
+        return self.log.read_text(errors="replace")[-LOG_TAIL:]
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def wait(self) -> None:
+        self.process.wait()
 
 
 class Replicas:
-    """`settings.num_replicas` servers of `policy`, for a trainer of `num_processes`, or for none.
-    `close` ends them, as does the end of this object or process."""
+    """`num` servers of a policy. `start(place, attempt)` starts the one in a place, at once; one
+    that has ended is started again up to MAX_RESTARTS times. `folder` is where all of them read new
+    weights. `close` ends them, as does the end of this object or process."""
 
-    def __init__(self, settings: EngineSettings, policy: Policy, num_processes: int = 0) -> None:
-        files = ExitStack()
-        self.folder = root = files.enter_context(temporary_folder(None, "winnow"))
-        devices = choose_devices(settings, num_processes)
-        self.replicas = [
-            start(
-                serve_command(settings, policy, root / f"{i}.sock"),
-                root,
-                i,
-                device,
-                settings.threads,
-            )
-            for i, device in enumerate(devices)
-        ]
+    def __init__(
+        self, start: Callable[[int, int], Replica], num: int, folder: Path, files: ExitStack
+    ) -> None:
+        self.start, self.folder = start, folder
+        self.attempts = [0] * num
+        self.replicas: list[Replica] = []
         self.close = weakref.finalize(self, end, self.replicas, files)
+        self.replicas += [start(place, 0) for place in range(num)]
         self.wait_until_serving()
 
     def wait_until_serving(self) -> None:
@@ -80,26 +126,86 @@ class Replicas:
         waiting = list(self.replicas)
         with progress(len(waiting), "start vLLM servers", "server") as bar:
             while waiting:
-                for replica in [replica for replica in waiting if is_serving(replica.socket)]:
+                for replica in [replica for replica in waiting if replica.is_serving()]:
                     waiting.remove(replica)
                     bar.update(1)
-                ended = next(
-                    (replica for replica in waiting if replica.process.poll() is not None), None
-                )
-                if ended or time.monotonic() > deadline:
+                ended = next((replica for replica in waiting if replica.has_ended()), None)
+                if ended or (waiting and time.monotonic() > deadline):
                     self.fail(
                         ended or waiting[0],
                         "ended" if ended else f"did not answer in {START_SECONDS:.0f} s",
                     )
-                time.sleep(0.1)
+                time.sleep(POLL_SECONDS)
 
-    def fail(self, replica: Replica, what: str) -> None:
+    def fail(self, replica: Replica, what: str) -> NoReturn:
         """End all servers and raise ArtifactError with the end of this one's log."""
-        tail = replica.log.read_text(errors="replace")[-LOG_TAIL:]
+        tail = replica.log_tail()
         self.close()
         raise ArtifactError(
-            f"a vLLM server that engine.num_replicas asked for {what}; the end of its log:\n{tail}"
+            f"a vLLM server that was started here {what}; the end of its log:\n{tail}"
         )
+
+    def revive(self) -> None:
+        """Start what has ended again, and do not wait for it."""
+        for place, replica in enumerate(self.replicas):
+            if replica.has_ended() and self.attempts[place] < MAX_RESTARTS:
+                self.attempts[place] += 1
+                logger.warning(
+                    "vLLM server %d has ended and is started again (%d of at most %d times); the "
+                    "end of its log:\n%s",
+                    place,
+                    self.attempts[place],
+                    MAX_RESTARTS,
+                    replica.log_tail(),
+                )
+                replica.end()
+                self.replicas[place] = self.start(place, self.attempts[place])
+
+    def serving(self, known: Collection[Endpoint] = ()) -> list[Endpoint]:
+        """Where the servers that run can be asked. Those that are `known` are not asked whether
+        they are up."""
+        return [
+            replica.endpoint
+            for replica in self.replicas
+            if not replica.has_ended() and (replica.endpoint in known or replica.is_serving())
+        ]
+
+    def wait_for_one(self) -> list[Endpoint]:
+        """As `serving`, when at least one server is up, started again if need be. Raises
+        ArtifactError when all have ended too often."""
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            self.revive()
+            if found := self.serving():
+                return found
+            if all(replica.has_ended() for replica in self.replicas):
+                self.fail(self.replicas[0], f"ended {MAX_RESTARTS + 1} times")
+            if time.monotonic() > deadline:
+                self.fail(self.replicas[0], f"did not answer in {START_SECONDS:.0f} s")
+            time.sleep(POLL_SECONDS)
+
+    def drop(self, endpoint: Endpoint) -> None:
+        """End a server that must not be asked again; another takes its place."""
+        for replica in self.replicas:
+            if replica.endpoint == endpoint:
+                replica.end()
+
+
+def local(settings: EngineSettings, policy: Policy, num_processes: int = 0) -> Replicas:
+    """`engine.num_replicas` servers on this machine, for a trainer of `num_processes`, or for
+    none."""
+    devices = choose_devices(settings, num_processes)
+    with ExitStack() as stack:
+        root = stack.enter_context(temporary_folder(None, "winnow"))
+        files = stack.pop_all()
+
+    def start_one(place: int, attempt: int) -> Replica:
+        # a socket of its own: nobody may take a server that was started again for the one before
+        name = f"{place}-{attempt}" if attempt else str(place)
+        command = serve_command(settings, policy, root / f"{name}.sock")
+        return start(command, root, name, devices[place], settings.threads)
+
+    return Replicas(start_one, settings.num_replicas, root, files)
 
 
 def is_serving(path: Path) -> bool:
@@ -149,6 +255,8 @@ def serve_command(settings: EngineSettings, policy: Policy, path: Path) -> list[
         "--generation-config": "vllm",
         "--logprobs-mode": "processed_logprobs",
         "--distributed-executor-backend": "uni",
+        "--weight-transfer-config": json.dumps({"backend": transfer.BACKEND}),
+        "--worker-extension-cls": transfer.EXTENSION,
     }
     flags = [
         "--enable-prefix-caching",
@@ -166,19 +274,14 @@ def serve_command(settings: EngineSettings, policy: Policy, path: Path) -> list[
 
 
 def start(
-    command: list[str], folder: Path, number: int, device: str | None, threads: int
-) -> Replica:
+    command: list[str], folder: Path, name: str, device: str | None, threads: int
+) -> LocalReplica:
     """Start one server under a guard in a session of its own, so that a signal to this process's
     group does not end the guard before it has ended the server."""
-    environment = {**os.environ, **ENVIRONMENT, "OMP_NUM_THREADS": str(threads)}
-    # these belong to the engine in this process, or to other servers
-    for name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_API_KEY"):
-        environment.pop(name, None)
-    if device is None:
-        environment |= CPU_ENVIRONMENT
-    else:
+    environment = server_environment(dict(os.environ), threads, is_on_gpu=device is not None)
+    if device is not None:
         environment["CUDA_VISIBLE_DEVICES"] = device
-    log = folder / f"{number}.log"
+    log = folder / f"{name}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-P", str(GUARD), *command],
@@ -188,14 +291,29 @@ def start(
             env=environment,
             start_new_session=True,
         )
-    return Replica(process, folder / f"{number}.sock", log)
+    endpoint = Endpoint(f"http://replica-{name}/v1", folder / f"{name}.sock")
+    return LocalReplica(process, endpoint, log)
+
+
+def server_environment(
+    environment: dict[str, str], threads: int, *, is_on_gpu: bool
+) -> dict[str, str]:
+    """The variables of a server, from those of the process that starts it."""
+    kept = {key: value for key, value in environment.items() if key not in NOT_PASSED_ON}
+    paths = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
+    return {
+        **kept,
+        **ENVIRONMENT,
+        **({} if is_on_gpu else CPU_ENVIRONMENT),
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONPATH": os.pathsep.join(paths),  # the server imports `weights/worker.py`
+    }
 
 
 def end(replicas: Sequence[Replica], files: ExitStack) -> None:
-    """Close every guard's input, wait for the guards, and remove sockets and logs."""
+    """End all servers, wait for them, and remove sockets and logs."""
     for replica in replicas:
-        assert replica.process.stdin is not None
-        replica.process.stdin.close()
+        replica.end()
     for replica in replicas:
-        replica.process.wait()
+        replica.wait()
     files.close()

@@ -1,0 +1,49 @@
+"""vLLM's protocol for new weights, over its control routes: pause, start, update, finish with a
+version, resume. What a server then says about itself is checked before it gets another request.
+
+The routes are not guarded by vLLM's API key. Servers that are started here listen on a socket that
+is this user's alone, or behind a gate of their own (`gate.py`)."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tasks.engines.server.dispatch import Unavailable
+from tasks.engines.server.endpoints import Connection
+
+if TYPE_CHECKING:  # the servers import it, and its code counts in the digests of stages
+    from tasks.engines.weights import worker as worker
+
+BACKEND = "file"
+EXTENSION = "tasks.engines.weights.worker.Extension"
+INITIAL = "default"  # what vLLM calls the weights that it started with
+
+
+async def load(connection: Connection, files: Sequence[Path], version: str) -> None:
+    """Put the weights in `files` into effect under the name `version`, and clear the prefix cache,
+    which holds the old policy's keys and values. Requests in flight are finished first.
+
+    Raises Unavailable or ArtifactError naming the server, which must then not be used."""
+    root = connection.endpoint.root
+    await connection.request("POST", f"{root}/pause?mode=wait")
+    await connection.request("POST", f"{root}/start_weight_update")
+    for path in files:
+        piece = {"update_info": {"path": str(path)}}
+        await connection.request("POST", f"{root}/update_weights", piece)
+    name = {"weight_version": version}
+    await connection.request("POST", f"{root}/finish_weight_update", name)
+    answer = await connection.request("POST", f"{root}/reset_prefix_cache")
+    if not answer.get("success"):
+        raise Unavailable(f"{connection.endpoint.url} did not reset its prefix cache")
+    await connection.request("POST", f"{root}/resume")
+
+
+async def check_version(connection: Connection, version: str) -> None:
+    """Raise Unavailable when the server's weights are others than those of `version`: it was
+    started again, or missed an update."""
+    answer = await connection.request("GET", f"{connection.endpoint.root}/weight_info")
+    found = answer.get("weight_version") if isinstance(answer, dict) else None
+    if found != version:
+        raise Unavailable(
+            f"{connection.endpoint.url} holds weights of version {found!r}, not {version!r}"
+        )
