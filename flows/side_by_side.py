@@ -66,7 +66,8 @@ class Placing:
     def of(cls, values: Mapping[str, Any], concurrency: int) -> "Placing":
         """What the section `engine` and this machine allow."""
         engine = values.get("engine", {})
-        gpus = visible_gpus() if engine.get("device") != "cpu" else []
+        is_elsewhere = engine.get("cluster", "local") != "local"
+        gpus = visible_gpus() if engine.get("device") != "cpu" and not is_elsewhere else []
         trainers, servers = engine.get("num_processes", 1), engine.get("num_replicas", 1)
         is_server = engine.get("name") == "server" or servers > 1
         has_servers = is_server and not engine.get("urls")

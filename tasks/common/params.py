@@ -214,6 +214,9 @@ def convert(value: Any, hint: Any, where: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
+        words = [word for a in arguments for word in typing.get_args(a)]  # of a Literal
+        if isinstance(value, str) and words:
+            return convert(value, typing.Literal[tuple(words)], where)
         return convert(value, next(a for a in arguments if a is not type(None)), where)
     if origin is list and isinstance(value, list):
         return [

@@ -150,7 +150,7 @@ def _run(name: str, module: str, arguments: argparse.Namespace) -> int:
         return process.interrupted()
     except (ParamsError, ArtifactError, StageError) as error:
         logger.error("%s", error)
-        return 1
+        return getattr(error, "status", 1)
     except Exception as error:
         said = disk.explain(error, arguments.data)
         if said is None:

@@ -49,7 +49,7 @@ def check(values: Values, model: Model | None, there: list[Gpu]) -> list[str]:
     engine = values["engine"]
     if engine["device"] == "cuda" and not there:
         return ["engine.device is cuda, and nvidia-smi finds no GPU here; set auto or cpu"]
-    if engine["device"] == "cpu" or not there:
+    if engine["device"] == "cpu" or engine["cluster"] != "local" or not there:
         return []
     found = []
     if engine["num_processes"] > len(there):

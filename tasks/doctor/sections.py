@@ -114,8 +114,22 @@ def engine(settings: Values) -> list[str]:
             "engine.urls and engine.num_replicas apply to the engine server, and engine.name is "
             f"{settings['name']}: set it to server, or leave urls empty and num_replicas at 1"
         )
+    if settings["cluster"] != "local":
+        found += cluster(settings)
     if settings["name"] == "vllm" and importlib.util.find_spec("vllm") is None:
         found.append("engine.name is vllm, which is not installed: make env VLLM=gpu, or set auto")
+    return found
+
+
+def cluster(settings: Values) -> list[str]:
+    """What the trainer would refuse of a cluster. Whether it is there, only a run finds out."""
+    from tasks.engines.engine import EngineSettings, check_cluster
+
+    found = raised(check_cluster, params.parse(settings, EngineSettings, "engine"))
+    if importlib.util.find_spec("ray") is None:
+        found.append(
+            "engine.cluster names a Ray cluster, and ray is not installed: install the extra `ray`"
+        )
     return found
 
 

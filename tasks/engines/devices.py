@@ -14,7 +14,12 @@ from pathlib import Path
 import torch
 
 from tasks.common.process import exclusive
-from tasks.engines.engine import EngineSettings, engine_name, num_trainer_gpus
+from tasks.engines.engine import (
+    EngineSettings,
+    engine_name,
+    has_cluster_engines,
+    num_trainer_gpus,
+)
 from tasks.models.policy import torch_device
 
 FOLDER = "WINNOW_LOCKS"
@@ -22,7 +27,7 @@ FOLDER = "WINNOW_LOCKS"
 
 def sampling_gpus(settings: EngineSettings) -> list[str]:
     """The GPUs that the engine computes on; none of this machine's where servers are named."""
-    if settings.urls:
+    if settings.urls or has_cluster_engines(settings):
         return []
     replicas = settings.num_replicas if engine_name(settings) == "server" else 1
     return first_gpus(torch_device(settings.device), replicas)
@@ -30,6 +35,8 @@ def sampling_gpus(settings: EngineSettings) -> list[str]:
 
 def training_gpus(settings: EngineSettings, num_processes: int) -> list[str]:
     """The GPUs of the trainer's processes and of the engine."""
+    if settings.cluster != "local":  # Ray places them
+        return []
     device = torch_device(settings.device)
     beside = num_trainer_gpus(settings, num_processes, device)
     if beside:

@@ -10,7 +10,7 @@ import hashlib
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from tasks import engines
 from tasks.common import registry
 from tasks.common.files import ArtifactError
 from tasks.common.ledger import Architecture, decode_flops, prefill_flops
-from tasks.common.params import ParamsError
+from tasks.common.params import ParamsError, at_least
 from tasks.engines.memory import TrainingMemory, check_memory
 from tasks.models.policy import Policy
 
@@ -41,6 +41,19 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class Cluster:
+    """`engine.cluster` where it names a Ray cluster: the address of its head, the processes that
+    train (a GPU each), the vLLM servers and the GPUs of each, and a folder that all machines see,
+    through which new weights reach the servers."""
+
+    ray: str
+    trainers: int
+    engines: int
+    gpus_per_engine: int
+    shared: str
+
+
+@dataclass(frozen=True)
 class EngineSettings:
     """The section `engine`: how completions are computed. None of it is part of a key of the
     rollout store.
@@ -56,6 +69,7 @@ class EngineSettings:
     sleep: bool
     threads: int
     num_processes: int
+    cluster: Cluster | Literal["local"]
     urls: list[str]
     num_replicas: int
     max_retries: int
@@ -154,12 +168,40 @@ class ScheduledEngine(Engine, Protocol):
 
 def engine_name(settings: EngineSettings) -> str:
     """Return the engine's name. `auto` is `server` where URLs or several replicas are set, `vllm`
-    on a machine with a GPU where vLLM is installed, else `hf`."""
+    on a machine with a GPU where vLLM is installed, else `hf`; `server` where a cluster has
+    engines."""
     if settings.name != "auto":
         return settings.name
-    if settings.urls or settings.num_replicas > 1:
+    if settings.urls or settings.num_replicas > 1 or has_cluster_engines(settings):
         return "server"
     return "vllm" if torch.cuda.is_available() and importlib.util.find_spec("vllm") else "hf"
+
+
+def has_cluster_engines(settings: EngineSettings) -> bool:
+    """Whether vLLM servers are to run on the machines of a cluster."""
+    return settings.cluster != "local" and settings.cluster.engines > 0
+
+
+def check_cluster(settings: EngineSettings) -> None:
+    """Raise ParamsError for a cluster that cannot be, or beside what it excludes."""
+    cluster = settings.cluster
+    if cluster == "local":
+        return
+    at_least(1, engine__cluster__trainers=cluster.trainers)
+    at_least(0, engine__cluster__engines=cluster.engines)
+    at_least(1, engine__cluster__gpus_per_engine=cluster.gpus_per_engine)
+    if settings.urls or settings.num_replicas != 1 or settings.num_processes != 1:
+        raise ParamsError(
+            "engine.cluster says how many processes train and sample: leave engine.num_processes "
+            "and engine.num_replicas at 1 and engine.urls empty"
+        )
+    if cluster.engines and engine_name(settings) != "server":
+        raise ParamsError(
+            f"engine.cluster.engines is {cluster.engines}, which are vLLM servers, and engine.name "
+            f"is {settings.name}: set it to server or auto, or engines to 0"
+        )
+    if not cluster.engines and settings.name == "server":
+        raise ParamsError("engine.name is server, and engine.cluster.engines is 0: name some")
 
 
 def load_engine(
@@ -167,6 +209,7 @@ def load_engine(
 ) -> Engine:
     """Return the engine `settings.name` for `policy`. With the trainer's `model`, the engine must
     replace its weights in place; one that can samples from `model` itself."""
+    check_cluster(settings)
     name = engine_name(settings)
     module = registry.load(engines, name, "engine.name")
     if name != "server" and (settings.urls or settings.num_replicas != 1):
@@ -185,6 +228,8 @@ def num_trainer_gpus(
     first ones, too."""
     if device.type != "cuda" or engine_name(settings) != "server" or settings.urls:
         return 0
+    if has_cluster_engines(settings):  # on other GPUs, or other machines
+        return num_processes
     seen = torch.cuda.device_count() if num_gpus is None else num_gpus
     return num_processes if seen >= num_processes + settings.num_replicas else 0
 

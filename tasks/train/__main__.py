@@ -21,18 +21,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def launch_ranks(options: argparse.Namespace) -> None:
-    """Become torchrun where params.yaml asks for several processes, unless this is one of them.
-    What is wrong with the file, the stage will say."""
+    """Become torchrun where params.yaml asks for several processes, or what starts them on the
+    machines of a cluster, unless this is one of them. What is wrong with the file, the stage will
+    say."""
     if "RANK" in os.environ:
         return
     from tasks.common import params
-    from tasks.engines.engine import EngineSettings
+    from tasks.engines.engine import EngineSettings, check_cluster
     from tasks.train.learner import ranks
 
     try:
         engine = params.section(params.load(options.params), "engine", EngineSettings)
+        check_cluster(engine)
     except params.ParamsError:
         return
+    if engine.cluster != "local":
+        from tasks.engines.cluster.ranks import run_ranks
+
+        arguments = ["tasks.train", *sys.argv[1:]]
+        sys.exit(run_ranks(engine, engine.cluster, arguments, ranks.LOST_RANK))
     ranks.launch_ranks("tasks.train", sys.argv[1:], engine.num_processes)
 
 

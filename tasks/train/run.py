@@ -25,6 +25,7 @@ from tasks.engines.engine import (
     engine_name,
     load_engine,
 )
+from tasks.engines.server.dispatch import NoServerError
 from tasks.grading.grader import Grader, Verify
 from tasks.models.folder import policy_digest
 from tasks.models.policy import (
@@ -37,7 +38,7 @@ from tasks.models.policy import (
 from tasks.models.prompts import encode_prompts
 from tasks.train.learner.learner import Learner, memory_of
 from tasks.train.learner.lora import add_adapters
-from tasks.train.learner.ranks import Ranks, is_lost_rank, join_ranks
+from tasks.train.learner.ranks import LOST_RANK, Ranks, is_lost_rank, join_ranks
 from tasks.train.loop import asynchronous, finished, sync
 from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.collect import Collector
@@ -135,12 +136,23 @@ def main(run: stage.Stage) -> None:
     summarize(trainer.state)
 
 
+class LostError(stage.StageError):
+    """Another process of the training, or every server, died or is silent; the same command goes
+    on."""
+
+    status = LOST_RANK
+
+
 @contextmanager
 def naming_lost_ranks(ranks: Ranks, built: Sequence[Trainer]) -> Iterator[None]:
     """Have a rank say which it is and what it did when another died or is silent. `built` holds the
     trainer as soon as there is one."""
     try:
         yield
+    except NoServerError as error:
+        raise LostError(
+            f"{error}. Run the same command again: it goes on from the last checkpoint"
+        ) from error
     except Exception as error:
         if ranks.size == 1 or not is_lost_rank(error):
             raise
@@ -150,7 +162,7 @@ def naming_lost_ranks(ranks: Ranks, built: Sequence[Trainer]) -> Iterator[None]:
             state = built[0].state
             when = f"step {state.num_steps}, {state.part or 'between two parts'}"
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        raise stage.StageError(
+        raise LostError(
             f"rank {ranks.rank} of {ranks.size} on {platform.node()}, {when}: another process of "
             f"this training died, or gave no answer for {ranks.timeout_seconds:.0f} s "
             f"(learner.collective_timeout_seconds): {reason}. Run the same command again: it goes "

@@ -35,6 +35,7 @@ PARAMS: dict[str, Any] = {
         "threads": 1,
         "num_processes": 1,
         "urls": [],
+        "cluster": "local",
         "num_replicas": 1,
         "max_retries": 2,
         "timeout_seconds": 60.0,

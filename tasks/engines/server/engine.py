@@ -292,10 +292,14 @@ def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None
     if settings.urls:
         return ServerEngine(settings, policy)
     replicas = None
-    if model is None:
-        replicas = local(settings, policy)
-    elif num_askers() == 1 or distributed.get_rank() == 0:
-        replicas = local(settings, policy, num_askers())
+    if model is None or num_askers() == 1 or distributed.get_rank() == 0:
+        num_processes = 0 if model is None else num_askers()
+        if settings.cluster == "local":
+            replicas = local(settings, policy, num_processes)
+        else:
+            from tasks.engines.cluster.servers import on_cluster
+
+            replicas = on_cluster(settings, settings.cluster, policy)
     started = replicas.serving() if replicas else []
     return ServerEngine(
         settings, policy, replicas, started if model is None else broadcast(started)

@@ -47,7 +47,8 @@ ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 # these belong to the engine in this process, or to other servers
-NOT_PASSED_ON = ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_API_KEY")
+NOT_PASSED_ON = {"VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_API_KEY"}
+NOT_PASSED_ON |= {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 # On a CPU vLLM would start one more process for the model, to set its threads, which are set
 # already.
 CPU_ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
@@ -240,12 +241,14 @@ def choose_devices(settings: EngineSettings, num_processes: int = 0) -> Sequence
     return visible[first : first + num_replicas]
 
 
-def serve_command(settings: EngineSettings, policy: Policy, path: Path) -> list[str]:
-    """Return the command of vLLM's server with the options that the engine contract needs. The
-    model's name is the policy's digest."""
+def serve_command(
+    settings: EngineSettings, policy: Policy, path: Path, num_gpus: int = 1
+) -> list[str]:
+    """Return the command of vLLM's server with the options that the engine contract needs, its
+    layers split over `num_gpus`. The model's name is the policy's digest."""
     on_gpu = torch_device(settings.device).type == "cuda"
     options = {
-        "--model": policy.folder,
+        "--model": policy.folder.resolve(),
         "--served-model-name": policy.digest,
         "--uds": path,
         "--dtype": settings.dtype,
@@ -254,7 +257,8 @@ def serve_command(settings: EngineSettings, policy: Policy, path: Path) -> list[
         "--gpu-memory-utilization": settings.memory_fraction,
         "--generation-config": "vllm",
         "--logprobs-mode": "processed_logprobs",
-        "--distributed-executor-backend": "uni",
+        "--distributed-executor-backend": "mp" if num_gpus > 1 else "uni",
+        "--tensor-parallel-size": num_gpus,
         "--weight-transfer-config": json.dumps({"backend": transfer.BACKEND}),
         "--worker-extension-cls": transfer.EXTENSION,
     }

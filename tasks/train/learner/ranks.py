@@ -23,6 +23,7 @@ from tasks.common.parent import die_with_parent
 
 T = TypeVar("T")
 
+LOST_RANK = 75  # the exit status of a rank that lost another (sysexits.h: try again)
 BUCKET = 25 * 2**20  # bytes of gradients in a message; what torch's DDP sends too
 
 

@@ -1,0 +1,1 @@
+"""Several machines: Ray places processes on them and watches them (`engine.cluster`)."""

@@ -1,0 +1,258 @@
+"""Ray: places on the machines of a cluster, reserved together, and a host in each. The only file
+that imports ray.
+
+Nothing that is large goes through Ray: no rollout, no weight. Its port lets whoever reaches it run
+programs, so a token is required. Every call has a time limit; a host that does not answer in it is
+as good as lost."""
+
+import argparse
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+
+import tasks
+from tasks.common.files import ArtifactError
+from tasks.engines.cluster.host import Host, Look, Place
+
+ROOT = Path(tasks.__file__).resolve().parent.parent
+NAMESPACE = "winnow"
+CONNECT_SECONDS = 10.0
+HANDSHAKE_SECONDS = 45.0
+CALL_SECONDS = 30.0
+RESERVE_SECONDS = 300.0
+# read by ray when it is imported
+ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token"}
+TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+
+
+class HostLostError(ArtifactError):
+    """A host's machine or process has died, or does not answer."""
+
+
+def import_ray() -> Any:
+    """The module. Raises ArtifactError where it is not installed."""
+    for name, value in ENVIRONMENT.items():
+        os.environ[name] = value
+    try:
+        import ray
+    except ImportError as error:
+        raise ArtifactError(
+            "engine.cluster names a Ray cluster, and ray is not installed: install the extra "
+            "`ray`, or set engine.cluster to local"
+        ) from error
+    return ray
+
+
+def connect(address: str) -> Any:
+    """Connect this process to the cluster whose head is at `address`, once. Raises ArtifactError
+    when it does not answer, or refuses the token.
+
+    A process of its own tries first: Ray itself would wait for many minutes for what is silent."""
+    ray = import_ray()
+    if ray.is_initialized():
+        return ray
+    check_address(address)
+    check_token()
+    with tempfile.TemporaryFile() as output:
+        trial = subprocess.Popen(
+            [sys.executable, "-m", "tasks.engines.cluster.hosts", address],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            status: int | None = trial.wait(HANDSHAKE_SECONDS)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            trial.kill()
+            trial.wait()
+        output.seek(0)
+        said = output.read().decode(errors="replace").strip().splitlines()
+    if status is None:
+        raise ArtifactError(
+            f"what listens at {address} gave no answer in {HANDSHAKE_SECONDS:.0f} s: check that "
+            "engine.cluster.ray is the address of a Ray head"
+        )
+    if status:
+        refused = any("authtoken" in line.lower() for line in said)
+        raise ArtifactError(
+            f"the Ray head at {address} refuses the token in RAY_AUTH_TOKEN (or the file that "
+            "RAY_AUTH_TOKEN_PATH names): it must be the head's"
+            if refused
+            else f"cannot connect to the Ray head at {address}: {said[-1] if said else status}"
+        )
+    join(ray, address)
+    return ray
+
+
+def join(ray: Any, address: str) -> None:
+    ray.init(
+        address=address,
+        namespace=NAMESPACE,
+        log_to_driver=False,
+        logging_level="ERROR",
+        runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
+    )
+
+
+def check_address(address: str) -> None:
+    """Raise ArtifactError where nothing listens."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ArtifactError(
+            f"engine.cluster.ray is {address!r}; it is the address of a Ray head, like head:6379"
+        )
+    try:
+        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise ArtifactError(
+            f"nothing answers at {address}, which engine.cluster.ray names ({error}): start the "
+            "Ray head there first"
+        ) from error
+
+
+def check_token() -> None:
+    """Raise ArtifactError where this process has no token."""
+    default = Path.home() / ".ray" / "auth_token"
+    if not any(os.environ.get(name) for name in TOKENS) and not default.exists():
+        raise ArtifactError(
+            "a Ray cluster without a token lets whoever reaches its port run programs: start it "
+            "with RAY_AUTH_MODE=token, and set RAY_AUTH_TOKEN here to its token"
+        )
+
+
+class RemoteHost:
+    """A host in one of the reserved places. It is up some seconds after this is made."""
+
+    def __init__(self, ray: Any, actor: Any) -> None:
+        self.ray, self.actor = ray, actor
+        self.answer = actor.place.remote()  # in flight until the host is up
+        self.ended: Any = None
+
+    def is_up(self) -> bool:
+        """Whether the host answers. Raises HostLostError when it never will."""
+        done, _ = self.ray.wait([self.answer], timeout=0)
+        if done:
+            self.take(self.answer, 0.0)
+        return bool(done)
+
+    def place(self, seconds: float = CALL_SECONDS) -> Place:
+        return cast(Place, self.take(self.answer, seconds))
+
+    def look(self) -> Look:
+        return cast(Look, self.call("look"))
+
+    def call(self, method: str, *arguments: Any, **named: Any) -> Any:
+        """What a method of the host returns. Raises HostLostError when it does not answer in
+        CALL_SECONDS."""
+        return self.take(getattr(self.actor, method).remote(*arguments, **named), CALL_SECONDS)
+
+    def take(self, answer: Any, seconds: float) -> Any:
+        errors = self.ray.exceptions
+        try:
+            return self.ray.get(answer, timeout=seconds)
+        except errors.GetTimeoutError as error:
+            raise HostLostError(f"a machine gave no answer in {seconds:.0f} s") from error
+        except errors.RayTaskError as error:  # the method raised; what follows is not its message
+            raise ArtifactError(f"on another machine: {error.cause!r}") from error
+        except errors.RayError as error:
+            reason = f"a machine or its process died ({type(error).__name__})"
+            raise HostLostError(reason) from error
+
+    def begin_to_end(self) -> None:
+        """Have the host end its process. It ends with this process, too, which may have left the
+        cluster already."""
+        if self.ray.is_initialized():
+            self.ended = self.actor.end.remote()
+
+    def kill(self) -> None:
+        """End the host, its process first."""
+        if not self.ray.is_initialized():
+            return
+        if self.ended is None:
+            self.begin_to_end()
+        with suppress(ArtifactError):
+            self.take(self.ended, CALL_SECONDS)
+        self.ray.kill(self.actor, no_restart=True)
+
+
+class Places:
+    """Places that are reserved together, each with its CPUs and GPUs, until the process that
+    reserved them ends."""
+
+    def __init__(self, ray: Any, group: Any, bundles: list[dict[str, float]], name: str) -> None:
+        self.ray, self.group, self.bundles, self.name = ray, group, bundles, name
+
+    def host(self, index: int) -> RemoteHost:
+        """A new host in a place; where the place's machine died, once Ray has found another."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        bundle = self.bundles[index]
+        strategy = PlacementGroupSchedulingStrategy(
+            placement_group=self.group, placement_group_bundle_index=index
+        )
+        made = self.ray.remote(LocalHost).options(
+            num_cpus=bundle["CPU"],
+            num_gpus=bundle.get("GPU", 0),
+            scheduling_strategy=strategy,
+            max_restarts=0,
+        )
+        return RemoteHost(self.ray, made.remote())
+
+    def close(self) -> None:
+        self.ray.util.remove_placement_group(self.group)
+
+
+class LocalHost(Host):
+    """A host that knows its address from Ray."""
+
+    def __init__(self) -> None:
+        super().__init__(import_ray().util.get_node_ip_address())
+
+
+def reserve(address: str, bundles: list[dict[str, float]], name: str) -> Places:
+    """Reserve all these places, or none. Raises ArtifactError when the cluster has no room for
+    them in RESERVE_SECONDS."""
+    ray = connect(address)
+    there: Mapping[str, float] = ray.cluster_resources()
+    for kind in ("CPU", "GPU"):
+        wanted = sum(bundle.get(kind, 0) for bundle in bundles)
+        if wanted > there.get(kind, 0):
+            raise ArtifactError(
+                f"engine.cluster asks for {wanted:.0f} {kind}s, and the Ray cluster at {address} "
+                f"has {there.get(kind, 0):.0f}: lower engine.cluster.trainers or engines, or add "
+                "machines"
+            )
+    group = ray.util.placement_group(bundles, strategy="PACK", name=name)
+    if not group.wait(RESERVE_SECONDS):
+        ray.util.remove_placement_group(group)
+        raise ArtifactError(
+            f"the Ray cluster at {address} had no room for {len(bundles)} processes in "
+            f"{RESERVE_SECONDS:.0f} s: others use it, or no machine has {bundles[-1]}"
+        )
+    return Places(ray, group, bundles, name)
+
+
+def reserved(address: str, bundles: list[dict[str, float]], name: str) -> Places:
+    """The places that another process reserved under this name."""
+    ray = connect(address)
+    return Places(ray, ray.util.get_placement_group(name), bundles, name)
+
+
+def main() -> None:
+    """Whether the cluster at an address takes this process in."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("address")
+    join(import_ray(), parser.parse_args().address)
+
+
+if __name__ == "__main__":
+    main()

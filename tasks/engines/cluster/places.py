@@ -1,0 +1,57 @@
+"""What is reserved on a cluster: a place for every process that trains, then one for every server.
+
+The command that starts the training reserves all of them together, so that no half of it waits for
+the other; the first process that trains then starts the servers in theirs. A stage that samples
+alone reserves places for servers."""
+
+import os
+import uuid
+from pathlib import Path
+
+from tasks.common.files import ArtifactError
+from tasks.engines.cluster.hosts import Places, RemoteHost, connect, reserve, reserved
+from tasks.engines.engine import Cluster, EngineSettings
+
+PLACES = "WINNOW_PLACES"  # the name under which the places of a training are reserved
+
+
+def training_places(settings: EngineSettings, cluster: Cluster) -> Places:
+    """Places for trainers and servers, in this order."""
+    bundles = [bundle(settings, cluster, 1)] * cluster.trainers
+    bundles += [bundle(settings, cluster, cluster.gpus_per_engine)] * cluster.engines
+    return reserve(cluster.ray, bundles, f"winnow-{uuid.uuid4().hex}")
+
+
+def engine_places(settings: EngineSettings, cluster: Cluster) -> tuple[Places, int]:
+    """Places for servers, and the number of the first one: those that were reserved with the
+    trainers', or new ones."""
+    own = [bundle(settings, cluster, cluster.gpus_per_engine)] * cluster.engines
+    name = os.environ.get(PLACES)
+    if name is None:
+        return reserve(cluster.ray, own, f"winnow-{uuid.uuid4().hex}"), 0
+    trainers = [bundle(settings, cluster, 1)] * cluster.trainers
+    return reserved(cluster.ray, [*trainers, *own], name), cluster.trainers
+
+
+def bundle(settings: EngineSettings, cluster: Cluster, num_gpus: int) -> dict[str, float]:
+    """What one process needs: GPUs where the cluster has some and engine.device allows them."""
+    ray = connect(cluster.ray)
+    has_gpus = settings.device != "cpu" and ray.cluster_resources().get("GPU", 0) > 0
+    return {"CPU": settings.threads, **({"GPU": num_gpus} if has_gpus else {})}
+
+
+class SharedFolder:
+    """A file in `engine.cluster.shared`, by which a machine shows that it sees the same folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path, self.content = folder / "seen", uuid.uuid4().hex
+        self.path.write_text(self.content)
+
+    def check(self, host: RemoteHost) -> None:
+        """Raise ArtifactError naming the machine that does not see it."""
+        if not host.call("reads", str(self.path), self.content):
+            raise ArtifactError(
+                f"{host.place().machine} does not see {self.path.parent.parent}: engine.cluster "
+                "needs a folder that all machines of the cluster share, under the same path; the "
+                "project, its environment and the data root must be on one, too"
+            )

@@ -1,0 +1,144 @@
+"""vLLM servers on the machines of a cluster: the same command as on this machine, behind a gate
+that asks for a key."""
+
+import logging
+import os
+import secrets
+import sys
+import urllib.error
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+
+from tasks.common.files import ArtifactError, temporary_folder
+from tasks.engines.cluster.host import ADDRESS, SCRATCH
+from tasks.engines.cluster.hosts import HostLostError, RemoteHost
+from tasks.engines.cluster.places import SharedFolder, engine_places
+from tasks.engines.engine import Cluster, EngineSettings
+from tasks.engines.server import gate
+from tasks.engines.server.endpoints import Endpoint
+from tasks.engines.server.replicas import (
+    GUARD,
+    LOG_TAIL,
+    Replica,
+    Replicas,
+    serve_command,
+    server_environment,
+)
+from tasks.models.policy import Policy
+
+logger = logging.getLogger(__name__)
+
+GATE = Path(gate.__file__)
+HEALTH_SECONDS = 2.0
+
+
+class RemoteReplica:
+    """A server in a place of the cluster. It is started once its host is up; `name` is what it is
+    called until it has an address."""
+
+    def __init__(
+        self,
+        host: RemoteHost,
+        shared: SharedFolder,
+        command: list[str],
+        environment: dict[str, str],
+        name: str,
+    ) -> None:
+        self.host, self.shared = host, shared
+        self.command, self.environment = command, environment
+        self.endpoint = Endpoint(f"http://{name}/v1", key=environment[gate.KEY])
+        self.is_started = self.has_address = False
+        self.lost = ""
+
+    def is_serving(self) -> bool:
+        try:
+            if not self.is_started:
+                if self.host.is_up():
+                    self.shared.check(self.host)
+                    self.host.call(
+                        "start", self.command, self.environment, str(Path.cwd()), is_guarded=True
+                    )
+                    self.is_started = True
+                return False
+            return self.finds_address() and is_healthy(self.endpoint)
+        except HostLostError as error:
+            self.lost = str(error)
+            return False
+
+    def finds_address(self) -> bool:
+        """Whether the gate listens; where, is then known."""
+        if not self.has_address:
+            port = self.host.call("read", "port")
+            if port is None:
+                return False
+            url = f"http://{self.host.place().address}:{port}/v1"
+            self.endpoint = Endpoint(url, key=self.endpoint.key)
+            self.has_address = True
+        return True
+
+    def has_ended(self) -> bool:
+        if self.lost or not self.is_started:
+            return bool(self.lost)
+        try:
+            return self.host.look().status is not None
+        except HostLostError as error:
+            self.lost = str(error)
+            return True
+
+    def log_tail(self) -> str:
+        try:
+            return self.lost or str(self.host.call("tail"))[-LOG_TAIL:]
+        except ArtifactError as error:
+            return str(error)
+
+    def end(self) -> None:
+        self.host.begin_to_end()
+
+    def wait(self) -> None:
+        self.host.kill()
+
+
+def on_cluster(settings: EngineSettings, cluster: Cluster, policy: Policy) -> Replicas:
+    """`engine.cluster.engines` servers on the machines of the cluster. Raises ArtifactError when it
+    has no room for them, or a machine does not see the shared folder."""
+    files = ExitStack()
+    try:
+        places, first = engine_places(settings, cluster)
+        if first == 0:  # reserved here, and not with the trainers
+            files.callback(places.close)
+        folder = files.enter_context(temporary_folder(Path(cluster.shared).resolve(), "weights"))
+    except BaseException:
+        files.close()
+        raise
+    shared = SharedFolder(folder)
+    is_on_gpu = "GPU" in places.bundles[first]
+    num_gpus = cluster.gpus_per_engine if is_on_gpu else 1
+    serve = serve_command(settings, policy, Path(SCRATCH) / "server.sock", num_gpus)
+    environment = server_environment(dict(os.environ), settings.threads, is_on_gpu=is_on_gpu)
+    environment |= {gate.KEY: secrets.token_urlsafe(32)}
+
+    def start_one(place: int, attempt: int) -> Replica:
+        host = places.host(first + place)
+        command = [
+            *(sys.executable, "-P", str(GUARD), sys.executable, "-P", str(GATE)),
+            *("--socket", f"{SCRATCH}/server.sock", "--port-file", f"{SCRATCH}/port"),
+            *("--address", ADDRESS),
+            *serve,
+        ]
+        return RemoteReplica(host, shared, command, environment, f"engine-{place}-{attempt}")
+
+    return Replicas(start_one, cluster.engines, folder, files)
+
+
+def is_healthy(endpoint: Endpoint) -> bool:
+    """Whether the server behind the gate says that it is healthy."""
+    request = urllib.request.Request(
+        f"{endpoint.root}/health", headers={"Authorization": f"Bearer {endpoint.key}"}
+    )
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=HEALTH_SECONDS) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False

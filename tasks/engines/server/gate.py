@@ -1,0 +1,95 @@
+"""python -P gate.py --socket S --address A --port-file F COMMAND...: let other machines reach a
+server that listens on a Unix socket, if they have the key (WINNOW_GATE_KEY).
+
+vLLM's own key does not guard the routes that replace weights, and some of its other routes run what
+they are sent. So the server has no port, and of its routes this passes on those that Winnow uses.
+It starts the server by COMMAND and ends with it.
+
+It is run as a file: as a module of its package it would take seconds to import torch."""
+
+import argparse
+import asyncio
+import hmac
+import os
+import sys
+from pathlib import Path
+
+from aiohttp import ClientSession, ClientTimeout, UnixConnector, web
+
+KEY = "WINNOW_GATE_KEY"
+ROUTES = {
+    ("GET", "/health"),
+    ("GET", "/metrics"),
+    ("GET", "/v1/models"),
+    ("POST", "/v1/completions"),
+    ("GET", "/weight_info"),
+    ("POST", "/pause"),
+    ("POST", "/resume"),
+    ("POST", "/start_weight_update"),
+    ("POST", "/update_weights"),
+    ("POST", "/finish_weight_update"),
+    ("POST", "/init_weight_transfer_engine"),
+    ("POST", "/reset_prefix_cache"),
+}
+MAX_BODY = 2**26  # bytes of a request: a prompt, or the names of all weights
+
+
+class Gate:
+    """Passes requests on to the server behind `path`."""
+
+    def __init__(self, key: str, path: Path) -> None:
+        self.expected = f"Bearer {key}"
+        self.path = path
+
+    async def pass_on(self, request: web.Request) -> web.Response:
+        given = request.headers.get("Authorization", "")
+        if not hmac.compare_digest(given.encode(), self.expected.encode()):
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        if (request.method, request.path) not in ROUTES:
+            return web.json_response({"error": "Not found"}, status=404)
+        kind = request.headers.get("Content-Type")
+        try:
+            async with self.session.request(
+                request.method,
+                f"http://server{request.path_qs}",
+                data=await request.read(),
+                headers={"Content-Type": kind} if kind else {},
+            ) as answer:
+                return web.Response(
+                    status=answer.status, body=await answer.read(), content_type=answer.content_type
+                )
+        except OSError:  # the server is not up yet, or gone
+            return web.json_response({"error": "the server does not answer"}, status=503)
+
+    async def serve(self, address: str, port_file: Path, command: list[str]) -> int:
+        """Serve until the command ends: its status."""
+        app = web.Application(client_max_size=MAX_BODY)
+        app.router.add_route("*", "/{path:.*}", self.pass_on)
+        runner = web.AppRunner(app, access_log=None)
+        connector = UnixConnector(str(self.path), limit=0)
+        async with ClientSession(connector=connector, timeout=ClientTimeout(None)) as self.session:
+            await runner.setup()
+            await web.TCPSite(runner, address, 0).start()
+            unfinished = port_file.with_suffix(".new")
+            unfinished.write_text(str(runner.addresses[0][1]))
+            unfinished.rename(port_file)
+            child = await asyncio.create_subprocess_exec(*command)
+            status = await child.wait()
+            await runner.cleanup()
+        return status
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--socket", type=Path, required=True)
+    parser.add_argument("--address", required=True)
+    parser.add_argument("--port-file", type=Path, required=True)
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    options = parser.parse_args()
+    key = os.environ.pop(KEY)  # the server need not know it
+    gate = Gate(key, options.socket)
+    return asyncio.run(gate.serve(options.address, options.port_file, options.command))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

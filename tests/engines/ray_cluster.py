@@ -1,0 +1,85 @@
+"""A Ray cluster of several nodes on this machine, whose nodes can be killed one by one."""
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+from flows.server import free_port
+
+START_SECONDS = 120.0
+
+
+class RayCluster:
+    """Use as a context manager. `environment` lets a process in; `address` is the head's."""
+
+    def __init__(self, num_cpus: list[int]) -> None:
+        self.num_cpus = num_cpus
+        self.temporary = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
+        self.folder = Path(self.temporary.name)  # short: Ray's sockets are in it
+        self.address = f"127.0.0.1:{free_port()}"
+        self.environment = {
+            **os.environ,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(16),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "OMP_NUM_THREADS": "1",
+        }
+        self.nodes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> "RayCluster":
+        port = self.address.rpartition(":")[2]
+        head = ["--head", f"--port={port}", "--include-dashboard=false"]
+        self.start([*head, f"--temp-dir={self.folder / 't'}"], self.num_cpus[0])
+        for num in self.num_cpus[1:]:
+            self.start([f"--address={self.address}"], num)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number in range(len(self.nodes)):
+            self.kill(number)
+        self.temporary.cleanup()
+
+    def start(self, options: list[str], num_cpus: int) -> None:
+        """Start a node, and wait for its raylet."""
+        line = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start"]
+        line += [*options, "--block", "--disable-usage-stats", "--node-ip-address=127.0.0.1"]
+        line += [f"--num-cpus={num_cpus}", "--num-gpus=0", "--object-store-memory=80000000"]
+        log = (self.folder / f"node-{len(self.nodes)}.log").open("wb")
+        node = subprocess.Popen(
+            line, env=self.environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        log.close()
+        self.nodes.append(node)
+        deadline = time.monotonic() + START_SECONDS
+        while not self.is_up(Path(log.name)):
+            assert node.poll() is None, Path(log.name).read_text()
+            assert time.monotonic() < deadline, Path(log.name).read_text()
+            time.sleep(0.1)
+
+    def is_up(self, log: Path) -> bool:
+        return "Ray runtime started" in log.read_text(errors="replace")
+
+    def kill(self, number: int) -> None:
+        """Kill all processes of a node at once, as when a machine loses its power."""
+        node = self.nodes[number]
+        with suppress(psutil.NoSuchProcess):
+            everyone = psutil.Process(node.pid).children(recursive=True)
+            for process in [psutil.Process(node.pid), *everyone]:
+                with suppress(psutil.NoSuchProcess):
+                    process.send_signal(signal.SIGKILL)
+            psutil.wait_procs(everyone, timeout=10)
+        node.wait()

@@ -1,0 +1,214 @@
+"""What runs on the machines of a cluster, without a cluster: the host of a process, the gate before
+a server, and the settings. With a real cluster: `test_ray.py`."""
+
+import asyncio
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tasks.common.params import ParamsError, parse
+from tasks.engines.cluster.host import ADDRESS, SCRATCH, Host
+from tasks.engines.cluster.ranks import Ended
+from tasks.engines.devices import sampling_gpus, training_gpus
+from tasks.engines.engine import Cluster, EngineSettings, check_cluster, engine_name
+from tasks.engines.server import gate
+from tests.flows.test_processes import is_gone
+from tests.policies import ENGINE
+
+CLUSTER = Cluster("head:6379", 2, 1, 1, "data")
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    host = Host("127.0.0.1")
+    yield host
+    host.end()
+
+
+def wait_for(happens: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + 30
+    while not (found := happens()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+PROCESS = """
+import os, signal, sys, time
+print(sys.argv[1:], os.environ["GIVEN"], os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("stopped", flush=True)
+    sys.exit(7)
+"""
+
+
+def test_a_host_starts_shows_and_interrupts_a_process(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")  # as Ray sets it for a place
+    environment = {**os.environ, "GIVEN": "1", "CUDA_VISIBLE_DEVICES": "0,1"}
+    command = [sys.executable, "-c", PROCESS, f"{SCRATCH}/s", ADDRESS]
+    host.start(command, environment, str(tmp_path), is_guarded=False)
+    written = b""
+    while not written.endswith(b"\n"):
+        look = host.look()
+        assert look.status is None
+        written += look.output
+    arguments = [f"{host.folder.name}/s", "127.0.0.1"]
+    assert written.decode() == f"{arguments} 1 3\n"
+    with pytest.raises(RuntimeError, match="runs here already"):
+        host.start(command, environment, str(tmp_path), is_guarded=False)
+    host.interrupt()
+    assert wait_for(lambda: host.look().status) == 7
+    assert host.tail().endswith("stopped\n")
+
+
+def test_a_host_ends_all_that_its_process_has_started(host: Host, tmp_path: Path) -> None:
+    script = "import subprocess; c = subprocess.Popen(['sleep', '60']); print(c.pid); c.wait()"
+    command = [sys.executable, "-u", "-c", script]
+    host.start(command, dict(os.environ), str(tmp_path), is_guarded=False)
+    wait_for(lambda: host.tail().strip())
+    pid = int(host.tail())
+    host.end()
+    assert is_gone(pid, 10)
+    assert host.look().status == -signal.SIGKILL
+
+
+def test_a_host_reads_what_another_machine_wrote(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "seen").write_text("this")
+    assert host.reads(str(tmp_path / "seen"), "this")
+    assert not host.reads(str(tmp_path / "seen"), "that")
+    assert not host.reads(str(tmp_path / "missing"), "this")
+    assert host.read("port") is None
+
+
+SERVER = """
+import sys
+from aiohttp import web
+
+async def answer(request):
+    return web.json_response({"path": request.path_qs, "sent": await request.text(),
+                              "key": request.headers.get("Authorization")})
+
+app = web.Application()
+app.router.add_route("*", "/{path:.*}", answer)
+web.run_app(app, path=sys.argv[1], print=None)
+"""
+
+
+@pytest.fixture
+def gated(tmp_path: Path) -> Iterator[str]:
+    """The URL of a gate before a server that answers every route."""
+    socket, port = tmp_path / "s", tmp_path / "port"
+    options = ["--socket", str(socket), "--address", "127.0.0.1", "--port-file", str(port)]
+    command = [sys.executable, "-P", gate.__file__, *options, sys.executable, "-c", SERVER]
+    with subprocess.Popen(
+        [*command, str(socket)], env={**os.environ, gate.KEY: "the key"}
+    ) as process:
+        wait_for(lambda: port.exists() and socket.exists())
+        yield f"http://127.0.0.1:{port.read_text()}"
+        process.terminate()
+
+
+async def ask(method: str, url: str, key: str | None, body: Any = None) -> tuple[int, Any]:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.request(method, url, headers=headers, json=body) as answer,
+    ):
+        return answer.status, await answer.json()
+
+
+def test_a_gate_passes_on_what_is_asked_with_the_key(gated: str) -> None:
+    def answer(*arguments: Any) -> tuple[int, Any]:
+        return asyncio.run(ask(*arguments))
+
+    status, said = answer("POST", f"{gated}/pause?mode=wait", "the key", {"a": 1})
+    assert status == 200
+    assert said == {"path": "/pause?mode=wait", "sent": '{"a": 1}', "key": None}
+    for key in (None, "another", "the key2", "the ke"):
+        assert answer("POST", f"{gated}/update_weights", key)[0] == 401
+    for method, route in (("POST", "/collective_rpc"), ("GET", "/pause"), ("GET", "/v1/../x")):
+        assert answer(method, f"{gated}{route}", "the key")[0] == 404
+
+
+def test_every_route_that_is_used_passes_the_gate() -> None:
+    """Those of vLLM's protocol for new weights, as `transfer` and `endpoints` ask for them."""
+    folder = Path(gate.__file__).parent
+    asked = (folder / "transfer.py").read_text() + (folder / "endpoints.py").read_text()
+    asked += (folder / "engine.py").read_text()
+    for _, route in gate.ROUTES - {("GET", "/health"), ("POST", "/init_weight_transfer_engine")}:
+        assert route.removeprefix("/v1") in asked
+
+
+def cluster(**changes: Any) -> EngineSettings:
+    settings = {"name": "auto", "cluster": CLUSTER, **changes}
+    return dataclasses.replace(ENGINE, **settings)
+
+
+def test_servers_on_a_cluster_are_the_engine_and_take_no_gpu_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check_cluster(cluster())
+    assert engine_name(cluster()) == "server"
+    assert engine_name(cluster(cluster=dataclasses.replace(CLUSTER, engines=0))) != "server"
+    settings = cluster(device="cuda")
+    assert sampling_gpus(settings) == training_gpus(settings, 2) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"name": "hf"}, "engine.cluster.engines is 1, which are vLLM servers"),
+        ({"num_processes": 2}, "leave engine.num_processes and engine.num_replicas at 1"),
+        ({"urls": ["http://a/v1"]}, "engine.urls empty"),
+        ({"cluster": dataclasses.replace(CLUSTER, trainers=0)}, "engine.cluster.trainers is 0"),
+        (
+            {"name": "server", "cluster": dataclasses.replace(CLUSTER, engines=0)},
+            "engine.cluster.engines is 0: name some",
+        ),
+    ],
+)
+def test_a_cluster_that_cannot_be_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ParamsError, match=said):
+        check_cluster(cluster(**changes))
+
+
+def test_a_cluster_is_local_or_has_all_its_keys() -> None:
+    values = dataclasses.asdict(ENGINE)
+    assert parse(values, EngineSettings, "engine").cluster == "local"
+    given = {**values, "cluster": dataclasses.asdict(CLUSTER)}
+    assert parse(given, EngineSettings, "engine").cluster == CLUSTER
+    with pytest.raises(ParamsError, match="engine.cluster is 'here'; allowed: 'local'"):
+        parse({**values, "cluster": "here"}, EngineSettings, "engine")
+    with pytest.raises(ParamsError, match="engine.cluster"):
+        parse({**values, "cluster": {"ray": "head:6379"}}, EngineSettings, "engine")
+
+
+@pytest.mark.parametrize(
+    ("statuses", "is_lost", "status"),
+    [
+        ([0, 0], False, 0),
+        ([1, 1], False, 1),  # the training's own fault: it would fail again
+        ([-9, 1], True, -9),
+        ([75, 75], True, 75),
+        ([None, 75], True, 75),
+    ],
+)
+def test_what_died_starts_again_and_what_failed_does_not(
+    statuses: list[int | None], is_lost: bool, status: int
+) -> None:
+    ended = Ended(statuses)
+    assert ended.is_lost(75) == is_lost
+    assert ended.status == status
