@@ -14,6 +14,7 @@ FILES = (
     "requirements.txt",
     "requirements-cpu.txt",
     "requirements-docs.txt",
+    "requirements-ray.txt",
     "requirements-security.txt",
 )
 
@@ -51,7 +52,7 @@ def test_the_cpu_pins_satisfy_the_extra(line: str) -> None:
     )
 
 
-@pytest.mark.parametrize("extra", ["docs", "security"])
+@pytest.mark.parametrize("extra", ["docs", "security", "ray"])
 def test_pins_of_environments_of_their_own_satisfy_their_extra(extra: str) -> None:
     for requirement in map(Requirement, EXTRAS[extra]):
         pins = PINS[f"requirements-{extra}.txt"]

@@ -23,6 +23,7 @@ FOREIGN = {
     "source": "activates the environment",
     "export": "sets variables",
     "docker": "tests/docs/test_docker.py reads its options, and what it starts",
+    "ray": "starts a cluster; tests/engines/ray_cluster.py starts one with these options",
     "cp": "copies an example; what it copies exists",
 }
 

@@ -1,5 +1,6 @@
 """What the documentation names exists: parameters, files, modules, pages."""
 
+import dataclasses
 import json
 import re
 from collections.abc import Iterator
@@ -10,10 +11,12 @@ import pytest
 import yaml
 
 from tasks.common import params
+from tasks.engines.engine import Cluster
 from tasks.harness import files
 from tests.docs.pages import PAGES, ROOT, Block, inline, of
 
 VALUES = params.load(ROOT / "params.yaml")
+VALUES["engine"]["cluster"] = {field.name: None for field in dataclasses.fields(Cluster)}
 FREE = {"ingest.sources", "verify.verifiers", "recipes"}  # whose keys the reader chooses
 SUFFIXES = (".py", ".md", ".yaml", ".json", ".jsonl", ".parquet", ".txt", ".toml", ".html", ".lock")
 LINK = re.compile(r"\]\((?P<target>[^)#\s]*)(?:#[^)]*)?\)")

@@ -28,7 +28,6 @@ ROUTES = {
     ("POST", "/start_weight_update"),
     ("POST", "/update_weights"),
     ("POST", "/finish_weight_update"),
-    ("POST", "/init_weight_transfer_engine"),
     ("POST", "/reset_prefix_cache"),
 }
 MAX_BODY = 2**26  # bytes of a request: a prompt, or the names of all weights
