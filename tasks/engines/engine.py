@@ -111,6 +111,10 @@ class Samples:
     is_action: list[list[bool]] | None = None
 
 
+class NoServerError(ArtifactError):
+    """Every server that samples has failed too often."""
+
+
 class Engine(Protocol):
     """Samples completions. `prefix_block` is the number of tokens in a block of the prefix cache,
     in whole blocks of which the completions of a prompt share its prefill. `prefilled_tokens`

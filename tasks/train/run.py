@@ -20,12 +20,12 @@ from tasks.common.files import ArtifactError, digest, digest_file
 from tasks.engines.devices import held, training_gpus
 from tasks.engines.engine import (
     EngineSettings,
+    NoServerError,
     Sampling,
     check_shared_gpu,
     engine_name,
     load_engine,
 )
-from tasks.engines.server.dispatch import NoServerError
 from tasks.grading.grader import Grader, Verify
 from tasks.models.folder import policy_digest
 from tasks.models.policy import (

@@ -111,7 +111,7 @@ web.run_app(app, path=sys.argv[1], print=None)
 def gated(tmp_path: Path) -> Iterator[str]:
     """The URL of a gate before a server that answers every route."""
     socket, port = tmp_path / "s", tmp_path / "port"
-    options = ["--socket", str(socket), "--address", "127.0.0.1", "--port-file", str(port)]
+    options = [str(socket), "127.0.0.1", str(port)]
     command = [sys.executable, "-P", gate.__file__, *options, sys.executable, "-c", SERVER]
     with subprocess.Popen(
         [*command, str(socket)], env={**os.environ, gate.KEY: "the key"}

@@ -5,7 +5,6 @@ Nothing that is large goes through Ray: no rollout, no weight. Its port lets who
 programs, so a token is required. Every call has a time limit; a host that does not answer in it is
 as good as lost."""
 
-import argparse
 import os
 import socket
 import subprocess
@@ -249,9 +248,7 @@ def reserved(address: str, bundles: list[dict[str, float]], name: str) -> Places
 
 def main() -> None:
     """Whether the cluster at an address takes this process in."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("address")
-    join(import_ray(), parser.parse_args().address)
+    join(import_ray(), sys.argv[1])
 
 
 if __name__ == "__main__":

@@ -122,8 +122,7 @@ def on_cluster(settings: EngineSettings, cluster: Cluster, policy: Policy) -> Re
         host = places.host(first + place)
         command = [
             *(sys.executable, "-P", str(GUARD), sys.executable, "-P", str(GATE)),
-            *("--socket", f"{SCRATCH}/server.sock", "--port-file", f"{SCRATCH}/port"),
-            *("--address", ADDRESS),
+            *(f"{SCRATCH}/server.sock", ADDRESS, f"{SCRATCH}/port"),
             *serve,
         ]
         return RemoteReplica(host, shared, command, environment, f"engine-{place}-{attempt}")

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Generic, TypeVar
 
 from tasks.common.files import ArtifactError
+from tasks.engines.engine import NoServerError
 
 logger = logging.getLogger(__name__)
 
@@ -28,10 +29,6 @@ S = TypeVar("S")
 class Unavailable(Exception):
     """A server did not answer, or asked to try again later. Another server, or the same one later,
     may answer."""
-
-
-class NoServerError(ArtifactError):
-    """Every server has failed too often."""
 
 
 class Dispatch(Generic[S, T]):

@@ -24,9 +24,9 @@ from transformers import PreTrainedModel
 
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError, at_least
-from tasks.engines.engine import EngineSettings, Request, Samples, check_lengths
+from tasks.engines.engine import EngineSettings, NoServerError, Request, Samples, check_lengths
 from tasks.engines.server import transfer
-from tasks.engines.server.dispatch import Dispatch, NoServerError, Unavailable, chunked
+from tasks.engines.server.dispatch import Dispatch, Unavailable, chunked
 from tasks.engines.server.endpoints import Completion, Connection, Endpoint, parse_url
 from tasks.engines.server.identity import Identity
 from tasks.engines.server.replicas import Replicas, local

@@ -1,5 +1,5 @@
-"""python -P gate.py --socket S --address A --port-file F COMMAND...: let other machines reach a
-server that listens on a Unix socket, if they have the key (WINNOW_GATE_KEY).
+"""python -P gate.py SOCKET ADDRESS PORT_FILE COMMAND...: let other machines reach a server that
+listens on a Unix socket, if they have the key (WINNOW_GATE_KEY).
 
 vLLM's own key does not guard the routes that replace weights, and some of its other routes run what
 they are sent. So the server has no port, and of its routes this passes on those that Winnow uses.
@@ -7,7 +7,6 @@ It starts the server by COMMAND and ends with it.
 
 It is run as a file: as a module of its package it would take seconds to import torch."""
 
-import argparse
 import asyncio
 import hmac
 import os
@@ -79,15 +78,9 @@ class Gate:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--socket", type=Path, required=True)
-    parser.add_argument("--address", required=True)
-    parser.add_argument("--port-file", type=Path, required=True)
-    parser.add_argument("command", nargs=argparse.REMAINDER)
-    options = parser.parse_args()
-    key = os.environ.pop(KEY)  # the server need not know it
-    gate = Gate(key, options.socket)
-    return asyncio.run(gate.serve(options.address, options.port_file, options.command))
+    path, address, port_file, *command = sys.argv[1:]
+    gate = Gate(os.environ.pop(KEY), Path(path))  # the server need not know the key
+    return asyncio.run(gate.serve(address, Path(port_file), command))
 
 
 if __name__ == "__main__":
