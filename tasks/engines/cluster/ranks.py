@@ -15,7 +15,6 @@ from tasks.common.files import ArtifactError, temporary_folder
 from tasks.engines.cluster.hosts import HostLostError, Places, RemoteHost
 from tasks.engines.cluster.places import PLACES, SharedFolder, training_places
 from tasks.engines.engine import Cluster, EngineSettings
-from tasks.engines.server.replicas import NOT_PASSED_ON
 
 logger = logging.getLogger(__name__)
 
@@ -123,8 +122,8 @@ def start(
         time.sleep(POLL_SECONDS)
     for host in hosts:
         shared.check(host)
-    common = {key: value for key, value in os.environ.items() if key not in NOT_PASSED_ON}
-    common |= {
+    common = {
+        **os.environ,
         "MASTER_ADDR": hosts[0].place().address,
         "MASTER_PORT": str(hosts[0].call("free_port")),
         "WORLD_SIZE": str(len(hosts)),
