@@ -25,8 +25,11 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def interrupt_on_terminate() -> None:
-    """Make SIGTERM end a stage the way Ctrl-C does."""
+    """Make SIGTERM end a stage the way Ctrl-C does. SIGINT does so too where it was ignored, as in
+    what a shell script starts in the background."""
     signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def interrupted(status: int = INTERRUPTED) -> int:

@@ -27,6 +27,7 @@ def launch_ranks(options: argparse.Namespace) -> None:
     if "RANK" in os.environ:
         return
     from tasks.common import params
+    from tasks.common.layout import Layout
     from tasks.engines.engine import EngineSettings, check_cluster
     from tasks.train.learner import ranks
 
@@ -39,7 +40,12 @@ def launch_ranks(options: argparse.Namespace) -> None:
         from tasks.engines.cluster.ranks import run_ranks
 
         arguments = ["tasks.train", *sys.argv[1:]]
-        sys.exit(run_ranks(engine, engine.cluster, arguments, ranks.LOST_RANK))
+        checkpoints = Layout(options.data).checkpoints
+
+        def progress() -> list[str]:
+            return sorted(path.name for path in checkpoints.glob("*/step-*"))
+
+        sys.exit(run_ranks(engine, engine.cluster, arguments, ranks.LOST_RANK, progress))
     ranks.launch_ranks("tasks.train", sys.argv[1:], engine.num_processes)
 
 

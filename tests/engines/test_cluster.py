@@ -197,18 +197,22 @@ def test_a_cluster_is_local_or_has_all_its_keys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("statuses", "is_lost", "status"),
+    ("statuses", "first", "is_lost", "status"),
     [
-        ([0, 0], False, 0),
-        ([1, 1], False, 1),  # the training's own fault: it would fail again
-        ([-9, 1], True, -9),
-        ([75, 75], True, 75),
-        ([None, 75], True, 75),
+        ([0, 0], [], False, 0),
+        ([1, 75], [1], False, 1),  # the training's own fault: it would fail again
+        ([75, 1], [75, 1], False, 1),
+        ([1, None], [1], False, 1),
+        ([-9, 1], [-9, 1], True, 1),
+        ([-9, 75], [-9], True, 75),
+        ([75, None], [75], True, 75),  # a silent one, which was killed
+        ([None, 75], [None], True, 75),
+        ([None], [None], True, 1),
     ],
 )
 def test_what_died_starts_again_and_what_failed_does_not(
-    statuses: list[int | None], is_lost: bool, status: int
+    statuses: list[int | None], first: list[int | None], is_lost: bool, status: int
 ) -> None:
-    ended = Ended(statuses)
+    ended = Ended(statuses, first)
     assert ended.is_lost(75) == is_lost
     assert ended.status == status

@@ -77,6 +77,8 @@ class Host:
         # When it ends, Ray kills its own children, and not theirs: the guard must be none of them,
         # or it could not end the rest.
         before = ["setsid", "--fork", "--wait"] if is_guarded else []
+        # Ray blocks interrupts in its own processes, and a new process has its parent's mask.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(
                 [*before, *map(self.filled_in, command)],
@@ -118,15 +120,16 @@ class Host:
     def interrupt(self) -> None:
         """Ask the process to stop."""
         if self.process is not None and self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
+            self.process.send_signal(signal.SIGTERM)
 
     def end(self) -> None:
-        """Kill the process and all that it has started, and wait for it."""
-        if self.process is None:
-            return
-        if self.process.stdin is not None:
-            self.process.stdin.close()  # its guard ends the rest
-        else:
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        """Kill the process and all that it has started, wait for it, and remove its files. A host
+        that was ended starts nothing again."""
+        if self.process is not None:
+            if self.process.stdin is not None:
+                self.process.stdin.close()  # its guard ends the rest
+            else:
+                with suppress(ProcessLookupError):
+                    os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        self.folder.cleanup()

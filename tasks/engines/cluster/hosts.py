@@ -6,10 +6,14 @@ programs, so a token is required. Every call has a time limit; a host that does 
 as good as lost."""
 
 import os
+import secrets
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +28,7 @@ NAMESPACE = "winnow"
 CONNECT_SECONDS = 10.0
 HANDSHAKE_SECONDS = 45.0
 CALL_SECONDS = 30.0
+POLL_SECONDS = 0.1
 RESERVE_SECONDS = 300.0
 # read by ray when it is imported
 ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token"}
@@ -58,48 +63,81 @@ def connect(address: str) -> Any:
         return ray
     check_address(address)
     check_token()
-    with tempfile.TemporaryFile() as output:
-        trial = subprocess.Popen(
-            [sys.executable, "-m", "tasks.engines.cluster.hosts", address],
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            status: int | None = trial.wait(HANDSHAKE_SECONDS)
-        except subprocess.TimeoutExpired:
-            status = None
-        finally:
-            trial.kill()
-            trial.wait()
-        output.seek(0)
-        said = output.read().decode(errors="replace").strip().splitlines()
-    if status is None:
-        raise ArtifactError(
-            f"what listens at {address} gave no answer in {HANDSHAKE_SECONDS:.0f} s: check that "
-            "engine.cluster.ray is the address of a Ray head"
-        )
-    if status:
-        refused = any("authtoken" in line.lower() for line in said)
-        raise ArtifactError(
-            f"the Ray head at {address} refuses the token in RAY_AUTH_TOKEN (or the file that "
-            "RAY_AUTH_TOKEN_PATH names): it must be the head's"
-            if refused
-            else f"cannot connect to the Ray head at {address}: {said[-1] if said else status}"
-        )
+    with Trial(address) as own, Trial(address, {TOKENS[0]: secrets.token_hex(16)}) as made_up:
+        deadline = time.monotonic() + HANDSHAKE_SECONDS
+        while not (own.has_answer() and made_up.has_answer()) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        if own.is_refused():
+            raise ArtifactError(
+                f"the Ray head at {address} refuses the token in RAY_AUTH_TOKEN (or the file that "
+                "RAY_AUTH_TOKEN_PATH names): it must be the head's"
+            )
+        if not own.has_answer():
+            raise ArtifactError(
+                f"what listens at {address} gave no answer in {HANDSHAKE_SECONDS:.0f} s: check "
+                "that engine.cluster.ray is the address of a Ray head"
+            )
+        if own.process.returncode:
+            raise ArtifactError(
+                f"cannot connect to the Ray head at {address}: {own.output().splitlines()[-1:]}"
+            )
+        if not made_up.is_refused():
+            raise ArtifactError(
+                f"the Ray head at {address} takes any token: start its cluster with "
+                "RAY_AUTH_MODE=token, or whoever reaches its port runs programs there"
+            )
     join(ray, address)
     return ray
 
 
+class Trial:
+    """A process that tries to connect, while the block lasts, with other `variables` if need be."""
+
+    def __init__(self, address: str, variables: Mapping[str, str] | None = None) -> None:
+        self.file = tempfile.TemporaryFile()  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tasks.engines.cluster.hosts", address],
+            cwd=ROOT,
+            env={**os.environ, **(variables or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=self.file,
+            stderr=subprocess.STDOUT,
+        )
+
+    def __enter__(self) -> "Trial":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.file.close()
+
+    def output(self) -> str:
+        size = os.fstat(self.file.fileno()).st_size
+        return os.pread(self.file.fileno(), size, 0).decode(errors="replace").strip()
+
+    def is_refused(self) -> bool:
+        """Whether the head refused the token, which Ray tries again for a while."""
+        return "authtoken" in self.output().lower()
+
+    def has_answer(self) -> bool:
+        return self.process.poll() is not None or self.is_refused()
+
+
 def join(ray: Any, address: str) -> None:
-    ray.init(
-        address=address,
-        namespace=NAMESPACE,
-        log_to_driver=False,
-        logging_level="ERROR",
-        runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
-    )
+    """Connect; Ray's own handler of SIGTERM would take the place of ours."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(
+            address=address,
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            logging_level="ERROR",
+            runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
+        )
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def check_address(address: str) -> None:
@@ -134,14 +172,16 @@ class RemoteHost:
     def __init__(self, ray: Any, actor: Any) -> None:
         self.ray, self.actor = ray, actor
         self.answer = actor.place.remote()  # in flight until the host is up
+        self.was_up = False
         self.ended: Any = None
 
     def is_up(self) -> bool:
         """Whether the host answers. Raises HostLostError when it never will."""
         done, _ = self.ray.wait([self.answer], timeout=0)
         if done:
-            self.take(self.answer, 0.0)
-        return bool(done)
+            self.take(self.answer, CALL_SECONDS)
+            self.was_up = True
+        return self.was_up
 
     def place(self, seconds: float = CALL_SECONDS) -> Place:
         return cast(Place, self.take(self.answer, seconds))
@@ -169,7 +209,7 @@ class RemoteHost:
     def begin_to_end(self) -> None:
         """Have the host end its process. It ends with this process, too, which may have left the
         cluster already."""
-        if self.ray.is_initialized():
+        if self.ray.is_initialized() and self.was_up:
             self.ended = self.actor.end.remote()
 
     def kill(self) -> None:
@@ -178,8 +218,9 @@ class RemoteHost:
             return
         if self.ended is None:
             self.begin_to_end()
-        with suppress(ArtifactError):
-            self.take(self.ended, CALL_SECONDS)
+        if self.ended is not None:
+            with suppress(ArtifactError):
+                self.take(self.ended, CALL_SECONDS)
         self.ray.kill(self.actor, no_restart=True)
 
 

@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,40 +21,54 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.5
 START_SECONDS = 300.0  # for all hosts to be up
 GRACE_SECONDS = 60.0  # for the others to end by themselves when one has failed
-MAX_RESTARTS = 3  # in a row
-LONG_SECONDS = 600.0  # a training that ran so long has not failed in a row
+STOP_SECONDS = 600.0  # for the step in flight and its checkpoint, when interrupted
+MAX_RESTARTS = 3  # without a new checkpoint in between
 
 
 @dataclass
 class Ended:
-    """How the processes ended: the status of each, None where it was lost or had to be killed."""
+    """How the processes ended: the status of each, None where it was lost or had to be killed, and
+    of those that failed the ones that were first."""
 
     statuses: Sequence[int | None]
+    first: Sequence[int | None] = ()
     reasons: list[str] = field(default_factory=list)  # of those that were lost
 
     def is_lost(self, lost_rank: int) -> bool:
-        """Whether a process or machine died: the fault need not be the training's."""
-        return any(status is None or status < 0 or status == lost_rank for status in self.statuses)
+        """Whether a process or machine died first, or is silent: the fault need not be the
+        training's. What a rank raised by itself it would raise again."""
+        died = any(status is None or status < 0 for status in self.first)
+        own = any(status is not None and 0 < status != lost_rank for status in self.first)
+        return died or (bool(self.first) and not own)
 
     @property
     def status(self) -> int:
-        return next((status for status in self.statuses if status), 0) or 0
+        """The exit status of the whole."""
+        failed = [status for status in (*self.first, *self.statuses) if status != 0]
+        return next(
+            (status for status in failed if status is not None and status > 0), 1 if failed else 0
+        )
 
 
 def run_ranks(
-    settings: EngineSettings, cluster: Cluster, arguments: list[str], lost_rank: int
+    settings: EngineSettings,
+    cluster: Cluster,
+    arguments: list[str],
+    lost_rank: int,
+    progress: Callable[[], object],
 ) -> int:
     """Run `python -m` with these arguments as the `engine.cluster.trainers` ranks of a training.
     Returns its exit status. `lost_rank` is that of a rank that lost another.
 
     When a rank or its machine dies, all start again, where there is room for them; they go on from
-    the last checkpoint. After MAX_RESTARTS times in a row the status is the last one's."""
+    the last checkpoint. After MAX_RESTARTS times in which `progress` stayed what it was, the status
+    is the last one's."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s cluster: %(message)s", datefmt="%H:%M:%S"
     )
     process.interrupt_on_terminate()
     try:
-        return supervise(settings, cluster, arguments, lost_rank)
+        return supervise(settings, cluster, arguments, lost_rank, progress)
     except ArtifactError as error:
         logger.error("%s", error)
         return 1
@@ -63,7 +77,11 @@ def run_ranks(
 
 
 def supervise(
-    settings: EngineSettings, cluster: Cluster, arguments: list[str], lost_rank: int
+    settings: EngineSettings,
+    cluster: Cluster,
+    arguments: list[str],
+    lost_rank: int,
+    progress: Callable[[], object],
 ) -> int:
     """See `run_ranks`; interrupts and errors are the caller's."""
     restarts = 0
@@ -73,11 +91,11 @@ def supervise(
         folder = stack.enter_context(temporary_folder(Path(cluster.shared).resolve(), "ranks"))
         shared = SharedFolder(folder)
         while True:
-            began = time.monotonic()
+            before = progress()
             ended = run_once(places, cluster, shared, [sys.executable, "-m", *arguments])
-            restarts = restarts + 1 if time.monotonic() - began < LONG_SECONDS else 1
+            restarts = restarts + 1 if progress() == before else 1
             if not ended.is_lost(lost_rank) or restarts > MAX_RESTARTS:
-                return ended.status if all(s is not None for s in ended.statuses) else 1
+                return ended.status
             logger.warning(
                 "%s; all %d start again from the last checkpoint (%d of at most %d times)",
                 "; ".join(ended.reasons) or "a rank was lost",
@@ -93,13 +111,14 @@ def run_once(places: Places, cluster: Cluster, shared: SharedFolder, command: li
     try:
         try:
             start(hosts, places, shared, command)
+        except HostLostError as error:
+            return Ended([None], [None], [str(error)])
+        try:
             return watch(hosts)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # another one ends the ranks at once
             interrupt(hosts)
-            watch(hosts)
-            return Ended([process.interrupted()])
-    except HostLostError as error:  # before all were started
-        return Ended([None], [str(error)])
+            watch(hosts, STOP_SECONDS)
+            raise
     finally:
         for host in hosts:
             host.begin_to_end()
@@ -136,12 +155,13 @@ def start(
         logger.info("rank %d runs on %s", rank, host.place().machine)
 
 
-def watch(hosts: Sequence[RemoteHost]) -> Ended:
-    """Pass on what the ranks write until all have ended. Once one has failed the others have
-    GRACE_SECONDS."""
+def watch(hosts: Sequence[RemoteHost], seconds: float | None = None) -> Ended:
+    """Pass on what the ranks write until all have ended, or have had so many `seconds`. Once one
+    has failed the others have GRACE_SECONDS."""
     statuses: dict[int, int | None] = {}
+    first: list[int | None] = []
     reasons: list[str] = []
-    deadline: float | None = None
+    deadline = None if seconds is None else time.monotonic() + seconds
     while len(statuses) < len(hosts):
         for rank, host in enumerate(hosts):
             if rank in statuses:
@@ -156,14 +176,15 @@ def watch(hosts: Sequence[RemoteHost]) -> Ended:
                 statuses[rank] = status
                 if status < 0:
                     reasons.append(f"rank {rank} was killed by signal {-status}")
-        if any(status != 0 for status in statuses.values()) and deadline is None:
-            deadline = time.monotonic() + GRACE_SECONDS
+        if not first and (first := [status for status in statuses.values() if status != 0]):
+            grace = time.monotonic() + GRACE_SECONDS
+            deadline = grace if deadline is None else min(deadline, grace)
         if deadline is not None and time.monotonic() > deadline:
             for rank in set(range(len(hosts))) - set(statuses):
                 statuses[rank] = None
                 reasons.append(f"rank {rank} did not end")
         time.sleep(POLL_SECONDS)
-    return Ended([statuses[rank] for rank in range(len(hosts))], reasons)
+    return Ended([statuses[rank] for rank in range(len(hosts))], first, reasons)
 
 
 def show(host: RemoteHost) -> int | None:

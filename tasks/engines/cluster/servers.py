@@ -8,6 +8,7 @@ import sys
 import urllib.error
 import urllib.request
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from tasks.common.files import ArtifactError, temporary_folder
@@ -47,7 +48,7 @@ class RemoteReplica:
     ) -> None:
         self.host, self.shared = host, shared
         self.command, self.environment = command, environment
-        self.endpoint = Endpoint(f"http://{name}/v1", key=environment[gate.KEY])
+        self.endpoint = Endpoint(f"http://{name}/v1", name=name, key=environment[gate.KEY])
         self.is_started = self.has_address = False
         self.lost = ""
 
@@ -73,7 +74,7 @@ class RemoteReplica:
             if port is None:
                 return False
             url = f"http://{self.host.place().address}:{port}/v1"
-            self.endpoint = Endpoint(url, key=self.endpoint.key)
+            self.endpoint = replace(self.endpoint, url=url)
             self.has_address = True
         return True
 
@@ -85,6 +86,9 @@ class RemoteReplica:
         except HostLostError as error:
             self.lost = str(error)
             return True
+
+    def was_lost(self) -> bool:
+        return bool(self.lost)
 
     def log_tail(self) -> str:
         try:
@@ -114,7 +118,8 @@ def on_cluster(settings: EngineSettings, cluster: Cluster, policy: Policy) -> Re
     shared = SharedFolder(folder)
     is_on_gpu = "GPU" in places.bundles[first]
     num_gpus = cluster.gpus_per_engine if is_on_gpu else 1
-    serve = serve_command(settings, policy, Path(SCRATCH) / "server.sock", num_gpus)
+    path = Path(SCRATCH) / "server.sock"
+    serve = serve_command(settings, policy, path, on_gpu=is_on_gpu, num_gpus=num_gpus)
     environment = server_environment(dict(os.environ), settings.threads, is_on_gpu=is_on_gpu)
     environment |= {gate.KEY: secrets.token_urlsafe(32)}
 

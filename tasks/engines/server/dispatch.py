@@ -61,6 +61,8 @@ class Dispatch(Generic[S, T]):
         failed too often."""
         self.chunks = deque(deque(chunk) for chunk in chunks if chunk)
         self.num_rows = sum(map(len, self.chunks))
+        if self.num_rows and not self.servers:
+            raise NoServerError("no server is there")
         self.own: list[deque[int]] = [deque() for _ in self.servers]  # rest of a server's chunk
         try:
             async with asyncio.TaskGroup() as tasks:

@@ -29,10 +29,12 @@ RETRYABLE = {408, 409, 425, 429, 500, 502, 503, 504}
 @dataclass(frozen=True)
 class Endpoint:
     """The address of a server. With `socket`, the URL is only its name. `key` is that of a server
-    started here, of a run; other servers get the user's."""
+    started here, of a run; other servers get the user's. `name` tells a server that was started
+    again from the one before, which may have had the same address."""
 
     url: str
     socket: Path | None = None
+    name: str = ""
     key: str | None = field(default=None, repr=False)
 
     @property

@@ -68,6 +68,7 @@ class ServerEngine:
         self.models: dict[Endpoint, str] = {}  # the policy's name at each server identified so far
         self.version = "unknown"
         self.num_updates = 0
+        self.probe: Completion | None = None  # the answer of a server with the current weights
         self.weights: list[Path] = []  # the current ones; none: those that servers start with
         self.prefix_block = UNSHARED
         self.max_length = policy.max_length
@@ -80,7 +81,7 @@ class ServerEngine:
         for endpoint in self.endpoints:
             try:
                 async with Connection(endpoint, self.settings.timeout_seconds) as connection:
-                    await self.identify(connection)
+                    self.probe = await self.identify(connection)
                     self.prefix_block = await read_block_size(connection)
             except Unavailable as error:
                 missing.append(str(error))
@@ -151,6 +152,9 @@ class ServerEngine:
                 if self.replicas is None or num_askers() > 1:
                     raise
                 logger.warning("%s; waiting for one that is started again", error)
+                for endpoint in self.endpoints:  # it may say that it is healthy
+                    self.replicas.drop(endpoint)
+                self.endpoints = []
                 self.replicas.wait_for_one()
             else:
                 return answers
@@ -216,7 +220,7 @@ class ServerEngine:
             self.weights = files.write(weights, folder, self.weights_version)
             self.replicas.revive()
             serving = self.replicas.serving(self.endpoints)
-            self.endpoints = []
+            self.endpoints, self.probe = [], None
             while not self.endpoints:
                 serving = serving or self.replicas.wait_for_one()
                 self.endpoints, serving = asyncio.run(self.load(serving)), []
@@ -226,13 +230,14 @@ class ServerEngine:
         """Put the current weights into some replicas, and return those that have them. One that
         fails, or answers a probe unlike the others, is ended."""
         results = await asyncio.gather(*map(self.load_one, endpoints))
-        first = next((found for found in results if isinstance(found, Completion)), None)
         loaded = []
         for endpoint, found in zip(endpoints, results, strict=True):
-            if isinstance(found, Completion) and self.identity.agrees(found, first or found):
-                loaded.append(endpoint)
-                continue
-            why = f"{endpoint.url} answers a probe unlike the first server that has new weights"
+            if isinstance(found, Completion):
+                self.probe = self.probe or found  # the trainer compares it with its own policy
+                if self.identity.agrees(found, self.probe):
+                    loaded.append(endpoint)
+                    continue
+            why = f"{endpoint.url} answers a probe unlike the servers that have the weights"
             logger.warning(
                 "%s; it is ended, and another takes its place",
                 why if isinstance(found, Completion) else found,

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
+import numpy as np
 import psutil
 import torch
 
@@ -97,8 +98,12 @@ class Identity:
         made them sample different tokens, what came before counts."""
         pairs = list(zip(one.token_ids, other.token_ids, strict=False))
         same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
-        gaps = [abs(a - b) for a, b in zip(one.logprobs[:same], other.logprobs[:same], strict=True)]
-        return bool(gaps) and sum(gaps) / len(gaps) <= TOLERANCE[self.dtype]
+        ones, others = one.logprobs[:same], other.logprobs[:same]
+        if np.isnan(ones).any():  # a policy that has diverged, which the trainer notices
+            return bool(np.isnan(others).any())
+        return (
+            same > 0 and float(np.mean(np.abs(np.subtract(ones, others)))) <= TOLERANCE[self.dtype]
+        )
 
     def fits(self) -> bool:
         """Whether the policy can be loaded into this machine's free memory."""

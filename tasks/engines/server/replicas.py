@@ -66,6 +66,10 @@ class Replica(Protocol):
 
     def has_ended(self) -> bool: ...
 
+    def was_lost(self) -> bool:
+        """Whether its machine died, and not the server by itself."""
+        ...
+
     def log_tail(self) -> str:
         """The end of what the server has written."""
         ...
@@ -94,6 +98,9 @@ class LocalReplica:
     def has_ended(self) -> bool:
         return self.process.poll() is not None
 
+    def was_lost(self) -> bool:
+        return False
+
     def log_tail(self) -> str:
         return self.log.read_text(errors="replace")[-LOG_TAIL:]
 
@@ -121,21 +128,24 @@ class Replicas:
         self.wait_until_serving()
 
     def wait_until_serving(self) -> None:
-        """Return when every server answers. Raises ArtifactError with the end of its log when one
-        has ended, or takes longer than START_SECONDS."""
+        """Return when every server answers. One whose machine died is started on another. Raises
+        ArtifactError with the end of its log when one has ended by itself, or takes longer than
+        START_SECONDS."""
         deadline = time.monotonic() + START_SECONDS
-        waiting = list(self.replicas)
+        waiting = set(range(len(self.replicas)))
         with progress(len(waiting), "start vLLM servers", "server") as bar:
             while waiting:
-                for replica in [replica for replica in waiting if replica.is_serving()]:
-                    waiting.remove(replica)
-                    bar.update(1)
-                ended = next((replica for replica in waiting if replica.has_ended()), None)
-                if ended or (waiting and time.monotonic() > deadline):
-                    self.fail(
-                        ended or waiting[0],
-                        "ended" if ended else f"did not answer in {START_SECONDS:.0f} s",
-                    )
+                for place in sorted(waiting):
+                    replica = self.replicas[place]
+                    if replica.is_serving():
+                        waiting.remove(place)
+                        bar.update(1)
+                    elif replica.has_ended():
+                        if not replica.was_lost() or self.attempts[place] == MAX_RESTARTS:
+                            self.fail(replica, "ended")
+                        self.revive()
+                    elif time.monotonic() > deadline:
+                        self.fail(replica, f"did not answer in {START_SECONDS:.0f} s")
                 time.sleep(POLL_SECONDS)
 
     def fail(self, replica: Replica, what: str) -> NoReturn:
@@ -203,7 +213,8 @@ def local(settings: EngineSettings, policy: Policy, num_processes: int = 0) -> R
     def start_one(place: int, attempt: int) -> Replica:
         # a socket of its own: nobody may take a server that was started again for the one before
         name = f"{place}-{attempt}" if attempt else str(place)
-        command = serve_command(settings, policy, root / f"{name}.sock")
+        on_gpu = devices[place] is not None
+        command = serve_command(settings, policy, root / f"{name}.sock", on_gpu=on_gpu)
         return start(command, root, name, devices[place], settings.threads)
 
     return Replicas(start_one, settings.num_replicas, root, files)
@@ -242,11 +253,10 @@ def choose_devices(settings: EngineSettings, num_processes: int = 0) -> Sequence
 
 
 def serve_command(
-    settings: EngineSettings, policy: Policy, path: Path, num_gpus: int = 1
+    settings: EngineSettings, policy: Policy, path: Path, *, on_gpu: bool, num_gpus: int = 1
 ) -> list[str]:
     """Return the command of vLLM's server with the options that the engine contract needs, its
     layers split over `num_gpus`. The model's name is the policy's digest."""
-    on_gpu = torch_device(settings.device).type == "cuda"
     options = {
         "--model": policy.folder.resolve(),
         "--served-model-name": policy.digest,

@@ -1,0 +1,134 @@
+"""What a machine lacks is found, cut into pieces and put together again; and what is found is enough
+to train."""
+
+import json
+import subprocess
+import sys
+import venv
+import zipfile
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bench.world import PROJECT
+from tests.gpu import wheels
+from tests.train.worlds import make_world
+
+TORCH = {"torch": "2.11.0"}
+
+
+def machine(**packages: str) -> dict[str, Any]:
+    named = {name.replace("_", "-"): version for name, version in packages.items()}
+    return {"python": "3.12", "machine": "x86_64", "packages": named}
+
+
+def test_what_is_there_and_does_is_not_brought() -> None:
+    everything = wheels.missing(machine(**TORCH))
+    assert {"transformers", "tokenizers", "polars", "pyarrow", "peft"} <= set(everything)
+    assert not any(name.startswith(wheels.OWN) for name in everything)
+    assert not {"mlflow", "prefect", "dvc", "ray"} & set(everything)
+    assert everything["polars"] == metadata.version("polars")
+    there = machine(**TORCH, transformers="5.17.0", polars="0.20.0", PyYAML="6.0.2")
+    found = wheels.missing(there)
+    assert "transformers" not in found  # older than the pin, and new enough
+    assert "pyyaml" not in found
+    assert found["polars"] == metadata.version("polars")  # too old
+
+
+@pytest.mark.parametrize("packages", [{}, {"torch": "2.10.1"}])
+def test_a_torch_that_does_not_do_is_named(packages: dict[str, str]) -> None:
+    with pytest.raises(SystemExit, match=r"torch .*>=2\.11 is needed"):
+        wheels.missing(machine(**packages))
+
+
+def test_list_needs_no_package() -> None:
+    line = [sys.executable, "-S", "-m", "tests.gpu.wheels", "list"]
+    done = subprocess.run(line, cwd=PROJECT, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["packages"] == {}
+
+
+@pytest.fixture
+def pieces(tmp_path: Path) -> Path:
+    """Two wheels in pieces of 1 kB."""
+    made = []
+    for name in ("a", "b"):
+        path = tmp_path / f"{name}-1.0-py3-none-any.whl"
+        with zipfile.ZipFile(path, "w") as wheel:
+            wheel.writestr(f"{name}/__init__.py", f"NAME = '{name}'  # {'x' * 3000}\n")
+        made.append(path)
+    wheels.write_pieces(made, tmp_path / "pieces", 1000)
+    return tmp_path / "pieces"
+
+
+def test_pieces_are_put_together(pieces: Path, tmp_path: Path) -> None:
+    sizes = [path.stat().st_size for path in pieces.glob("piece-*")]
+    assert len(sizes) > 5
+    assert max(sizes) == 1000
+    assert wheels.unpack(pieces, tmp_path / "out") == 2
+    for name in ("a", "b"):
+        assert f"NAME = '{name}'" in (tmp_path / "out" / name / "__init__.py").read_text()
+
+
+def test_a_piece_that_is_damaged_or_missing_is_named(pieces: Path, tmp_path: Path) -> None:
+    piece = pieces / "piece-003"
+    data = bytearray(piece.read_bytes())
+    data[7] ^= 1
+    piece.write_bytes(data)
+    with pytest.raises(SystemExit, match="piece-003 is damaged: bring it again"):
+        wheels.unpack(pieces, tmp_path / "out")
+    piece.unlink()
+    with pytest.raises(SystemExit, match="piece-003 is missing: bring all pieces"):
+        wheels.unpack(pieces, tmp_path / "out")
+
+
+def closure(name: str, found: set[str]) -> set[str]:
+    """A package and all that it asks for here."""
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    if name not in found:
+        found.add(name)
+        for requirement in map(Requirement, metadata.requires(name) or []):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                closure(canonicalize_name(requirement.name), found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python with torch, and with what is brought to a machine that has torch alone."""
+    folder = tmp_path_factory.mktemp("bare")
+    packages = folder / "packages"
+    packages.mkdir()
+    for name in closure("torch", set()) | set(wheels.missing(machine(**TORCH))):
+        distribution = metadata.distribution(name)
+        for top in {file.parts[0] for file in distribution.files or []} - {"..", "__pycache__"}:
+            source, link = Path(str(distribution.locate_file(top))), packages / top
+            if source.exists() and not link.exists():
+                link.symlink_to(source)
+    venv.create(folder / "venv", with_pip=False)
+    (site,) = (folder / "venv").glob("lib/python*/site-packages")
+    (site / "packages.pth").write_text(f"{packages}\n")
+    return folder / "venv" / "bin" / "python"
+
+
+def test_what_is_brought_is_enough_to_train(bare: Path, guesser: Path, tmp_path: Path) -> None:
+    layout = make_world(tmp_path, guesser, [4, 3, 4, 2])
+    names = "mlflow prefect dvc vllm ray sklearn"
+    absent = (
+        f"from importlib.util import find_spec as f; print([n for n in {names!r}.split() if f(n)])"
+    )
+    said = subprocess.run([bare, "-c", absent], capture_output=True, text=True, check=True)
+    assert said.stdout == "[]\n"
+    options = ["--params", str(tmp_path / "params.yaml"), "--data", str(tmp_path)]
+    done = subprocess.run(
+        [bare, "-m", "tasks.train", *options, "--recipe", "r", "--seed", "0"],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (layout.train("r", 0) / "policy" / "model.safetensors").exists()
+    assert list((layout.tracking / "pending").glob("train-*.jsonl"))

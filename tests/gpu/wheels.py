@@ -1,0 +1,246 @@
+"""Bring what a machine lacks: `python -m tests.gpu.wheels list | pack | unpack`.
+
+A machine with a GPU often has torch, no network, and a limit on what can be carried to it. There,
+with nothing installed but Python:
+
+    python -m tests.gpu.wheels list > there.json
+
+Where there is a package index, in this project's environment:
+
+    python -m tests.gpu.wheels pack there.json --out pieces
+
+That asks pip for the wheels of the pinned versions of what is missing there, or too old, and writes
+them as pieces of at most 60 MB. There again, with the checkout and the pieces:
+
+    python -m tests.gpu.wheels unpack pieces --target packages
+    PYTHONPATH=packages python -m tests.gpu.check --out DIR
+
+Torch, CUDA and vLLM are never packed: they are the machine's own. What is packed is enough for the
+check and for `python -m tasks.train`; MLflow's record is then kept in files, to be replayed
+(docs/guide/operating.md). `list` and `unpack` need Python's own library alone."""
+
+import argparse
+import hashlib
+import io
+import json
+import platform
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+# what `tasks.ingest`, `tasks.train` and the check import by themselves; the rest follows from these
+ROOTS = (
+    "aiohttp",
+    "botocore",
+    "fsspec",
+    "httpx",
+    "numpy",
+    "peft",
+    "polars",
+    "psutil",
+    "pyarrow",
+    "pyyaml",
+    "reasoning-gym",
+    "safetensors",
+    "scipy",
+    "torch",
+    "tqdm",
+    "transformers",
+)
+OWN = ("torch", "triton", "nvidia", "cuda", "vllm")  # begins so: the machine's
+# the oldest that work, where the project's pins and pyproject.toml are newer
+OLDEST = {"torch": ">=2.11", "transformers": ">=5.17,<6"}
+PIECE_MB = 60
+MANIFEST = "manifest.json"
+# glibc versions of wheels, from the newest that is common on machines with GPUs
+MANYLINUX = ("2_31", "2_28", "2_27", "2_24", "2_17", "2_12", "2_5")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    words = parser.add_subparsers(dest="word", required=True)
+    words.add_parser("list", help="what is installed here, as JSON")
+    one = words.add_parser("pack", help="fetch what a machine lacks")
+    one.add_argument("list", type=Path, help="what `list` printed there")
+    one.add_argument("--out", type=Path, required=True, help="a folder for the pieces")
+    one.add_argument("--mb", type=int, default=PIECE_MB, help="of a piece (default: %(default)s)")
+    two = words.add_parser("unpack", help="put the packages into a folder for PYTHONPATH")
+    two.add_argument("pieces", type=Path)
+    two.add_argument("--target", type=Path, required=True)
+    options = parser.parse_args()
+    if options.word == "list":
+        print(json.dumps(installed(), indent=1))
+    elif options.word == "pack":
+        there = json.loads(options.list.read_text())
+        pins = missing(there)
+        with tempfile.TemporaryDirectory() as folder:
+            fetch(pins, there, Path(folder))
+            write_pieces(sorted(Path(folder).glob("*.whl")), options.out, options.mb * 10**6)
+        print(f"{len(pins)} packages in {len(list(options.out.glob('piece-*')))} pieces")
+    else:
+        print(f"{unpack(options.pieces, options.target)} packages in {options.target}")
+    return 0
+
+
+def installed() -> dict[str, Any]:
+    """This machine's Python, processor and packages."""
+    return {
+        "python": ".".join(map(str, sys.version_info[:2])),
+        "machine": platform.machine(),
+        "packages": {
+            each.metadata["Name"]: each.version
+            for each in metadata.distributions()
+            if each.metadata["Name"]
+        },
+    }
+
+
+def missing(there: dict[str, Any]) -> dict[str, str]:
+    """Package -> the version that is installed here, of all that the other machine lacks, or has in
+    a version that does not do. Raises SystemExit where torch is missing there, or too old."""
+    from packaging.requirements import Requirement
+    from packaging.specifiers import SpecifierSet
+    from packaging.utils import canonicalize_name
+
+    has = {canonicalize_name(name): version for name, version in there["packages"].items()}
+    environment = {"python_version": there["python"], "platform_machine": there["machine"]}
+    environment |= {"python_full_version": f"{there['python']}.0", "extra": ""}
+    wanted: dict[str, SpecifierSet] = {}
+    for line in metadata.requires("winnow") or []:
+        requirement = Requirement(line)
+        if requirement.marker is None:
+            wanted[canonicalize_name(requirement.name)] = requirement.specifier
+    wanted |= {name: SpecifierSet(versions) for name, versions in OLDEST.items()}
+    found: dict[str, str] = {}
+    seen: set[str] = set()
+    todo = [(root, wanted.get(root, SpecifierSet())) for root in ROOTS]
+    while todo:
+        name, versions = todo.pop()
+        does = name in has and versions.contains(has[name], prereleases=True)
+        if name.startswith(OWN):
+            if name == "torch" and not does:
+                raise SystemExit(
+                    f"the machine has torch {has.get(name, 'not at all')}, and {versions} is "
+                    "needed: its own build for its GPU cannot be brought from here"
+                )
+            continue
+        if not does:
+            found[name] = metadata.version(name)
+        if does or name in seen:
+            continue
+        seen.add(name)
+        for line in metadata.requires(name) or []:
+            requirement = Requirement(line)
+            if requirement.marker is None or requirement.marker.evaluate(environment):
+                todo.append((canonicalize_name(requirement.name), requirement.specifier))
+    return found
+
+
+def fetch(pins: dict[str, str], there: dict[str, Any], folder: Path) -> None:
+    """Have pip put the wheels into `folder`; what has none is built here. Raises SystemExit naming
+    the package for which neither works."""
+    options = ["--python-version", there["python"], "--implementation", "cp"]
+    for version in MANYLINUX:
+        options += ["--platform", f"manylinux_{version}_{there['machine']}"]
+    options += ["--platform", f"manylinux2014_{there['machine']}"]
+    for name, version in sorted(pins.items()):
+        line = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+        wheels = ["download", "--only-binary=:all:", *options, "--dest", str(folder)]
+        source = ["wheel", "--wheel-dir", str(folder)]
+        pin = f"{name}=={version}"
+        for way in (wheels, source):
+            done = subprocess.run(
+                [*line, *way, "--quiet", "--no-deps", pin], capture_output=True, text=True
+            )
+            if done.returncode == 0:
+                break
+        else:
+            raise SystemExit(f"pip finds and builds no wheel of {pin}:\n{done.stderr[-2000:]}")
+        here = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+        for path in folder.glob("*.whl"):
+            built_for_here = way is source and f"-{here}-{here}-" in path.name
+            if built_for_here and installed()["python"] != there["python"]:
+                raise SystemExit(
+                    f"{path.name} had to be built here, and works with Python "
+                    f"{installed()['python']} only: run this with Python {there['python']}"
+                )
+
+
+def write_pieces(wheels: Sequence[Path], out: Path, piece_bytes: int) -> None:
+    """Write the wheels, one after the other, as files of at most so many bytes, and a manifest of
+    the whole."""
+    out.mkdir(parents=True, exist_ok=True)
+    for old in out.glob("piece-*"):
+        old.unlink()
+    with tempfile.TemporaryFile() as whole:
+        with tarfile.open(fileobj=whole, mode="w") as archive:
+            for wheel in wheels:
+                archive.add(wheel, arcname=wheel.name)
+        whole.seek(0)
+        pieces = []
+        while data := whole.read(piece_bytes):
+            name = f"piece-{len(pieces):03d}"
+            (out / name).write_bytes(data)
+            pieces.append({"name": name, "sha256": hashlib.sha256(data).hexdigest()})
+    (out / MANIFEST).write_text(json.dumps({"pieces": pieces}, indent=1))
+
+
+class Joined:
+    """The pieces of a folder read as one file. Raises SystemExit naming one that is missing or
+    damaged."""
+
+    def __init__(self, folder: Path) -> None:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        self.parts = self.checked(folder, manifest["pieces"])
+        self.part = io.BytesIO()
+
+    def checked(self, folder: Path, pieces: Sequence[dict[str, str]]) -> Iterator[bytes]:
+        for piece in pieces:
+            path = folder / piece["name"]
+            if not path.exists():
+                raise SystemExit(f"{path} is missing: bring all pieces")
+            data = path.read_bytes()
+            if hashlib.sha256(data).hexdigest() != piece["sha256"]:
+                raise SystemExit(f"{path} is damaged: bring it again")
+            yield data
+
+    def read(self, size: int) -> bytes:
+        found = b""
+        while len(found) < size:
+            data = self.part.read(size - len(found))
+            if not data:
+                part = next(self.parts, None)
+                if part is None:
+                    break
+                self.part = io.BytesIO(part)
+            found += data
+        return found
+
+
+def unpack(pieces: Path, target: Path) -> int:
+    """Unpack every wheel into `target`; how many there were."""
+    target.mkdir(parents=True, exist_ok=True)
+    number = 0
+    with tarfile.open(fileobj=Joined(pieces), mode="r|") as archive:  # type: ignore[call-overload]
+        for member in archive:
+            content = archive.extractfile(member)
+            if content is None or not member.name.endswith(".whl"):
+                raise SystemExit(f"{pieces} holds {member.name}, which is no wheel")
+            with tempfile.TemporaryFile() as file:
+                file.write(content.read())
+                with zipfile.ZipFile(file) as wheel:
+                    wheel.extractall(target)
+            number += 1
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())
