@@ -16,20 +16,25 @@ import psutil
 from flows.server import free_port
 
 START_SECONDS = 120.0
+TOKEN = secrets.token_hex(16)
 
 
 class RayCluster:
-    """Use as a context manager. `environment` lets a process in; `address` is the head's."""
+    """Use as a context manager. `environment` lets a process in; `address` is the head's. Without a
+    token the cluster takes anybody."""
 
-    def __init__(self, num_cpus: list[int]) -> None:
+    def __init__(self, num_cpus: list[int], token: str | None = TOKEN) -> None:
         self.num_cpus = num_cpus
         self.temporary = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
         self.folder = Path(self.temporary.name)  # short: Ray's sockets are in it
         self.address = f"127.0.0.1:{free_port()}"
         self.environment = {
             **os.environ,
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": secrets.token_hex(16),
+            **(
+                {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+                if token
+                else {"RAY_AUTH_MODE": "disabled"}
+            ),
             "RAY_USAGE_STATS_ENABLED": "0",
             "OMP_NUM_THREADS": "1",
         }

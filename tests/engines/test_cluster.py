@@ -44,12 +44,12 @@ def wait_for(happens: Callable[[], Any]) -> Any:
 
 PROCESS = """
 import os, signal, sys, time
-print(sys.argv[1:], os.environ["GIVEN"], os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
-try:
-    time.sleep(60)
-except KeyboardInterrupt:
+def stop(*_):
     print("stopped", flush=True)
     sys.exit(7)
+signal.signal(signal.SIGTERM, stop)
+print(sys.argv[1:], os.environ["GIVEN"], os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
+time.sleep(60)
 """
 
 

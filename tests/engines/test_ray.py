@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from tests.train.worlds import PARAMS, make_world, outputs
 pytest.importorskip("ray")
 
 SIZES = [4, 3, 4, 1, 2, 2, 6, 3, 5, 2, 4, 4] * 4
+MANY = SIZES * 10
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +32,8 @@ def cluster() -> Iterator[RayCluster]:
         yield cluster
 
 
-def world(root: Path, policy: Path, **engine: Any) -> Layout:
-    layout = make_world(root, policy, SIZES)
+def world(root: Path, policy: Path, sizes: Sequence[int] = SIZES, **engine: Any) -> Layout:
+    layout = make_world(root, policy, sizes)
     values = {
         **PARAMS,
         "engine": {**PARAMS["engine"], **engine},
@@ -177,15 +178,18 @@ def test_a_server_dies_and_the_policy_is_the_same(guesser: Path, tmp_path: Path)
 def test_all_processes_end_with_the_command(
     cluster: RayCluster, guesser: Path, tmp_path: Path
 ) -> None:
-    layout = world(tmp_path, guesser, cluster=on(cluster, tmp_path, 1, 0))
+    layout = world(tmp_path, guesser, MANY, cluster=on(cluster, tmp_path, 1, 0))
     training = Training(layout, cluster.environment)
     training.wait_for(lambda: steps(layout) >= 1)
     training.process.send_signal(signal.SIGKILL)
     wait_for_none(layout)
     again = Training(layout, cluster.environment)
-    again.wait_for(lambda: trainers(layout))
-    again.process.send_signal(signal.SIGINT)
-    assert again.process.wait(60) in (130, -signal.SIGINT), again.words()
+    begun = steps(layout)
+    again.wait_for(lambda: steps(layout) > begun)
+    again.process.send_signal(signal.SIGTERM)
+    assert again.process.wait(60) == 130, again.words()
+    assert "interrupted; run the same command again" in again.words()  # the rank saved
+    assert not (layout.train("r", 0) / "policy").exists()
     wait_for_none(layout)
 
 
@@ -215,6 +219,13 @@ def test_what_is_no_ray_head_is_named_within_a_minute(
         silent.listen()
         said = refusal(address, cluster.environment, tmp_path / "silent", guesser)
         assert f"what listens at {address} gave no answer in 45 s" in said
+
+
+def test_a_head_that_takes_any_token_is_refused(guesser: Path, tmp_path: Path) -> None:
+    with RayCluster([1], token=None) as cluster:
+        environment = {**cluster.environment, "RAY_AUTH_TOKEN": "0" * 32}
+        said = refusal(cluster.address, environment, tmp_path, guesser)
+    assert f"the Ray head at {cluster.address} takes any token" in said
 
 
 def test_more_than_the_cluster_has_is_refused(

@@ -1,5 +1,5 @@
-"""What a machine lacks is found, cut into pieces and put together again; and what is found is enough
-to train."""
+"""What a machine lacks is found, cut into pieces and put together again; and what is found is
+enough to train."""
 
 import json
 import subprocess

@@ -45,9 +45,8 @@ class Ended:
     def status(self) -> int:
         """The exit status of the whole."""
         failed = [status for status in (*self.first, *self.statuses) if status != 0]
-        return next(
-            (status for status in failed if status is not None and status > 0), 1 if failed else 0
-        )
+        given = [status for status in failed if status is not None and status > 0]
+        return min(given, default=1 if failed else 0)  # LOST_RANK is the largest
 
 
 def run_ranks(
