@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.bench.world import PROJECT
 
 PARTS = ["environment", "engine", "update", "variants"]
@@ -37,6 +39,20 @@ def test_every_part_writes_its_rows_and_is_not_run_again(tmp_path: Path) -> None
     page = (tmp_path / "page.md").read_text()
     assert "nothing of a GPU" in page
     assert all(f"## {name}" in page for name in PARTS)
+
+
+@pytest.mark.vllm
+def test_vllm_is_measured(tmp_path: Path) -> None:
+    done = check(tmp_path, "vllm")
+    assert done.returncode == 0, (tmp_path / "vllm.log").read_text()[-3000:]
+    rows = json.loads((tmp_path / "vllm.json").read_text())["rows"]
+    initial, seeds, replaced, *rates = rows
+    assert initial["largest gap"] < 1e-3
+    assert seeds["same completions, called again"]
+    assert not seeds["with other seeds"]
+    assert replaced["largest gap"] < 1e-3
+    assert [row["rows"] for row in rates] == [4, 8]
+    assert all(row["ratio"] > 0 for row in rates)
 
 
 def test_a_part_that_fails_is_said_and_tried_again(tmp_path: Path) -> None:

@@ -12,12 +12,14 @@ from tests.gpu.check.shapes import Sizes, make_model, seconds_of
 
 PROMPTS = [[20 + i % 60, 14, 20, 3, 32] for i in range(64)]
 
+GROUP = 4
+
 
 def rows(sizes: Sizes) -> Iterator[dict[str, Any]]:
     exact = make_model("tiny", torch.float32, torch.device("cpu"))
     for dtype in (torch.float32, torch.bfloat16):
         model = make_model("tiny", torch.float32, torch.device("cpu")).to(sizes.device, dtype)
-        samples = draw(model, 8, 4, 16)
+        samples = draw(model, 8, GROUP, 16)
         gaps = torch.cat(list(differences(exact, samples)))
         yield {
             "log-probabilities": f"{dtype} against float32 on the CPU",
@@ -52,7 +54,7 @@ def draw(
 def differences(exact: Any, samples: Samples) -> Iterator[torch.Tensor]:
     """Of every completion, what the float32 model on the CPU says beside what the engine said."""
     for row, completion in enumerate(samples.token_ids):
-        tokens = [*PROMPTS[row // 4], *completion]
+        tokens = [*PROMPTS[row // GROUP], *completion]
         logits_TV = exact(torch.tensor([tokens])).logits[0, -len(completion) - 1 : -1]
         every_TV = logits_TV.log_softmax(-1)
         exact_T = every_TV[torch.arange(len(completion)), torch.tensor(completion)]
