@@ -17,7 +17,7 @@ import pytest
 
 from tasks.common.params import ParamsError, parse
 from tasks.engines.cluster.host import ADDRESS, SCRATCH, Host
-from tasks.engines.cluster.ranks import Ended
+from tasks.engines.cluster.ranks import MAX_RESTARTS, Ended, supervise
 from tasks.engines.devices import sampling_gpus, training_gpus
 from tasks.engines.engine import Cluster, EngineSettings, check_cluster, engine_name
 from tasks.engines.server import gate
@@ -216,3 +216,25 @@ def test_what_died_starts_again_and_what_failed_does_not(
     ended = Ended(statuses, first)
     assert ended.is_lost(75) == is_lost
     assert ended.status == status
+
+
+@pytest.mark.parametrize(
+    ("num_lost", "is_progressing", "status", "num_runs"),
+    [
+        (0, False, 0, 1),
+        (MAX_RESTARTS, False, 0, MAX_RESTARTS + 1),
+        (100, False, 75, MAX_RESTARTS + 1),
+        (20, True, 0, 21),
+    ],
+)
+def test_all_ranks_start_again_while_they_get_further(
+    num_lost: int, is_progressing: bool, status: int, num_runs: int
+) -> None:
+    runs = []
+
+    def run() -> Ended:
+        runs.append(None)
+        return Ended([0, 0]) if len(runs) > num_lost else Ended([-9, 75], [-9])
+
+    assert supervise(run, 75, lambda: len(runs) if is_progressing else 0) == status
+    assert len(runs) == num_runs

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from tasks.common import process
@@ -66,8 +67,14 @@ def run_ranks(
         level=logging.INFO, format="%(asctime)s cluster: %(message)s", datefmt="%H:%M:%S"
     )
     process.interrupt_on_terminate()
+    command = [sys.executable, "-m", *arguments]
     try:
-        return supervise(settings, cluster, arguments, lost_rank, progress)
+        with ExitStack() as stack:
+            places = training_places(settings, cluster)
+            stack.callback(places.close)
+            folder = stack.enter_context(temporary_folder(Path(cluster.shared).resolve(), "ranks"))
+            run = partial(run_once, places, cluster, SharedFolder(folder), command)
+            return supervise(run, lost_rank, progress)
     except ArtifactError as error:
         logger.error("%s", error)
         return 1
@@ -75,33 +82,21 @@ def run_ranks(
         return process.interrupted()
 
 
-def supervise(
-    settings: EngineSettings,
-    cluster: Cluster,
-    arguments: list[str],
-    lost_rank: int,
-    progress: Callable[[], object],
-) -> int:
-    """See `run_ranks`; interrupts and errors are the caller's."""
+def supervise(run: Callable[[], Ended], lost_rank: int, progress: Callable[[], object]) -> int:
+    """Run all ranks until they end by themselves, or have been lost too often: the status."""
     restarts = 0
-    with ExitStack() as stack:
-        places = training_places(settings, cluster)
-        stack.callback(places.close)
-        folder = stack.enter_context(temporary_folder(Path(cluster.shared).resolve(), "ranks"))
-        shared = SharedFolder(folder)
-        while True:
-            before = progress()
-            ended = run_once(places, cluster, shared, [sys.executable, "-m", *arguments])
-            restarts = restarts + 1 if progress() == before else 1
-            if not ended.is_lost(lost_rank) or restarts > MAX_RESTARTS:
-                return ended.status
-            logger.warning(
-                "%s; all %d start again from the last checkpoint (%d of at most %d times)",
-                "; ".join(ended.reasons) or "a rank was lost",
-                cluster.trainers,
-                restarts,
-                MAX_RESTARTS,
-            )
+    while True:
+        before = progress()
+        ended = run()
+        restarts = restarts + 1 if progress() == before else 1
+        if not ended.is_lost(lost_rank) or restarts > MAX_RESTARTS:
+            return ended.status
+        logger.warning(
+            "%s; all ranks start again from the last checkpoint (%d of at most %d times)",
+            "; ".join(ended.reasons) or "a rank was lost",
+            restarts,
+            MAX_RESTARTS,
+        )
 
 
 def run_once(places: Places, cluster: Cluster, shared: SharedFolder, command: list[str]) -> Ended:
