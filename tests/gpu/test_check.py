@@ -9,7 +9,7 @@ import pytest
 
 from tests.bench.world import PROJECT
 
-PARTS = ["environment", "engine", "update", "variants"]
+PARTS = ["environment", "engine", "update", "device_time", "variants"]
 
 
 def check(out: Path, *parts: str) -> "subprocess.CompletedProcess[str]":
@@ -32,6 +32,9 @@ def test_every_part_writes_its_rows_and_is_not_run_again(tmp_path: Path) -> None
     found = {name: json.loads((tmp_path / f"{name}.json").read_text())["rows"] for name in PARTS}
     assert found["engine"][0]["largest gap"] < 1e-4  # float32 on both sides
     assert all(row["tokens/s"] > 0 for row in found["engine"][2:] + found["update"])
+    parts = {row["part"] for row in found["device_time"]}
+    assert parts == {"decode", "prefill", "update"}
+    assert all(row["measured / modelled"] > 1 for row in found["device_time"])  # no A100 is here
     assert [row["trained"] for row in found["variants"]] == ["whole", "fsdp2", "adapters"]
     moved = found["variants"][0]["largest change"]
     assert moved > 1e-3

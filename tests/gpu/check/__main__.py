@@ -23,7 +23,7 @@ from tasks.common.files import replace_file
 from tests.bench.world import PROJECT
 from tests.gpu.check.page import page
 
-PARTS = ("environment", "engine", "vllm", "update", "variants", "training")
+PARTS = ("environment", "engine", "vllm", "update", "device_time", "variants", "training")
 
 
 def run_part(name: str, out: Path, seconds: float, *, small: bool) -> str:
