@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from aiohttp import web
+from safetensors.torch import load_file
 
 from tasks.engines.engine import Engine, Request, Sampling
 
@@ -29,6 +30,8 @@ class Behaviour:
     token_ids: bool = True  # whether answers hold them
     raw_logprobs: bool = False  # log-probabilities without the temperature
     delay: float = 0.0  # seconds before a completion is answered
+    loads: bool = True  # whether new weights are put into effect ...
+    version: str = "default"  # ... which it says in any case
     requests: int = 0  # completions asked for ...
     served: int = 0  # ... and answered
     in_flight: int = 0
@@ -76,7 +79,11 @@ class Server:
         app.add_routes(
             [web.get("/v1/models", self.models), web.post("/v1/completions", self.complete)]
         )
-        app.add_routes([web.get("/metrics", self.metrics)])
+        app.add_routes([web.get("/metrics", self.metrics), web.get("/weight_info", self.info)])
+        for route in ("pause", "resume", "start_weight_update", "update_weights"):
+            app.add_routes([web.post(f"/{route}", self.update)])
+        for route in ("finish_weight_update", "reset_prefix_cache"):
+            app.add_routes([web.post(f"/{route}", self.update)])
         self.runner = web.AppRunner(app, shutdown_timeout=0.0)
         await self.runner.setup()
         site = web.TCPSite(self.runner, "127.0.0.1", self.port)
@@ -100,6 +107,19 @@ class Server:
         return web.Response(
             text='vllm:cache_config_info{block_size="16",enable_prefix_caching="True"} 1.0\n'
         )
+
+    async def info(self, request: web.Request) -> web.Response:
+        return web.json_response({"weight_version": self.does.version})
+
+    async def update(self, request: web.Request) -> web.Response:
+        """The routes of vLLM's protocol for new weights, one for all."""
+        body = await request.json() if request.can_read_body else {}
+        if path := body.get("update_info", {}).get("path"):
+            weights = load_file(path)
+            if self.does.loads:
+                self.engine.set_weights({**self.engine.model.state_dict(), **weights})  # type: ignore[attr-defined]
+        self.does.version = body.get("weight_version", self.does.version)
+        return web.json_response({"success": True})
 
     async def complete(self, request: web.Request) -> web.Response:
         does, body = self.does, await request.json()

@@ -1,0 +1,176 @@
+"""New weights: every server that answers has them, and one that does not is ended and another takes
+its place."""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tasks.common.artifacts import Layout
+from tasks.engines.engine import NoServerError, Request, Sampling
+from tasks.engines.hf.engine import HfEngine
+from tasks.engines.server.endpoints import Endpoint
+from tasks.engines.server.engine import ServerEngine
+from tasks.engines.weights import files
+from tasks.models.policy import Policy, load_model, read_policy
+from tasks.models.weights import NamedWeights
+from tests.engines.serving import Server
+from tests.policies import ENGINE, place_policy
+
+SETTINGS = dataclasses.replace(ENGINE, name="server", max_rows=4, max_retries=1)
+REQUEST = Request(
+    [[20, 14, 20, 3, 32], [21, 14, 22]], [3, 3], range(6), Sampling(0.8, 1.0, 0, 6, 0)
+)
+
+
+@pytest.fixture(scope="module")
+def policy(qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Policy:
+    layout = Layout(tmp_path_factory.mktemp("data"))
+    place_policy(qwen, layout, model_of(qwen))
+    return read_policy(layout)
+
+
+def model_of(folder: Path, factor: float = 1.0) -> Any:
+    model = load_model(folder, dtype=torch.float32, device=torch.device("cpu"))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(factor)
+    return model
+
+
+class Fleet:
+    """Servers that stand in for those of `Replicas`: each can be dropped, and is then started again
+    with the initial weights."""
+
+    def __init__(self, policy: Policy, folder: Path, stack: ExitStack, *loads: bool) -> None:
+        self.policy, self.folder, self.stack = policy, folder, stack
+        self.servers = [self.start(loads=each) for each in loads]
+        self.names = [f"{place}-0" for place in range(len(loads))]
+        self.dropped: list[str] = []
+
+    def start(self, **behaviour: Any) -> Server:
+        engine = HfEngine(model_of(self.policy.folder), [1], 8, 512)
+        return self.stack.enter_context(Server(engine, [self.policy.digest], **behaviour))
+
+    def endpoints(self) -> list[Endpoint]:
+        return [
+            Endpoint(server.url, name=name, key="k")
+            for server, name in zip(self.servers, self.names, strict=True)
+        ]
+
+    def revive(self) -> None:
+        for place, name in enumerate(self.names):
+            if name in self.dropped:
+                self.servers[place].stop()
+                self.servers[place] = self.start()
+                self.names[place] = f"{place}-1"
+
+    def serving(self, known: Collection[Endpoint] = ()) -> list[Endpoint]:
+        return [each for each in self.endpoints() if each.name not in self.dropped]
+
+    def wait_for_one(self) -> list[Endpoint]:
+        self.revive()
+        return self.serving()
+
+    def drop(self, endpoint: Endpoint) -> None:
+        self.dropped.append(endpoint.name)
+
+    def engine(self) -> ServerEngine:
+        return ServerEngine(SETTINGS, self.policy, self, self.endpoints())  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def fleet(policy: Policy, tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
+    with ExitStack() as stack:
+        yield lambda *loads: Fleet(policy, tmp_path, stack, *loads)
+
+
+def expected(policy: Policy, factor: float) -> Any:
+    return HfEngine(model_of(policy.folder, factor), [1], 8, 512).generate(REQUEST).token_ids
+
+
+def test_a_server_that_only_says_that_it_has_new_weights_is_replaced(
+    fleet: Callable[..., Fleet], policy: Policy
+) -> None:
+    servers = fleet(True, False)
+    engine = servers.engine()
+    assert engine.generate(REQUEST).token_ids == expected(policy, 1.0)
+    engine.set_weights(NamedWeights(model_of(policy.folder, 1.5)))
+    assert servers.dropped == ["1-0"]
+    assert [endpoint.name for endpoint in engine.endpoints] == ["0-0"]
+    new = expected(policy, 1.5)
+    assert engine.generate(REQUEST).token_ids == new != expected(policy, 1.0)
+    assert [endpoint.name for endpoint in engine.endpoints] == ["0-0", "1-1"]
+    servers.servers[0].does.fault = lambda number: 503  # the other must answer all
+    assert engine.generate(REQUEST).token_ids == new
+
+
+def test_when_all_have_ended_the_next_one_gets_the_current_weights(
+    fleet: Callable[..., Fleet], policy: Policy
+) -> None:
+    servers = fleet(True)
+    engine = servers.engine()
+    engine.set_weights(NamedWeights(model_of(policy.folder, 1.5)))
+    servers.servers[0].does.fault = lambda number: 503  # healthy, and answers nothing
+    assert engine.generate(REQUEST).token_ids == expected(policy, 1.5)
+    assert servers.dropped == ["0-0"]
+    assert servers.servers[0].does.version == engine.weights_version == "1"
+
+
+def test_a_server_that_was_started_again_unnoticed_gets_nothing(
+    fleet: Callable[..., Fleet], policy: Policy
+) -> None:
+    """As another rank sees it, which cannot give it weights: only its version tells."""
+    servers = fleet(True)
+    engine = servers.engine()
+    engine.set_weights(NamedWeights(model_of(policy.folder, 1.5)))
+    engine.replicas, engine.models = None, {}  # identified anew before it is asked
+    servers.servers[0].does.version = "default"
+    before = servers.servers[0].does.served
+    with pytest.raises(NoServerError, match="weights of version 'default', not '1'"):
+        engine.generate(REQUEST)
+    probes = servers.servers[0].does.prompts[before:]
+    assert not set(probes) & set(map(tuple, REQUEST.prompts))
+
+
+def test_a_policy_that_has_diverged_is_left_to_the_trainer_to_notice(
+    fleet: Callable[..., Fleet], policy: Policy
+) -> None:
+    engine = fleet(True, True).engine()
+    one = asyncio.run(engine.load_one(engine.endpoints[0]))
+    assert not isinstance(one, str)
+    nan = dataclasses.replace(one, logprobs=[float("nan")] * len(one.logprobs))
+    assert engine.identity.agrees(one, one)
+    assert engine.identity.agrees(nan, nan)
+    assert not engine.identity.agrees(nan, one)
+    other = dataclasses.replace(one, logprobs=[value - 0.1 for value in one.logprobs])
+    assert not engine.identity.agrees(other, one)
+    shorter = dataclasses.replace(one, token_ids=[*one.token_ids[:2], 90, 90])
+    assert engine.identity.agrees(shorter, one)
+
+
+def test_weights_are_written_in_pieces_and_asked_for_once(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    class Counted(dict[str, torch.Tensor]):
+        def items(self) -> Any:
+            for name in self:
+                asked.append(name)
+                yield name, self[name]
+
+    shared = torch.randn(8, 8)
+    weights = Counted(a=shared, b=torch.randn(100), c=torch.randn(3, 3).t(), tied=shared)
+    old = files.write(weights, tmp_path / "w", "1", piece_bytes=300)
+    assert asked == list(weights)
+    assert len(old) > 2
+    found = {name: tensor for path in old for name, tensor in load_file(path).items()}
+    assert all(torch.equal(found[name], weights[name]) for name in weights)
+    new = files.write(weights, tmp_path / "w", "2", piece_bytes=2**20)
+    assert sorted((tmp_path / "w").iterdir()) == new
+    assert len(new) == 1
