@@ -88,6 +88,12 @@ def test_a_plan_says_what_would_run_and_changes_nothing(project: Project) -> Non
     assert "3 would run, 1 may" in output
 
 
+def test_where_it_runs_makes_no_stage_run_again(project: Project) -> None:
+    cluster = "{ray: 'head:6379', trainers: 2, engines: 1, gpus_per_engine: 1, shared: data}"
+    project.edit("params.yaml", r"^  cluster: local", f"  cluster: {cluster}")
+    assert "nothing to do: all 18 stages are up to date" in winnow(project, "plan")
+
+
 def test_a_plan_names_what_is_forced(project: Project) -> None:
     assert "asked for by --force" in winnow(project, "plan", "--force", "ingest")
     output = winnow(project, "plan", "--force", "ingst", expect=1)
