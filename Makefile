@@ -83,7 +83,7 @@ test: env  ## all tests; what needs vLLM, a GPU or real data is skipped where th
 
 test-ray: env  ## the tests on a Ray cluster of this machine (installs requirements-ray.txt beside the pins)
 	@$(PIP) --no-deps -r requirements-ray.txt
-	@$(PYTEST) tests/engines/test_ray.py
+	@HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engines/test_ray.py
 
 quick: env  ## the tests that are not slow
 	@$(PYTEST) -m "not slow"

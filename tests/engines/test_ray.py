@@ -126,10 +126,12 @@ def steps(layout: Layout) -> int:
 def test_a_rank_and_a_machine_die_and_the_policy_is_the_same(
     cluster: RayCluster, guesser: Path, tmp_path: Path
 ) -> None:
-    one = world(tmp_path / "one", guesser, num_processes=2)
+    sizes = SIZES * 2
+    one = world(tmp_path / "one", guesser, sizes, num_processes=2)
     alone = Training(one, dict(os.environ))
     alone.finish()
-    layout = world(tmp_path / "cluster", guesser, cluster=on(cluster, tmp_path / "cluster", 2, 0))
+    root = tmp_path / "cluster"
+    layout = world(root, guesser, sizes, cluster=on(cluster, root, 2, 0))
     training = Training(layout, cluster.environment)
     training.wait_for(lambda: steps(layout) >= 2)
     trainers(layout)[1].kill()
@@ -218,7 +220,7 @@ def test_what_is_no_ray_head_is_named_within_a_minute(
         assert f"nothing answers at {address}" in said
         silent.listen()
         said = refusal(address, cluster.environment, tmp_path / "silent", guesser)
-        assert f"what listens at {address} gave no answer in 45 s" in said
+        assert f"what listens at {address} gave no answer in 30 s" in said
 
 
 def test_a_head_that_takes_any_token_is_refused(guesser: Path, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from tasks.engines.cluster.host import Host, Look, Place
 ROOT = Path(tasks.__file__).resolve().parent.parent
 NAMESPACE = "winnow"
 CONNECT_SECONDS = 10.0
-HANDSHAKE_SECONDS = 45.0
+HANDSHAKE_SECONDS = 30.0
 CALL_SECONDS = 30.0
 POLL_SECONDS = 0.1
 RESERVE_SECONDS = 300.0
