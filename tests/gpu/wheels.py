@@ -3,7 +3,7 @@
 A machine with a GPU often has torch, no network, and a limit on what can be carried to it. There,
 with nothing installed but Python:
 
-    python -m tests.gpu.wheels list > there.json
+    python -m tests.gpu.wheels list there.json
 
 Where there is a package index, in this project's environment:
 
@@ -67,9 +67,10 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     words = parser.add_subparsers(dest="word", required=True)
-    words.add_parser("list", help="what is installed here, as JSON")
+    zero = words.add_parser("list", help="write what is installed here, as JSON")
+    zero.add_argument("list", type=Path, help="the file")
     one = words.add_parser("pack", help="fetch what a machine lacks")
-    one.add_argument("list", type=Path, help="what `list` printed there")
+    one.add_argument("list", type=Path, help="what `list` wrote there")
     one.add_argument("--out", type=Path, required=True, help="a folder for the pieces")
     one.add_argument("--mb", type=int, default=PIECE_MB, help="of a piece (default: %(default)s)")
     two = words.add_parser("unpack", help="put the packages into a folder for PYTHONPATH")
@@ -77,7 +78,7 @@ def main() -> int:
     two.add_argument("--target", type=Path, required=True)
     options = parser.parse_args()
     if options.word == "list":
-        print(json.dumps(installed(), indent=1))
+        options.list.write_text(json.dumps(installed(), indent=1))
     elif options.word == "pack":
         there = json.loads(options.list.read_text())
         pins = missing(there)
