@@ -114,11 +114,13 @@ def gated(tmp_path: Path) -> Iterator[str]:
     options = [str(socket), "127.0.0.1", str(port)]
     command = [sys.executable, "-P", gate.__file__, *options, sys.executable, "-c", SERVER]
     with subprocess.Popen(
-        [*command, str(socket)], env={**os.environ, gate.KEY: "the key"}
+        [*command, str(socket)],
+        env={**os.environ, gate.KEY: "the key"},
+        start_new_session=True,
     ) as process:
         wait_for(lambda: port.exists() and socket.exists())
         yield f"http://127.0.0.1:{port.read_text()}"
-        process.terminate()
+        os.killpg(process.pid, signal.SIGKILL)  # as its guard would
 
 
 async def ask(method: str, url: str, key: str | None, body: Any = None) -> tuple[int, Any]:
