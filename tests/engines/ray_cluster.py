@@ -9,7 +9,6 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 import psutil
 
@@ -48,12 +47,7 @@ class RayCluster:
             self.start([f"--address={self.address}"], num)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for number in range(len(self.nodes)):
             self.kill(number)
         self.temporary.cleanup()

@@ -15,8 +15,10 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tasks.common.files import WriteError
 from tasks.common.params import ParamsError, parse
 from tasks.engines.cluster.host import ADDRESS, SCRATCH, Host
+from tasks.engines.cluster.places import shared_folder
 from tasks.engines.cluster.ranks import MAX_RESTARTS, Ended, supervise
 from tasks.engines.devices import sampling_gpus, training_gpus
 from tasks.engines.engine import Cluster, EngineSettings, check_cluster, engine_name
@@ -196,6 +198,17 @@ def test_a_cluster_is_local_or_has_all_its_keys() -> None:
         parse({**values, "cluster": "here"}, EngineSettings, "engine")
     with pytest.raises(ParamsError, match="engine.cluster"):
         parse({**values, "cluster": {"ray": "head:6379"}}, EngineSettings, "engine")
+
+
+def test_a_shared_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    place = dataclasses.replace(CLUSTER, shared=str(tmp_path / "file" / "x"))
+    with pytest.raises(WriteError, match="file/x"), shared_folder(place, "weights"):
+        pass
+    place = dataclasses.replace(CLUSTER, shared=str(tmp_path / "new"))
+    with shared_folder(place, "weights") as folder:
+        assert folder.is_dir()
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,16 @@ def test_a_piece_that_is_damaged_or_missing_is_named(pieces: Path, tmp_path: Pat
         wheels.unpack(pieces, tmp_path / "out")
 
 
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"pieces": 1}'])
+def test_files_that_are_none_of_these_are_named(content: str, pieces: Path, tmp_path: Path) -> None:
+    (tmp_path / "there.json").write_text(content)
+    with pytest.raises(SystemExit, match="there.json is no list of packages"):
+        wheels.read_list(tmp_path / "there.json")
+    (pieces / wheels.MANIFEST).write_text(content)
+    with pytest.raises(SystemExit, match="manifest.json is missing or damaged"):
+        wheels.unpack(pieces, tmp_path / "out")
+
+
 def closure(name: str, found: set[str]) -> set[str]:
     """A package and all that it asks for here."""
     from packaging.requirements import Requirement

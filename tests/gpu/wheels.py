@@ -80,7 +80,7 @@ def main() -> int:
     if options.word == "list":
         options.list.write_text(json.dumps(installed(), indent=1))
     elif options.word == "pack":
-        there = json.loads(options.list.read_text())
+        there = read_list(options.list)
         pins = missing(there)
         with tempfile.TemporaryDirectory() as folder:
             fetch(pins, there, Path(folder))
@@ -102,6 +102,17 @@ def installed() -> dict[str, Any]:
             if each.metadata["Name"]
         },
     }
+
+
+def read_list(path: Path) -> dict[str, Any]:
+    """What `list` wrote. Raises SystemExit naming the file that is none."""
+    try:
+        found = json.loads(path.read_text())
+        if isinstance(found["packages"], dict) and found["python"] and found["machine"]:
+            return dict(found)
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise SystemExit(f"{path} is no list of packages: write it there by `list {path.name}`")
 
 
 def missing(there: dict[str, Any]) -> dict[str, str]:
@@ -199,8 +210,13 @@ class Joined:
     damaged."""
 
     def __init__(self, folder: Path) -> None:
-        manifest = json.loads((folder / MANIFEST).read_text())
-        self.parts = self.checked(folder, manifest["pieces"])
+        try:
+            pieces = [dict(each) for each in json.loads((folder / MANIFEST).read_text())["pieces"]]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise SystemExit(
+                f"{folder / MANIFEST} is missing or damaged: bring it again"
+            ) from error
+        self.parts = self.checked(folder, pieces)
         self.part = io.BytesIO()
 
     def checked(self, folder: Path, pieces: Sequence[dict[str, str]]) -> Iterator[bytes]:

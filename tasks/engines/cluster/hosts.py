@@ -78,10 +78,14 @@ def connect(address: str) -> Any:
                 "that engine.cluster.ray is the address of a Ray head"
             )
         if own.process.returncode:
+            last = (own.output().splitlines() or ["it said nothing"])[-1]
+            raise ArtifactError(f"cannot connect to the Ray head at {address}: {last}")
+        if not made_up.has_answer():
             raise ArtifactError(
-                f"cannot connect to the Ray head at {address}: {own.output().splitlines()[-1:]}"
+                f"the Ray head at {address} did not say in {HANDSHAKE_SECONDS:.0f} s whether it "
+                "refuses a wrong token: run the same command again"
             )
-        if not made_up.is_refused():
+        if made_up.process.poll() == 0:
             raise ArtifactError(
                 f"the Ray head at {address} takes any token: start its cluster with "
                 "RAY_AUTH_MODE=token, or whoever reaches its port runs programs there"

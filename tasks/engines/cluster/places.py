@@ -6,9 +6,11 @@ alone reserves places for servers."""
 
 import os
 import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tasks.common.files import ArtifactError
+from tasks.common.files import ArtifactError, temporary_folder, writing
 from tasks.engines.cluster.hosts import Places, RemoteHost, connect, reserve, reserved
 from tasks.engines.engine import Cluster, EngineSettings
 
@@ -38,6 +40,17 @@ def bundle(settings: EngineSettings, cluster: Cluster, num_gpus: int) -> dict[st
     ray = connect(cluster.ray)
     has_gpus = settings.device != "cpu" and ray.cluster_resources().get("GPU", 0) > 0
     return {"CPU": settings.threads, **({"GPU": num_gpus} if has_gpus else {})}
+
+
+@contextmanager
+def shared_folder(cluster: Cluster, name: str) -> Iterator[Path]:
+    """A temporary folder in `engine.cluster.shared`. Raises WriteError where that cannot be
+    written."""
+    shared = Path(cluster.shared).resolve()
+    with ExitStack() as stack:
+        with writing(shared):
+            folder = stack.enter_context(temporary_folder(shared, name))
+        yield folder
 
 
 class SharedFolder:

@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 
 from tasks.common import process
-from tasks.common.files import ArtifactError, temporary_folder
+from tasks.common.files import ArtifactError
 from tasks.engines.cluster.hosts import HostLostError, Places, RemoteHost
-from tasks.engines.cluster.places import PLACES, SharedFolder, training_places
+from tasks.engines.cluster.places import PLACES, SharedFolder, shared_folder, training_places
 from tasks.engines.engine import Cluster, EngineSettings
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ def run_ranks(
         with ExitStack() as stack:
             places = training_places(settings, cluster)
             stack.callback(places.close)
-            folder = stack.enter_context(temporary_folder(Path(cluster.shared).resolve(), "ranks"))
+            folder = stack.enter_context(shared_folder(cluster, "ranks"))
             run = partial(run_once, places, cluster, SharedFolder(folder), command)
             return supervise(run, lost_rank, progress)
     except ArtifactError as error:

@@ -11,10 +11,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from tasks.common.files import ArtifactError, temporary_folder
+from tasks.common.files import ArtifactError
 from tasks.engines.cluster.host import ADDRESS, SCRATCH
 from tasks.engines.cluster.hosts import HostLostError, RemoteHost
-from tasks.engines.cluster.places import SharedFolder, engine_places
+from tasks.engines.cluster.places import SharedFolder, engine_places, shared_folder
 from tasks.engines.engine import Cluster, EngineSettings
 from tasks.engines.server import gate
 from tasks.engines.server.endpoints import Endpoint
@@ -111,7 +111,7 @@ def on_cluster(settings: EngineSettings, cluster: Cluster, policy: Policy) -> Re
         places, first = engine_places(settings, cluster)
         if first == 0:  # reserved here, and not with the trainers
             files.callback(places.close)
-        folder = files.enter_context(temporary_folder(Path(cluster.shared).resolve(), "weights"))
+        folder = files.enter_context(shared_folder(cluster, "weights"))
     except BaseException:
         files.close()
         raise

@@ -13,7 +13,7 @@ import os
 import sys
 from pathlib import Path
 
-from aiohttp import ClientSession, ClientTimeout, UnixConnector, web
+from aiohttp import ClientError, ClientSession, ClientTimeout, UnixConnector, web
 
 KEY = "WINNOW_GATE_KEY"
 ROUTES = {
@@ -56,7 +56,7 @@ class Gate:
                 return web.Response(
                     status=answer.status, body=await answer.read(), content_type=answer.content_type
                 )
-        except OSError:  # the server is not up yet, or gone
+        except (ClientError, OSError):  # the server is not up yet, or gone
             return web.json_response({"error": "the server does not answer"}, status=503)
 
     async def serve(self, address: str, port_file: Path, command: list[str]) -> int:
