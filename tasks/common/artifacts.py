@@ -352,6 +352,7 @@ TRAIN_ROLLOUTS = Table(
         "token_ids": pl.List(pl.Int32),
         "sampler_logprobs": pl.List(pl.Float32),
         "is_action": pl.List(pl.Boolean),
+        "versions": pl.List(pl.Int64),
         "text": pl.String,
     },
     {
@@ -370,11 +371,13 @@ TRAIN_ROLLOUTS = Table(
         "token_ids": [11, 2],
         "sampler_logprobs": [-0.1, -0.01],
         "is_action": [True, True],
+        "versions": [0, 1],
         "text": "7",
     },
 )
-"""`is_action` says which tokens are the policy's own, the others being an environment's; null where
-all are."""
+"""`version` counts the updates of the policy that wrote the oldest token. `is_action` says which
+tokens are the policy's own, the others being an environment's; null where all are. `versions` are
+those behind the tokens; null where all of a step are of their rollout's."""
 
 STORE = Table(
     "rollout store",

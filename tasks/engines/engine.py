@@ -103,12 +103,14 @@ class Samples:
     temperature applied, top-p and top-k renormalised.
 
     Where an environment wrote tokens of a completion, `is_action` says which are the policy's own,
-    and the log-probabilities of the others are 0; None: all are."""
+    and the log-probabilities of the others are 0; None: all are. Where weights may have been
+    swapped in the middle, `versions` has that of the policy behind each token."""
 
     token_ids: list[list[int]]
     logprobs: list[list[float]]
     finish_reasons: list[str]
     is_action: list[list[bool]] | None = None
+    versions: list[list[int]] | None = None
 
 
 class NoServerError(ArtifactError):
@@ -167,6 +169,22 @@ class ScheduledEngine(Engine, Protocol):
 
         Completions start in the order `order_B`; when one ends, the next takes its slot at once.
         The order changes no completion, and the samples come back in the order of the request."""
+        ...
+
+
+@runtime_checkable
+class SwappingEngine(Engine, Protocol):
+    """An engine whose weights can be replaced while it samples."""
+
+    def set_weights(self, weights: Mapping[str, torch.Tensor], version: int | None = None) -> None:
+        """As `Engine`. With the `version` of the policy, the number of its updates, samples have
+        `versions` from now on."""
+        ...
+
+    def swap_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+        """As `set_weights`, while another thread may be in `generate`: completions in flight go on
+        with the new weights. The log-probability of a token is that of the weights that wrote it,
+        given all tokens before it."""
         ...
 
 

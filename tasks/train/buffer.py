@@ -10,7 +10,7 @@ import numpy as np
 
 from tasks.common.artifacts import OUTCOMES
 from tasks.engines.engine import Samples
-from tasks.train.rollouts import Floats, Ints, Rollouts
+from tasks.train.rollouts import Floats, Ints, Rollouts, mixed_versions
 from tasks.train.settings import BatchSettings
 
 REASONS = ("stop", "length")
@@ -20,8 +20,8 @@ REASONS = ("stop", "length")
 class Buffer:
     """Groups in the order in which they came: the prompt's row, its length and the number of
     rollouts of each; of each rollout its length, reward, outcome, finish reason and the version of
-    its policy; and the tokens, with the sampler's log-probabilities and whether they are the
-    policy's own."""
+    its policy; and the tokens, with the sampler's log-probabilities, whether they are the policy's
+    own, and the version behind each."""
 
     prompt_rows_G: Ints
     prompt_lengths_G: Ints
@@ -35,6 +35,7 @@ class Buffer:
     tokens_N: Ints
     logprobs_N: Floats
     own_N: Ints
+    versions_N: Ints
 
     @classmethod
     def empty(cls) -> "Buffer":
@@ -60,6 +61,7 @@ class Buffer:
             flat(samples.token_ids, np.int64),
             flat(samples.logprobs, np.float64),
             rollouts.trained_N().astype(np.int64),
+            rollouts.token_versions_N(),
         )
 
     def cost_G(self, batch: BatchSettings) -> Ints:
@@ -88,6 +90,7 @@ class Buffer:
             self.tokens_N[tokens],
             self.logprobs_N[tokens],
             self.own_N[tokens],
+            self.versions_N[tokens],
         )
 
     def rollouts(self) -> Rollouts:
@@ -109,6 +112,7 @@ class Buffer:
             np.ones(num, dtype=np.bool_),
             [{}] * num,
             None if self.own_N.all() else self.own_N > 0,
+            versions_N=mixed_versions(self.versions_B, self.versions_N, self.lengths_B),
         )
 
 

@@ -119,7 +119,8 @@ class Rollouts:
     `replayed_B` comes from an earlier step. `scores` are the parts of a composite reward by name.
     `is_action_N` is False for tokens that an environment or a tool wrote: they are never trained
     on; None: all are the policy's. A version of -1 says that other sampling settings than the
-    run's were asked for.
+    run's were asked for. Where weights were swapped in the middle of a rollout, `versions_N` has
+    those of its tokens, and `versions_B` the oldest of them; None: all tokens of each are of one.
     """
 
     prompt_rows_Q: Ints
@@ -134,6 +135,7 @@ class Rollouts:
     scores: list[dict[str, float]]
     is_action_N: Bools | None = None
     observed: Observed | None = None
+    versions_N: Ints | None = None
 
     def prompt_tokens_B(self) -> Ints:
         """Length of each rollout's prompt."""
@@ -165,6 +167,10 @@ class Rollouts:
             return self.is_action_N
         return np.ones(int(self.completion_tokens_B().sum()), dtype=np.bool_)
 
+    def token_versions_N(self) -> Ints:
+        """[N] the version of the policy that each token was sampled from."""
+        return self.versions_B[self.owner_N()] if self.versions_N is None else self.versions_N
+
     def is_action_B(self) -> list[list[bool]]:
         """[B] of each rollout's tokens, whether they are the policy's own."""
         ends = np.cumsum(self.completion_tokens_B())
@@ -189,6 +195,7 @@ class Rollouts:
             replayed_B=self.replayed_B[rows],
             scores=[self.scores[row] for row in chosen],
             is_action_N=None if self.is_action_N is None else self.is_action_N[places],
+            versions_N=None if self.versions_N is None else self.versions_N[places],
             observed=None if self.observed is None else self.observed.take(rows, places),
         )
 
@@ -264,6 +271,7 @@ def merge(parts: Sequence[Rollouts], groups: Sequence[Ints] | None = None) -> Ro
         [reason for part in parts for reason in part.samples.finish_reasons],
     )
     masked = any(part.is_action_N is not None for part in parts)
+    swapped = any(part.versions_N is not None for part in parts)
     merged = Rollouts(
         np.concatenate([part.prompt_rows_Q for part in parts])[first],
         [prompts[place] for place in first.tolist()],
@@ -276,11 +284,18 @@ def merge(parts: Sequence[Rollouts], groups: Sequence[Ints] | None = None) -> Ro
         np.concatenate([part.replayed_B for part in parts]),
         [scores for part in parts for scores in part.scores],
         np.concatenate([part.trained_N() for part in parts]) if masked else None,
+        versions_N=np.concatenate([part.token_versions_N() for part in parts]) if swapped else None,
     )
     # rollouts that joined a group stand beside those that were there before
     if (np.diff(merged.group_B) < 0).any():
         merged = merged.take(np.argsort(merged.group_B, kind="stable"))
     return merged
+
+
+def mixed_versions(versions_B: Ints, versions_N: Ints, lengths_B: Ints) -> Ints | None:
+    """[N] the versions of tokens as `Rollouts` has them: None where all tokens of each rollout are
+    of its own."""
+    return None if (versions_N == np.repeat(versions_B, lengths_B)).all() else versions_N
 
 
 def group_means(values_B: Floats, group_B: Ints) -> tuple[Floats, Ints]:

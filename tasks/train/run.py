@@ -308,6 +308,17 @@ def check_settings(settings: TrainSettings, sections: Sections) -> None:
             "train.branches leave the run and come back to it, and train.max_staleness has batches "
             "sampled ahead of it: set branches to [] or max_staleness to 0"
         )
+    if settings.in_flight_updates:
+        if not settings.max_staleness:
+            raise params.ParamsError(
+                "train.in_flight_updates gives the engine new weights while it samples, and with "
+                "train.max_staleness 0 it never samples during an update: set that to 1 or more"
+            )
+        if settings.generate["method"] != "batched":
+            raise params.ParamsError(
+                f"train.generate.method is {settings.generate['method']}, which does not keep what "
+                "wrote which token: set it to batched, or train.in_flight_updates to false"
+            )
     if not 0 < settings.validation.every_share <= 1:
         raise params.ParamsError(
             f"train.validation.every_share is {settings.validation.every_share}; it is the share "

@@ -71,12 +71,14 @@ class Lora:
 @dataclass(frozen=True)
 class TrainSettings:
     """The section `train`. With `lora` adapters are trained, else the whole policy. With
-    `max_staleness` above 0 batches are sampled ahead (`loop/asynchronous.py`). The last six are
-    slots: a mapping with `method` and that method's settings."""
+    `max_staleness` above 0 batches are sampled ahead (`loop/asynchronous.py`), and with
+    `in_flight_updates` completions go on with new weights in the middle. The last six are slots: a
+    mapping with `method` and that method's settings."""
 
     batch: BatchSettings
     updates: Updates
     max_staleness: int
+    in_flight_updates: bool
     max_steps: int | None
     learning_rate: float
     warmup_steps: int

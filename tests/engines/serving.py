@@ -32,6 +32,7 @@ class Behaviour:
     delay: float = 0.0  # seconds before a completion is answered
     loads: bool = True  # whether new weights are put into effect ...
     version: str = "default"  # ... which it says in any case
+    samples_from: str | None = None  # the version of which it says that it sampled from it
     requests: int = 0  # completions asked for ...
     served: int = 0  # ... and answered
     in_flight: int = 0
@@ -79,6 +80,7 @@ class Server:
         app.add_routes(
             [web.get("/v1/models", self.models), web.post("/v1/completions", self.complete)]
         )
+        app.add_routes([web.post("/inference/v1/generate", self.generate)])
         app.add_routes([web.get("/metrics", self.metrics), web.get("/weight_info", self.info)])
         for route in ("pause", "resume", "start_weight_update", "update_weights"):
             app.add_routes([web.post(f"/{route}", self.update)])
@@ -122,7 +124,18 @@ class Server:
         return web.json_response({"success": True})
 
     async def complete(self, request: web.Request) -> web.Response:
-        does, body = self.does, await request.json()
+        return await self.answer_to(request, await request.json())
+
+    async def generate(self, request: web.Request) -> web.Response:
+        """As `complete`, in vLLM's own protocol for tokens."""
+        body = await request.json()
+        asked = {**body["sampling_params"], "prompt": body["token_ids"]}
+        return await self.answer_to(request, asked, says_versions=True)
+
+    async def answer_to(
+        self, request: web.Request, body: dict[str, Any], *, says_versions: bool = False
+    ) -> web.Response:
+        does = self.does
         does.requests += 1
         if status := does.fault(does.requests):
             return self.refuse(request, status, "told to")
@@ -139,6 +152,13 @@ class Server:
             does.in_flight -= 1
         does.served += 1
         does.prompts.append(tuple(body["prompt"]))
+        if says_versions:
+            (choice,) = answer["choices"]
+            logprobs = choice["logprobs"]["token_logprobs"]
+            choice["logprobs"] = {"content": [{"logprob": value} for value in logprobs]}
+            version = does.samples_from or does.version
+            span = {"version": version, "start": 0, "end": len(logprobs)}
+            choice["weight_versions"] = [span]
         return web.json_response(answer)
 
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:

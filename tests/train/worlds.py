@@ -56,6 +56,7 @@ PARAMS: dict[str, Any] = {
         "batch": {"unit": "rollouts", "size": 12, "counts": "generated"},
         "updates": {"epochs": 1, "minibatches": 1},
         "max_staleness": 0,
+        "in_flight_updates": False,
         "max_steps": None,
         "learning_rate": 1.0e-3,
         "warmup_steps": 0,

@@ -9,7 +9,7 @@ it."""
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -45,12 +45,15 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Completion:
-    """One completion as a server returned it; `cached_tokens` of the prompt came from its cache."""
+    """One completion as a server returned it; `cached_tokens` of the prompt came from its cache.
+    `versions` says which weights wrote which tokens, where the server says so: their name, and
+    where its tokens begin and end."""
 
     token_ids: list[int]
     logprobs: list[float]
     finish_reason: str
     cached_tokens: int
+    versions: tuple[tuple[str, int, int], ...] = ()
 
 
 def parse_url(url: str) -> str:
@@ -66,6 +69,23 @@ def parse_url(url: str) -> str:
             f"engine.urls has {url!r}, which is not a URL like http://127.0.0.1:8000/v1"
         )
     return urlunsplit(parts._replace(path=parts.path.rstrip("/") or "/v1"))
+
+
+def parameters(sampling: Sampling, seed: int, stop_ids: Sequence[int]) -> dict[str, Any]:
+    """Every setting of a completion that a server may have its own default for."""
+    return {
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "seed": seed,
+        "stop_token_ids": list(stop_ids),
+        "ignore_eos": True,
+    }
 
 
 class Connection:
@@ -149,28 +169,45 @@ class Connection:
         stop_ids: Sequence[int],
         with_logprobs: bool = True,
     ) -> tuple[Completion, str]:
-        """Return one completion of `prompt`, and the server's fingerprint (its kind and version).
-        Every setting that a server may have its own default for is sent."""
+        """Return one completion of `prompt`, and the server's fingerprint (its kind and version),
+        by OpenAI's protocol."""
         body = {
             "model": model,
             "prompt": list(prompt),
-            "max_tokens": sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
-            "seed": seed,
-            "stop_token_ids": list(stop_ids),
-            "ignore_eos": True,
+            **parameters(sampling, seed, stop_ids),
             "return_token_ids": True,
             **({"logprobs": 0, "return_tokens_as_token_ids": True} if with_logprobs else {}),
         }
         answer = await self.request("POST", f"{self.endpoint.url}/completions", body)
         completion = self.parse(answer, list(prompt), with_logprobs)
         return completion, str(answer.get("system_fingerprint") or "unknown")
+
+    async def generate(
+        self,
+        model: str,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        seed: int,
+        stop_ids: Sequence[int],
+        with_logprobs: bool = True,
+    ) -> Completion:
+        """Return one completion of `prompt` by vLLM's own protocol for tokens, in which a server
+        says what weights wrote each of them."""
+        settings = parameters(sampling, seed, stop_ids)
+        settings |= {"detokenize": False, "logprobs": 0 if with_logprobs else None}
+        body = {"model": model, "token_ids": list(prompt), "sampling_params": settings}
+        answer = await self.request("POST", f"{self.endpoint.root}/inference/v1/generate", body)
+        try:
+            (choice,) = answer["choices"]
+            content = (choice.get("logprobs") or {}).get("content") or []
+            choice["logprobs"] = {"token_logprobs": [each["logprob"] for each in content]}
+            spans = tuple((s["version"], s["start"], s["end"]) for s in choice["weight_versions"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ArtifactError(
+                f"{self.endpoint.url} answers with something that is not a completion with the "
+                f"versions of its weights: {str(answer)[:200]}"
+            ) from error
+        return replace(self.parse(answer, list(prompt), with_logprobs), versions=spans)
 
     def parse(self, answer: Any, prompt: list[int], with_logprobs: bool) -> Completion:
         """Return the completion in a response. Raises ArtifactError when it is not what was asked

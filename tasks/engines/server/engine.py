@@ -12,6 +12,7 @@ of them and a probe are checked."""
 import asyncio
 import logging
 import re
+import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -68,6 +69,10 @@ class ServerEngine:
         self.models: dict[Endpoint, str] = {}  # the policy's name at each server identified so far
         self.version = "unknown"
         self.num_updates = 0
+        # what the weights that a server may have are called, and the policy's version
+        self.versions = {transfer.INITIAL: 0}
+        self.swaps = False  # whether weights are swapped in the middle of completions
+        self.changing = threading.Lock()  # weights, or servers
         self.probe: Completion | None = None  # the answer of a server with the current weights
         self.weights: list[Path] = []  # the current ones; none: those that servers start with
         self.prefix_block = UNSHARED
@@ -112,7 +117,7 @@ class ServerEngine:
         prompt_B = [request.prompts[owner] for owner in request.owner_B()]
 
         async def ask(connection: Connection, row: int) -> Completion:
-            completion, _ = await connection.complete(
+            asked = (
                 self.models[connection.endpoint],
                 prompt_B[row],
                 request.sampling,
@@ -120,6 +125,10 @@ class ServerEngine:
                 self.stop_ids,
                 request.with_logprobs,
             )
+            if not self.identity.trusted:
+                return (await connection.complete(*asked))[0]
+            completion = await connection.generate(*asked)
+            self.check_versions(connection, completion)
             return completion
 
         answers = self.complete_all(
@@ -132,7 +141,25 @@ class ServerEngine:
             [row.token_ids for row in rows],
             [row.logprobs for row in rows],
             [row.finish_reason for row in rows],
+            versions=[self.versions_of(row) for row in rows] if self.swaps else None,
         )
+
+    def check_versions(self, connection: Connection, completion: Completion) -> None:
+        """Raise Unavailable where a server that was started here wrote tokens with weights that it
+        should not have."""
+        for name, _, _ in completion.versions:
+            if name not in self.versions:
+                raise Unavailable(
+                    f"{connection.endpoint.url} sampled from weights of version {name!r}, not "
+                    f"{self.weights_version!r}"
+                )
+
+    def versions_of(self, completion: Completion) -> list[int]:
+        """The policy's version behind each token."""
+        found: list[int] = []
+        for name, start, end in completion.versions:
+            found += [self.versions[name]] * (end - start)
+        return found
 
     def complete_all(
         self,
@@ -164,12 +191,13 @@ class ServerEngine:
         other processes sample from the servers, too, this waits for the next weights."""
         if self.replicas is None or num_askers() > 1:
             return
-        self.replicas.revive()
-        serving = self.replicas.serving(self.endpoints)
-        if new := [endpoint for endpoint in serving if endpoint not in self.endpoints]:
-            joined = asyncio.run(self.load(new))
-            known = [endpoint for endpoint in self.endpoints if endpoint in serving]
-            self.endpoints = [*known, *joined]
+        with self.changing:
+            self.replicas.revive()
+            serving = self.replicas.serving(self.endpoints)
+            if new := [endpoint for endpoint in serving if endpoint not in self.endpoints]:
+                joined = asyncio.run(self.load(new))
+                known = [endpoint for endpoint in self.endpoints if endpoint in serving]
+                self.endpoints = [*known, *joined]
 
     async def complete(
         self,
@@ -202,36 +230,73 @@ class ServerEngine:
             finally:
                 answers |= dispatch.answers
 
-    def set_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+    def set_weights(self, weights: Mapping[str, torch.Tensor], version: int | None = None) -> None:
         """Load the weights into every replica through files, and clear its prefix cache. All
         training processes must call it.
 
         `weights` must include tied ones (`NamedWeights` does). A replica that does not load them is
         ended and started again: it would answer with its old weights. Raises ArtifactError for
         servers that were not started here."""
-        if self.settings.urls:
-            raise ArtifactError(NOT_OURS)
-        self.num_updates += 1
-        if self.replicas is None:  # the first process sends them; a sharded weight is made by all
-            for _ in weights.values():
-                pass
-        else:
-            folder = self.replicas.folder / "weights"
-            self.weights = files.write(weights, folder, self.weights_version)
+        self.count_update(version)
+        if self.replicas is not None:
+            self.write(self.replicas, weights)
             self.replicas.revive()
             serving = self.replicas.serving(self.endpoints)
             self.endpoints, self.probe = [], None
             while not self.endpoints:
                 serving = serving or self.replicas.wait_for_one()
                 self.endpoints, serving = asyncio.run(self.load(serving)), []
+        else:
+            self.take_part(weights)
         self.endpoints = broadcast(self.endpoints)
 
-    async def load(self, endpoints: Sequence[Endpoint]) -> list[Endpoint]:
+    def swap_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+        """See `SwappingEngine`. A replica that does not load the weights is ended, and what it was
+        writing is sampled again. Its version is checked; a probe would have to wait until another
+        completion has ended."""
+        with self.changing:
+            self.count_update(version)
+            if self.replicas is not None:
+                self.write(self.replicas, weights)
+                self.endpoints = asyncio.run(self.load(self.endpoints, in_flight=True))
+            else:
+                self.take_part(weights)
+            self.endpoints = broadcast(self.endpoints)
+
+    def count_update(self, version: int | None) -> None:
+        """Give new weights a name, which all processes know before a server has them. The names
+        before it are forgotten, unless weights are swapped: then the policy's `version` is known,
+        and older ones may still be found in completions in flight."""
+        if self.settings.urls:
+            raise ArtifactError(NOT_OURS)
+        self.num_updates += 1
+        if version is None or not self.swaps:
+            self.versions.clear()
+        self.swaps = version is not None
+        self.versions[self.weights_version] = -1 if version is None else version
+        broadcast(None)
+
+    def write(self, replicas: Replicas, weights: Mapping[str, torch.Tensor]) -> None:
+        """Put the weights where servers read them."""
+        self.weights = files.write(weights, replicas.folder / "weights", self.weights_version)
+
+    def take_part(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Where another process sends the weights: a sharded one is made by all."""
+        for _ in weights.values():
+            pass
+
+    async def load(
+        self, endpoints: Sequence[Endpoint], *, in_flight: bool = False
+    ) -> list[Endpoint]:
         """Put the current weights into some replicas, and return those that have them. One that
         fails, or answers a probe unlike the others, is ended."""
-        results = await asyncio.gather(*map(self.load_one, endpoints))
+        each = (self.load_one(endpoint, in_flight=in_flight) for endpoint in endpoints)
+        results = await asyncio.gather(*each)
         loaded = []
         for endpoint, found in zip(endpoints, results, strict=True):
+            if found is None:
+                loaded.append(endpoint)
+                continue
             if isinstance(found, Completion):
                 self.probe = self.probe or found  # the trainer compares it with its own policy
                 if self.identity.agrees(found, self.probe):
@@ -246,12 +311,20 @@ class ServerEngine:
             self.replicas.drop(endpoint)
         return loaded
 
-    async def load_one(self, endpoint: Endpoint) -> Completion | str:
-        """Put the current weights into a replica: its answer to the probe, or what went wrong."""
+    async def load_one(
+        self, endpoint: Endpoint, *, in_flight: bool = False
+    ) -> Completion | str | None:
+        """Put the current weights into a replica: its answer to the probe, or what went wrong; of
+        one with completions in flight nothing, if it says that it has them."""
         try:
             async with Connection(endpoint, self.settings.timeout_seconds) as connection:
                 if self.weights:
-                    await transfer.load(connection, self.weights, self.weights_version)
+                    await transfer.load(
+                        connection, self.weights, self.weights_version, in_flight=in_flight
+                    )
+                if in_flight:
+                    await transfer.check_version(connection, self.weights_version)
+                    return None
                 return await self.identify(connection)
         except (Unavailable, ArtifactError) as error:
             return str(error)

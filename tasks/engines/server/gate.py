@@ -21,6 +21,7 @@ ROUTES = {
     ("GET", "/metrics"),
     ("GET", "/v1/models"),
     ("POST", "/v1/completions"),
+    ("POST", "/inference/v1/generate"),
     ("GET", "/weight_info"),
     ("POST", "/pause"),
     ("POST", "/resume"),

@@ -275,6 +275,7 @@ def serve_command(
     flags = [
         "--enable-prefix-caching",
         "--enable-prompt-tokens-details",
+        "--enable-scale-out",  # the route that says which weights wrote which token
         "--disable-fastapi-docs",
         "--disable-uvicorn-access-log",
         "--no-enable-log-requests",

@@ -19,13 +19,16 @@ EXTENSION = "tasks.engines.weights.worker.Extension"
 INITIAL = "default"  # what vLLM calls the weights that it started with
 
 
-async def load(connection: Connection, files: Sequence[Path], version: str) -> None:
-    """Put the weights in `files` into effect under the name `version`, and clear the prefix cache,
-    which holds the old policy's keys and values. Requests in flight are finished first.
+async def load(
+    connection: Connection, files: Sequence[Path], version: str, *, in_flight: bool = False
+) -> None:
+    """Put the weights in `files` into effect under the name `version`, and clear the cache, which
+    holds the old policy's keys and values. Requests in flight are finished first; or they wait
+    (`in_flight`), and go on with the new weights, which read all that was written so far again.
 
     Raises Unavailable or ArtifactError naming the server, which must then not be used."""
     root = connection.endpoint.root
-    await connection.request("POST", f"{root}/pause?mode=wait")
+    await connection.request("POST", f"{root}/pause?mode={'keep' if in_flight else 'wait'}")
     await connection.request("POST", f"{root}/start_weight_update")
     for path in files:
         piece = {"update_info": {"path": str(path)}}

@@ -109,3 +109,10 @@ def staleness(version: int, batch: Batch) -> int:
     tokens that other sampling settings wrote the version is not known."""
     versions = batch.fresh.versions_B
     return version - int(versions[versions >= 0].min(initial=version))
+
+
+def mean_staleness(version: int, batch: Batch) -> float:
+    """By how many updates the tokens of a batch are older on average."""
+    versions = batch.fresh.token_versions_N()
+    known = versions[versions >= 0]
+    return float(version - known.mean()) if len(known) else 0.0

@@ -11,7 +11,12 @@ as they do for any sampler (AReaL, arXiv 2505.24298; periodic asynchrony, arXiv 
 Which policy samples which batch follows from the steps alone, and not from the clock: a run gives
 the same result whichever side is faster, and a resumed one the same as one that was not killed.
 
-Left out: new weights in the middle of a completion. Branches (`train.branches`)."""
+With `train.in_flight_updates` the engine gets the weights after every update instead, while it
+samples: a completion goes on with the new policy, and says of each token which one wrote it
+(PipelineRL, arXiv 2509.19128). Its tokens are younger for it, and the limit stands; but what
+samples what then follows from the clock.
+
+Left out: branches (`train.branches`)."""
 
 import threading
 import time
@@ -24,7 +29,7 @@ from typing import Any
 import torch
 
 from tasks.common.progress import progress
-from tasks.train.loop.ahead import Ahead, num_a_round, staleness
+from tasks.train.loop.ahead import Ahead, mean_staleness, num_a_round, staleness
 from tasks.train.loop.batch import Batch, Start
 from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.save import resume_ahead, save
@@ -61,6 +66,8 @@ def train(
         Sampler(trainer) as sampler,
     ):
         bar.update(int(state.ledger.rollouts["generate"]))
+        if trainer.run.settings.in_flight_updates:
+            trainer.sync_engine()
         if ahead is None:
             sampler.begin(0)
             ahead = Ahead(sampler.take(), 0.0)
@@ -72,7 +79,12 @@ def train(
 
             # sample the next round, learn from this one
             sampler.begin(len(ahead.batches))
-            rows = [learn_and_record(trainer, each, checkpoints, record) for each in ahead.batches]
+            rows, swapped = [], False
+            for batch in ahead.batches:
+                row = learn_and_record(trainer, batch, checkpoints, record)
+                rows.append(row)
+                if row["updated"]:
+                    swapped = swap_if_sampling(trainer, sampler)
 
             # wait, and give sampling what was learned
             batches = sampler.take()
@@ -80,7 +92,10 @@ def train(
                 trainer.observe_sampled(batch.fresh)
             if any(row["updated"] for row in rows):
                 with state.timed("update"):
-                    trainer.sync_engine()
+                    if swapped and ranks.size == 1:
+                        trainer.probe_engine()
+                    else:  # servers that were started again join all ranks
+                        trainer.sync_engine()
             seconds, values = sampler.account(ahead.batches)
             record(values, rows[-1]["step"], rows[-1]["flops_charged"])
             for row in rows:
@@ -108,15 +123,28 @@ def learn_and_record(
 ) -> dict[str, Any]:
     """Learn from a batch; its row of STEPS."""
     before, state = Before(trainer), trainer.state
-    age = staleness(trainer.learner.version, batch)
+    version = trainer.learner.version
+    age = staleness(version, batch)
     row = learn(trainer, batch)
     if trainer.run.ranks.is_main:
         checkpoints.journal(before.work(trainer, row))
     seconds = {**before.seconds(trainer), "generate": batch.seconds}
     state.seconds["generate"] += batch.seconds
-    values = {**measurements(row, seconds, {}), "staleness": age}
+    ages = {"staleness": age, "staleness_mean": mean_staleness(version, batch)}
+    values = {**measurements(row, seconds, {}), **ages}
     record(values, row["step"], row["flops_charged"])
     return row
+
+
+def swap_if_sampling(trainer: Trainer, sampler: "Sampler") -> bool:
+    """With `train.in_flight_updates`, give the engine the new weights while it samples; whether it
+    got them. Once a round is sampled it gets them when the next one begins."""
+    ranks, settings = trainer.run.ranks, trainer.run.settings
+    if not settings.in_flight_updates or not any(ranks.all_gather(sampler.is_busy)):
+        return False
+    with trainer.state.timed("update"):
+        trainer.swap_weights()
+    return True
 
 
 class Sampler:
@@ -168,6 +196,11 @@ class Sampler:
             result.set_result(batches)
         except BaseException as error:  # it is raised again in the thread that waits
             result.set_exception(error)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a round is being sampled."""
+        return self.result is not None and not self.result.done()
 
     def take(self) -> list[Batch]:
         """The round's batches, once they are there. Raises what sampling raised."""

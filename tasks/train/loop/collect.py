@@ -27,7 +27,7 @@ from tasks.grading.verdict import Verdict
 from tasks.models.policy import stop_token_ids
 from tasks.models.prompts import decode
 from tasks.train.loop.state import Run
-from tasks.train.rollouts import Floats, GroupRequest, Ints, Prompts, Rollouts
+from tasks.train.rollouts import Floats, GroupRequest, Ints, Prompts, Rollouts, mixed_versions
 from tasks.train.slots import Asked, Generate
 
 logger = logging.getLogger(__name__)
@@ -88,18 +88,21 @@ class Collector:
         samples = samples or self.sample(request, self.asked(prompts, asked.prompt_rows))
         group_B = request.owner_B()
         texts, verdicts = self.grade(prompts, asked.prompt_rows[group_B], samples)
+        is_ours = sampling == self.run.sampling
+        versions_B, versions_N = versions_of(samples, place.version if is_ours else -1)
         rollouts = Rollouts(
             asked.prompt_rows,
             token_ids,
             group_B,
-            replace(samples, is_action=None),
+            replace(samples, is_action=None, versions=None),
             texts,
             [verdict.outcome for verdict in verdicts],
             np.array([verdict.reward for verdict in verdicts]),
-            np.full(len(group_B), place.version if sampling == self.run.sampling else -1),
+            versions_B,
             np.zeros(len(group_B), dtype=np.bool_),
             [dict(verdict.parts) for verdict in verdicts],
             None if samples.is_action is None else np.concatenate(samples.is_action),
+            versions_N=versions_N,
         )
         return rollouts, self.cost(request, samples)
 
@@ -162,6 +165,7 @@ class Collector:
             rows["sampler_logprobs"].to_list(),
             rows["finish_reason"].to_list(),
             None if is_action.has_nulls() else is_action.to_list(),
+            recorded_versions(rows, place.version),
         )
 
     def record_of(self, step: int) -> pl.DataFrame | None:
@@ -242,6 +246,35 @@ class Collector:
             flops = turn_flops(architecture, prompt_tokens, request.counts, own, block)
         tokens = sum(lengths) + int(np.dot(prompt_tokens, request.counts))
         return Cost(float(flops.sum()), tokens, len(lengths))
+
+
+def recorded_versions(rows: pl.DataFrame, version: int) -> list[list[int]] | None:
+    """The versions behind the tokens of some rows of TRAIN_ROLLOUTS, None where all are of
+    `version`."""
+    if not rows["versions"].has_nulls():
+        return rows["versions"].to_list()
+    if (rows["version"] == version).all():
+        return None
+    pairs = zip(rows["version"], rows["token_ids"].list.len(), strict=True)
+    return [[number] * length for number, length in pairs]
+
+
+def versions_of(samples: Samples, version: int) -> tuple[Ints, Ints | None]:
+    """[B] the version of the policy behind each completion, the oldest of its tokens', and [N]
+    those of the tokens, as `Rollouts` has them. They were asked of the policy after `version`
+    updates, -1 where other sampling settings were asked for. Raises ArtifactError where a token is
+    older."""
+    lengths = np.array([len(ids) for ids in samples.token_ids], dtype=np.int64)
+    if samples.versions is None or version < 0:
+        return np.full(len(lengths), version), None
+    versions_B = np.array([min(each, default=version) for each in samples.versions])
+    if (versions_B < version).any():
+        raise ArtifactError(
+            f"the engine sampled from the policy after {versions_B.min()} updates, which was to be "
+            f"that after {version}: a server has old weights"
+        )
+    versions_N = np.concatenate(samples.versions)
+    return versions_B, mixed_versions(versions_B, versions_N, lengths)
 
 
 def decode_samples(samples: Samples, tokenizer: PreTrainedTokenizerBase) -> list[str]:

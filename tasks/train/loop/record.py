@@ -87,6 +87,10 @@ def rollout_rows(
     is_action_B: list[list[bool] | None] = [None] * len(rollouts.group_B)
     if rollouts.is_action_N is not None:
         is_action_B = list(rollouts.is_action_B())
+    versions_B: list[list[int] | None] = [None] * len(rollouts.group_B)
+    if rollouts.versions_N is not None:
+        ends = np.cumsum(rollouts.completion_tokens_B())
+        versions_B = [part.tolist() for part in np.split(rollouts.versions_N, ends[:-1])]
     return [
         {
             "step": step,
@@ -104,6 +108,7 @@ def rollout_rows(
             "token_ids": samples.token_ids[row],
             "sampler_logprobs": samples.logprobs[row],
             "is_action": is_action_B[row],
+            "versions": versions_B[row],
             "text": rollouts.texts[row],
         }
         for row, group in enumerate(rollouts.group_B)

@@ -13,7 +13,9 @@ import numpy as np
 import torch
 
 from tasks.common.ledger import ACCOUNTS, charged_flops
+from tasks.common.params import ParamsError
 from tasks.common.statistics import bootstrap_interval
+from tasks.engines.engine import SwappingEngine
 from tasks.train.buffer import flat
 from tasks.train.learner.learner import Learner
 from tasks.train.learner.micro_batches import minibatches
@@ -226,8 +228,27 @@ class Trainer:
 
     def sync_engine(self) -> None:
         """Put the policy's weights into the engine, and see that they are there."""
-        self.collector.engine.set_weights(self.learner.weights())
+        weights, version = self.learner.weights(), self.learner.version
+        if self.run.settings.in_flight_updates:
+            self.swapping_engine.set_weights(weights, version)
+        else:
+            self.collector.engine.set_weights(weights)
         self.probe_engine()
+
+    def swap_weights(self) -> None:
+        """Put the policy's weights into the engine, which is sampling."""
+        self.swapping_engine.swap_weights(self.learner.weights(), self.learner.version)
+
+    @property
+    def swapping_engine(self) -> SwappingEngine:
+        """The engine. Raises ParamsError for one that cannot take weights while it samples."""
+        engine = self.collector.engine
+        if not isinstance(engine, SwappingEngine):
+            raise ParamsError(
+                f"train.in_flight_updates is true, and the engine {engine.name} cannot take "
+                "weights while it samples: set engine.name to server, or in_flight_updates to false"
+            )
+        return engine
 
     def learning_rate(self, progress: float) -> float:
         """The schedule at this step, with which a share `progress` of the run is done; a branch is

@@ -1,0 +1,112 @@
+"""New weights in the middle of completions: each token's log-probability is that of the weights
+which the server says wrote it."""
+
+import dataclasses
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from tasks.common.artifacts import Layout
+from tasks.engines.engine import Request, Samples, Sampling, load_engine
+from tasks.engines.server.engine import ServerEngine
+from tasks.models.policy import Policy, load_model, read_policy
+from tasks.models.weights import NamedWeights
+from tests.engines.conftest import SETTINGS
+from tests.policies import place_policy
+
+SAMPLING = Sampling(temperature=0.9, top_p=1.0, top_k=0, max_tokens=300, seed=0)
+PROMPTS = [[20 + i, 14, 20, 3, 32] for i in range(4)]
+REQUEST = Request(PROMPTS, [4] * 4, list(range(16)), SAMPLING)
+FACTORS = (1.0, 1.3, 1.7)  # of all weights, in versions 0, 5 and 6
+
+
+@pytest.fixture(scope="module")
+def policy(qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Policy:
+    layout = Layout(tmp_path_factory.mktemp("data"))
+    place_policy(qwen, layout, load_model(qwen, dtype=torch.float32, device=torch.device("cpu")))
+    return read_policy(layout)
+
+
+@pytest.fixture(scope="module")
+def engine(policy: Policy) -> Iterator[ServerEngine]:
+    engine = load_engine(dataclasses.replace(SETTINGS, num_replicas=1), policy)
+    assert isinstance(engine, ServerEngine)
+    yield engine
+    engine.close()
+
+
+def model_of(policy: Policy, factor: float) -> PreTrainedModel:
+    model = load_model(policy.folder, dtype=torch.float32, device=torch.device("cpu"))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(factor)
+    return model
+
+
+def in_the_middle(change: Callable[[], None]) -> Callable[[int], None]:
+    """What `generate` calls when a completion has ended: the first time it starts `change`."""
+    began = threading.Event()
+
+    def call(num: int) -> None:
+        if not began.is_set():
+            began.set()
+            threading.Thread(target=change).start()
+
+    return call
+
+
+@torch.no_grad()
+def largest_gap(
+    samples: Samples, models: dict[int, PreTrainedModel], *, by_version: bool = True
+) -> float:
+    """The largest |difference| of a token's log-probability to that of its policy (or to that of
+    the first), given all before it."""
+    assert samples.versions is not None
+    gap = 0.0
+    for row, (tokens, versions) in enumerate(zip(samples.token_ids, samples.versions, strict=True)):
+        prompt = PROMPTS[row // 4]
+        for version, model in models.items():
+            of_it = np.array(versions) == version if by_version else np.ones(len(tokens), bool)
+            logits_TV = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+            every_TV = (logits_TV / SAMPLING.temperature).log_softmax(-1)
+            expected_T = every_TV[torch.arange(len(tokens)), torch.tensor(tokens)].numpy()
+            gaps = np.abs(expected_T - np.array(samples.logprobs[row]))[of_it]
+            gap = max(gap, gaps.max(initial=0.0))
+    return gap
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_tokens_are_of_the_policy_that_they_are_said_to_be_of(
+    engine: ServerEngine, policy: Policy
+) -> None:
+    models = {v: model_of(policy, f) for v, f in zip((0, 5, 6), FACTORS, strict=True)}
+    engine.set_weights(NamedWeights(models[0]), 0)
+    swapped: list[str] = []
+
+    def swap() -> None:
+        for version in (5, 6):
+            engine.swap_weights(NamedWeights(models[version]), version)
+            swapped.append(engine.weights_version)
+            time.sleep(0.3)
+
+    samples = engine.generate(REQUEST, in_the_middle(swap))
+    assert samples.versions is not None
+    found = set(itertools.chain(*samples.versions))
+    assert found == {0, 5, 6}
+    assert len(swapped) == 2
+    assert any(len(set(versions)) == 3 for versions in samples.versions)
+    assert all(versions == sorted(versions) for versions in samples.versions)
+    assert largest_gap(samples, models) < 1e-4
+    assert largest_gap(samples, {0: models[0]}, by_version=False) > 0.1
+    # and from then on all is of the last
+    again = engine.generate(REQUEST)
+    assert again.versions is not None
+    assert set(itertools.chain(*again.versions)) == {6}

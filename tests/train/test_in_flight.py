@@ -1,0 +1,179 @@
+"""New weights in the middle of completions: whose tokens they are is kept everywhere, and none is
+older than the limit. With vLLM's servers see tests/engines/test_swaps.py."""
+
+import dataclasses
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from tasks.common import params
+from tasks.common.artifacts import STEPS, TRAIN_ROLLOUTS
+from tasks.common.files import ArtifactError
+from tasks.common.params import ParamsError
+from tasks.engines.engine import Engine, Request, Samples
+from tasks.train.loop.ahead import Ahead, mean_staleness, read_ahead, staleness
+from tasks.train.loop.trainer import Trainer
+from tasks.train.run import Sections, check_settings
+from tasks.train.settings import TrainSettings
+from tests.train.test_asynchronous import SIZES, run
+from tests.train.worlds import make_trainer, make_world, outputs
+
+CHANGES = {
+    "max_staleness": 1,
+    "in_flight_updates": True,
+    "learning_rate": 3e-2,
+    "advantage": {"method": "rloo"},
+}
+PATIENCE = 0.5  # seconds
+
+
+class Swapping:
+    """An engine that takes new weights after the first token of its completions, if they come
+    then. `between` is called then."""
+
+    shares_weights = False
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.version = engine, 0
+        self.changed, self.lock = threading.Event(), threading.Lock()
+        self.num_swaps = 0
+        self.between: Callable[[], object] = lambda: self.changed.wait(PATIENCE)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def set_weights(self, weights: Mapping[str, torch.Tensor], version: int | None = None) -> None:
+        assert version is not None
+        with self.lock:
+            self.engine.set_weights(weights)
+            self.version = version
+
+    def swap_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+        self.set_weights(weights, version)
+        self.num_swaps += 1
+        self.changed.set()
+
+    def part(self, request: Request) -> tuple[Samples, int]:
+        with self.lock:
+            return self.engine.generate(request), self.version
+
+    def generate(self, request: Request, *more: Any) -> Samples:
+        sampling = dataclasses.replace(request.sampling, max_tokens=1)
+        self.changed.clear()
+        first, version = self.part(dataclasses.replace(request, sampling=sampling))
+        self.between()
+        going = [row for row, reason in enumerate(first.finish_reasons) if reason == "length"]
+        owner_B = request.owner_B()
+        rest = Request(
+            [[*request.prompts[owner_B[row]], *first.token_ids[row]] for row in going],
+            [1] * len(going),
+            [request.seeds[row] + 1 for row in going],
+            dataclasses.replace(sampling, max_tokens=request.sampling.max_tokens - 1),
+        )
+        second, later = self.part(rest)
+        versions = [[version] * len(ids) for ids in first.token_ids]
+        for place, row in enumerate(going):
+            first.token_ids[row] += second.token_ids[place]
+            first.logprobs[row] += second.logprobs[place]
+            first.finish_reasons[row] = second.finish_reasons[place]
+            versions[row] += [later] * len(second.token_ids[place])
+        return dataclasses.replace(first, versions=versions)
+
+
+def swapping(found: list[Swapping]) -> Callable[[Trainer], None]:
+    def prepare(trainer: Trainer) -> None:
+        found.append(Swapping(trainer.collector.engine))
+        trainer.collector.engine = found[-1]
+
+    return prepare
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_no_token_is_older_than_the_limit_and_the_record_says_whose_it_is(
+    limit: int, guesser: Path, tmp_path: Path
+) -> None:
+    layout = make_world(tmp_path / "first", guesser, SIZES)
+    engines: list[Swapping] = []
+    changes = {**CHANGES, "max_staleness": limit}
+    trainer = run(layout, changes, prepare=swapping(engines))
+    assert engines[0].num_swaps >= 2
+    rows = TRAIN_ROLLOUTS.read(layout.train("r", 0) / "rollouts.parquet")
+    swapped = rows.filter(pl.col("versions").is_not_null())
+    assert (swapped["versions"].list.min() == swapped["version"]).all()
+    assert (swapped["versions"].list.max() > swapped["version"]).any()
+    assert (swapped["versions"].list.len() == swapped["token_ids"].list.len()).all()
+    made = STEPS.frame(trainer.state.steps)["num_updates"].to_numpy()
+    before = np.concatenate([[0], np.cumsum(made)])
+    age = before[rows["step"].to_numpy()] - rows["version"].to_numpy()
+    assert 0 <= age.min() < age.max() <= limit
+
+    # what samples what follows from the clock; what is learned from it does not
+    again = make_world(tmp_path / "again", guesser, SIZES)
+
+    def prepare(trainer: Trainer) -> None:
+        swapping(engines)(trainer)
+        trainer.collector.recorded = rows
+
+    run(again, changes, prepare=prepare)
+    assert outputs(layout)["weights"] == outputs(again)["weights"]
+    assert outputs(layout)["rollouts"] == outputs(again)["rollouts"]
+
+
+def test_a_checkpoint_keeps_what_was_swapped_into(guesser: Path, tmp_path: Path) -> None:
+    layout = make_world(tmp_path, guesser, SIZES)
+    trainer = make_trainer(layout, **CHANGES)
+    engine = trainer.collector.engine = Swapping(trainer.collector.engine)
+    with closing(trainer.collector.grader):
+        weights = {name: 1.01 * tensor for name, tensor in trainer.learner.weights().items()}
+        engine.between = lambda: engine.swap_weights(weights, 2)
+        batch = trainer.sample()
+        assert batch is not None
+        ahead = Ahead([batch], 0.5)
+        again = read_ahead(trainer.collector, trainer.prompts, ahead.tensors(), ahead.numbers())
+    (kept,) = again.batches
+    assert set(batch.fresh.token_versions_N()) == {0, 2}
+    np.testing.assert_array_equal(kept.fresh.token_versions_N(), batch.fresh.token_versions_N())
+    np.testing.assert_array_equal(kept.fresh.versions_B, batch.fresh.versions_B)
+    assert staleness(2, kept) == 2
+    assert 0 < mean_staleness(2, kept) < 2
+
+
+def test_a_server_with_older_weights_than_asked_for_ends_the_run(
+    guesser: Path, tmp_path: Path
+) -> None:
+    trainer = make_trainer(make_world(tmp_path, guesser, SIZES), **CHANGES)
+    trainer.collector.engine = Swapping(trainer.collector.engine)
+    trainer.learner.version = 3
+    with (
+        closing(trainer.collector.grader),
+        pytest.raises(ArtifactError, match="after 0 updates, which was to be that after 3"),
+    ):
+        trainer.sample()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_staleness": 0}, "with train.max_staleness 0 it never samples during an update"),
+        ({"generate": {"method": "multi_turn"}}, "train.generate.method is multi_turn"),
+    ],
+)
+def test_settings_that_exclude_each_other(
+    changes: dict[str, Any], message: str, guesser: Path, tmp_path: Path
+) -> None:
+    values = params.load(make_world(tmp_path, guesser, SIZES).root / "params.yaml")
+    settings = params.parse({**values["train"], **CHANGES, **changes}, TrainSettings, "train")
+    with pytest.raises(ParamsError, match=message):
+        check_settings(settings, params.sections(values, Sections))
+
+
+def test_an_engine_that_cannot_is_named(guesser: Path, tmp_path: Path) -> None:
+    with pytest.raises(ParamsError, match="the engine hf cannot take weights while it samples"):
+        run(make_world(tmp_path, guesser, SIZES), CHANGES)
