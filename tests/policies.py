@@ -31,6 +31,7 @@ ENGINE = EngineSettings(
     urls=[],
     cluster="local",
     num_replicas=1,
+    weight_transfer="file",
     max_retries=2,
     timeout_seconds=60.0,
 )

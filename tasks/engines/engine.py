@@ -58,8 +58,8 @@ class EngineSettings:
     """The section `engine`: how completions are computed. None of it is part of a key of the
     rollout store.
 
-    `urls`, `num_replicas`, `max_retries` and `timeout_seconds` (of one request) apply to the engine
-    `server` only."""
+    `urls`, `num_replicas`, `weight_transfer`, `max_retries` and `timeout_seconds` (of one request)
+    apply to the engine `server` only."""
 
     name: str
     device: str
@@ -72,6 +72,7 @@ class EngineSettings:
     cluster: Cluster | Literal["local"]
     urls: list[str]
     num_replicas: int
+    weight_transfer: Literal["file", "nccl"]
     max_retries: int
     timeout_seconds: float
 

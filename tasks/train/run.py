@@ -38,7 +38,13 @@ from tasks.models.policy import (
 from tasks.models.prompts import encode_prompts
 from tasks.train.learner.learner import Learner, memory_of
 from tasks.train.learner.lora import add_adapters
-from tasks.train.learner.ranks import LOST_RANK, Ranks, is_lost_rank, join_ranks
+from tasks.train.learner.ranks import (
+    LOST_RANK,
+    Ranks,
+    announced_ranks,
+    is_lost_rank,
+    join_ranks,
+)
 from tasks.train.loop import asynchronous, finished, sync
 from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.collect import Collector
@@ -92,10 +98,10 @@ def main(run: stage.Stage) -> None:
     locks = [Path("dvc.lock"), layout.root / "dvc.lock"]
     kept = layout.finished(recipe, seed)
     timeout = timedelta(seconds=sections.learner.collective_timeout_seconds)
-    ranks = join_ranks(device, timeout, always=sections.learner.shard != "none")
     built: list[Trainer] = []
     with ExitStack() as stack:
-        stack.enter_context(naming_lost_ranks(ranks, built))
+        stack.enter_context(naming_lost_ranks(announced_ranks(timeout), built))
+        ranks = join_ranks(device, timeout, always=sections.learner.shard != "none")
         if ranks.is_main:
             lock = layout.locks / f"train-{digest([components, str(replayed)])}"
             what = f"the checkpoints of {recipe}/{seed}"

@@ -4,9 +4,13 @@ import dataclasses
 import socket
 from collections.abc import Iterator
 
+import numpy as np
+import numpy.typing as npt
 import pytest
+import torch
+from transformers import PreTrainedModel
 
-from tasks.engines.engine import load_engine
+from tasks.engines.engine import Request, Samples, load_engine
 from tasks.engines.server.engine import ServerEngine
 from tasks.models.policy import Policy
 from tests.policies import ENGINE
@@ -41,6 +45,21 @@ def servers() -> Iterator[Servers]:
     yield servers
     for engine in servers.engines.values():
         engine.close()
+
+
+@torch.no_grad()
+def logprob_gaps(
+    model: PreTrainedModel, request: Request, samples: Samples
+) -> list[npt.NDArray[np.float32]]:
+    """[B] of each completion's tokens, the |difference| of its log-probability to the model's."""
+    gaps = []
+    for row, owner in enumerate(request.owner_B()):
+        prompt, completion = list(request.prompts[owner]), samples.token_ids[row]
+        logits_TV = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+        every_TV = (logits_TV / request.sampling.temperature).log_softmax(-1)
+        expected_T = every_TV[torch.arange(len(completion)), torch.tensor(completion)]
+        gaps.append(np.abs(expected_T.numpy() - np.array(samples.logprobs[row])))
+    return gaps
 
 
 def meetings(size: int) -> list[dict[str, str]]:

@@ -19,7 +19,7 @@ import torch.distributed as distributed
 
 from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError
-from tasks.engines.engine import Request, Sampling, load_engine
+from tasks.engines.engine import Request, Samples, Sampling, load_engine
 from tasks.engines.server.dispatch import Unavailable
 from tasks.engines.server.endpoints import Connection
 from tasks.engines.server.engine import ServerEngine
@@ -27,7 +27,7 @@ from tasks.engines.server.replicas import choose_devices, local
 from tasks.models.policy import Policy, load_model, read_policy
 from tasks.models.weights import NamedWeights
 from tasks.train.learner.ranks import join_ranks
-from tests.engines.conftest import SETTINGS, Servers, meetings
+from tests.engines.conftest import SETTINGS, Servers, logprob_gaps, meetings
 from tests.policies import place_policy
 from tests.stages import FORKS
 
@@ -215,12 +215,9 @@ def test_several_training_processes_sample_from_the_servers_of_the_first(
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.3)
-        for row, (completion, own) in enumerate(zip(second, logprobs, strict=True)):
-            tokens = PROMPTS[row // 2] + completion
-            logits_TV = model(torch.tensor([tokens])).logits[0, -len(completion) - 1 : -1]
-            every_TV = (logits_TV / SAMPLING.temperature).log_softmax(-1)
-            expected_T = every_TV[torch.arange(len(completion)), torch.tensor(completion)]
-            assert own == pytest.approx(expected_T.tolist(), abs=1e-4)
+    samples = Samples(second, logprobs, ["length"] * 4)
+    request = Request(PROMPTS[:2], [2] * 2, [1, 2, 3, 4], SAMPLING)
+    assert max(gaps.max() for gaps in logprob_gaps(model, request, samples)) < 1e-4
 
 
 def test_a_gpu_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from tasks.engines.engine import Request, Samples, Sampling, load_engine
 from tasks.engines.server.engine import ServerEngine
 from tasks.models.policy import Policy, load_model, read_policy
 from tasks.models.weights import NamedWeights
-from tests.engines.conftest import SETTINGS
+from tests.engines.conftest import SETTINGS, logprob_gaps
 from tests.policies import place_policy
 
 SAMPLING = Sampling(temperature=0.9, top_p=1.0, top_k=0, max_tokens=300, seed=0)
@@ -62,24 +62,16 @@ def in_the_middle(change: Callable[[], None]) -> Callable[[int], None]:
     return call
 
 
-@torch.no_grad()
-def largest_gap(
-    samples: Samples, models: dict[int, PreTrainedModel], *, by_version: bool = True
-) -> float:
-    """The largest |difference| of a token's log-probability to that of its policy (or to that of
-    the first), given all before it."""
+def largest_gap(samples: Samples, models: dict[int, PreTrainedModel]) -> float:
+    """The largest |difference| of a token's log-probability to that of its policy, given all before
+    it."""
     assert samples.versions is not None
-    gap = 0.0
-    for row, (tokens, versions) in enumerate(zip(samples.token_ids, samples.versions, strict=True)):
-        prompt = PROMPTS[row // 4]
-        for version, model in models.items():
-            of_it = np.array(versions) == version if by_version else np.ones(len(tokens), bool)
-            logits_TV = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
-            every_TV = (logits_TV / SAMPLING.temperature).log_softmax(-1)
-            expected_T = every_TV[torch.arange(len(tokens)), torch.tensor(tokens)].numpy()
-            gaps = np.abs(expected_T - np.array(samples.logprobs[row]))[of_it]
-            gap = max(gap, gaps.max(initial=0.0))
-    return gap
+    versions_N = np.concatenate(samples.versions)
+    gaps_N = {
+        version: np.concatenate(logprob_gaps(model, REQUEST, samples))
+        for version, model in models.items()
+    }
+    return max(float(gaps[versions_N == version].max()) for version, gaps in gaps_N.items())
 
 
 @pytest.mark.vllm
@@ -105,7 +97,7 @@ def test_tokens_are_of_the_policy_that_they_are_said_to_be_of(
     assert any(len(set(versions)) == 3 for versions in samples.versions)
     assert all(versions == sorted(versions) for versions in samples.versions)
     assert largest_gap(samples, models) < 1e-4
-    assert largest_gap(samples, {0: models[0]}, by_version=False) > 0.1
+    assert max(gaps.max() for gaps in logprob_gaps(models[0], REQUEST, samples)) > 0.1
     # and from then on all is of the last
     again = engine.generate(REQUEST)
     assert again.versions is not None

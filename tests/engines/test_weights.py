@@ -1,7 +1,6 @@
 """New weights: every server that answers has them, and one that does not is ended and another takes
 its place."""
 
-import asyncio
 import dataclasses
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
@@ -13,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from tasks.common.artifacts import Layout
+from tasks.common.files import ArtifactError
 from tasks.engines.engine import NoServerError, Request, Sampling
 from tasks.engines.hf.engine import HfEngine
 from tasks.engines.server.endpoints import Endpoint
@@ -111,6 +111,21 @@ def test_a_server_that_only_says_that_it_has_new_weights_is_replaced(
     assert engine.generate(REQUEST).token_ids == new
 
 
+def test_an_answer_by_weights_that_a_server_should_not_have_is_refused(
+    fleet: Callable[..., Fleet], policy: Policy
+) -> None:
+    """It says that it has the current weights, and sampled from others."""
+    servers = fleet(True, True)
+    engine = servers.engine()
+    engine.set_weights(NamedWeights(model_of(policy.folder, 1.5)))
+    servers.servers[1].does.samples_from = "7"
+    new = expected(policy, 1.5)
+    assert engine.generate(REQUEST).token_ids == new
+    servers.servers[0].does.samples_from = "7"
+    with pytest.raises(ArtifactError, match="sampled from weights of version '7', not '1'"):
+        engine.generate(REQUEST)
+
+
 def test_when_all_have_ended_the_next_one_gets_the_current_weights(
     fleet: Callable[..., Fleet], policy: Policy
 ) -> None:
@@ -143,8 +158,8 @@ def test_a_policy_that_has_diverged_is_left_to_the_trainer_to_notice(
     fleet: Callable[..., Fleet], policy: Policy
 ) -> None:
     engine = fleet(True, True).engine()
-    one = asyncio.run(engine.load_one(engine.endpoints[0]))
-    assert not isinstance(one, str)
+    one = engine.probe
+    assert one is not None
     nan = dataclasses.replace(one, logprobs=[float("nan")] * len(one.logprobs))
     assert engine.identity.agrees(one, one)
     assert engine.identity.agrees(nan, nan)

@@ -11,6 +11,8 @@ import pytest
 import yaml
 
 from tasks.common.artifacts import Layout
+from tasks.train.learner.ranks import LOST_RANK
+from tests.engines.conftest import meetings
 from tests.stages import Started
 from tests.train.worlds import PARAMS, make_world, outputs
 
@@ -96,3 +98,21 @@ def test_a_rank_that_is_lost_ends_the_others_and_the_command_goes_on(
     assert again["weights"] == whole["weights"]
     for own, other in zip(again["rollouts"], whole["rollouts"], strict=True):
         assert own == other
+
+
+def test_a_rank_that_meets_nobody_says_so(
+    guesser: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = world(tmp_path, guesser)
+    values = yaml.safe_load((tmp_path / "params.yaml").read_text())
+    values["learner"]["collective_timeout_seconds"] = 2
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
+    (alone, _) = meetings(2)[::-1]
+    for name, value in alone.items():
+        monkeypatch.setenv(name, value)
+    process = start(layout)
+    log = process.finish()
+    assert process.returncode == LOST_RANK
+    assert "rank 1 of 2 on " in log
+    assert "before the first step: another process of this training died" in log
+    assert "Traceback" not in log

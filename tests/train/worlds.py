@@ -37,6 +37,7 @@ PARAMS: dict[str, Any] = {
         "urls": [],
         "cluster": "local",
         "num_replicas": 1,
+        "weight_transfer": "file",
         "max_retries": 2,
         "timeout_seconds": 60.0,
     },

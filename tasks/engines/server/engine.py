@@ -16,8 +16,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as distributed
@@ -25,14 +24,28 @@ from transformers import PreTrainedModel
 
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError, at_least
-from tasks.engines.engine import EngineSettings, NoServerError, Request, Samples, check_lengths
+from tasks.engines.engine import (
+    EngineSettings,
+    NoServerError,
+    Request,
+    Samples,
+    check_lengths,
+    num_trainer_gpus,
+)
 from tasks.engines.server import transfer
 from tasks.engines.server.dispatch import Dispatch, Unavailable, chunked
 from tasks.engines.server.endpoints import Completion, Connection, Endpoint, parse_url
 from tasks.engines.server.identity import Identity
 from tasks.engines.server.replicas import Replicas, local
 from tasks.engines.weights import files
-from tasks.models.policy import Policy, load_tokenizer, stop_token_ids
+from tasks.engines.weights.nccl import NcclTransfer
+from tasks.models.policy import (
+    Policy,
+    load_tokenizer,
+    stop_token_ids,
+    torch_device,
+    torch_dtype,
+)
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -74,7 +87,7 @@ class ServerEngine:
         self.swaps = False  # whether weights are swapped in the middle of completions
         self.changing = threading.Lock()  # weights, or servers
         self.probe: Completion | None = None  # the answer of a server with the current weights
-        self.weights: list[Path] = []  # the current ones; none: those that servers start with
+        self.transfer = transfer_of(settings, replicas) if replicas else None
         self.prefix_block = UNSHARED
         self.max_length = policy.max_length
         asyncio.run(self.handshake())
@@ -176,7 +189,7 @@ class ServerEngine:
             try:
                 asyncio.run(self.complete(ask, left, on_finished, answers))
             except NoServerError as error:
-                if self.replicas is None or num_askers() > 1:
+                if self.replicas is None or not self.can_rejoin:
                     raise
                 logger.warning("%s; waiting for one that is started again", error)
                 for endpoint in self.endpoints:  # it may say that it is healthy
@@ -186,10 +199,16 @@ class ServerEngine:
             else:
                 return answers
 
+    @property
+    def can_rejoin(self) -> bool:
+        """Whether a server that was started again can get the current weights at once."""
+        repeats = self.transfer is not None and (self.transfer.repeats or not self.num_updates)
+        return repeats and num_askers() == 1
+
     def rejoin(self) -> None:
         """Start again what has ended, and take in what is up again, with the current weights. Where
         other processes sample from the servers, too, this waits for the next weights."""
-        if self.replicas is None or num_askers() > 1:
+        if self.replicas is None or not self.can_rejoin:
             return
         with self.changing:
             self.replicas.revive()
@@ -238,14 +257,16 @@ class ServerEngine:
         ended and started again: it would answer with its old weights. Raises ArtifactError for
         servers that were not started here."""
         self.count_update(version)
-        if self.replicas is not None:
-            self.write(self.replicas, weights)
+        if self.replicas is not None and self.transfer is not None:
+            self.transfer.take(weights, self.weights_version)
             self.replicas.revive()
             serving = self.replicas.serving(self.endpoints)
             self.endpoints, self.probe = [], None
             while not self.endpoints:
                 serving = serving or self.replicas.wait_for_one()
                 self.endpoints, serving = asyncio.run(self.load(serving)), []
+                if not (self.endpoints or self.transfer.repeats) and num_askers() > 1:
+                    raise NoServerError("no server took the new weights: run the command again")
         else:
             self.take_part(weights)
         self.endpoints = broadcast(self.endpoints)
@@ -256,8 +277,8 @@ class ServerEngine:
         completion has ended."""
         with self.changing:
             self.count_update(version)
-            if self.replicas is not None:
-                self.write(self.replicas, weights)
+            if self.transfer is not None:
+                self.transfer.take(weights, self.weights_version)
                 self.endpoints = asyncio.run(self.load(self.endpoints, in_flight=True))
             else:
                 self.take_part(weights)
@@ -276,10 +297,6 @@ class ServerEngine:
         self.versions[self.weights_version] = -1 if version is None else version
         broadcast(None)
 
-    def write(self, replicas: Replicas, weights: Mapping[str, torch.Tensor]) -> None:
-        """Put the weights where servers read them."""
-        self.weights = files.write(weights, replicas.folder / "weights", self.weights_version)
-
     def take_part(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Where another process sends the weights: a sharded one is made by all."""
         for _ in weights.values():
@@ -289,45 +306,62 @@ class ServerEngine:
         self, endpoints: Sequence[Endpoint], *, in_flight: bool = False
     ) -> list[Endpoint]:
         """Put the current weights into some replicas, and return those that have them. One that
-        fails, or answers a probe unlike the others, is ended."""
-        each = (self.load_one(endpoint, in_flight=in_flight) for endpoint in endpoints)
-        results = await asyncio.gather(*each)
+        fails, or answers a probe unlike the others, is ended. One with completions in flight is not
+        asked for a probe, which would have to wait for them."""
+        assert self.replicas is not None
+        async with AsyncExitStack() as stack:
+            open_ones = [
+                await stack.enter_async_context(Connection(endpoint, self.settings.timeout_seconds))
+                for endpoint in endpoints
+            ]
+            failed = await self.send(open_ones, in_flight=in_flight) if self.num_updates else {}
+            ready = [each for each in open_ones if each.endpoint not in failed]
+            if in_flight:
+                checks = [transfer.check_version(each, self.weights_version) for each in ready]
+                found: list[Any] = await asyncio.gather(*map(attempt, checks))
+            else:
+                found = await asyncio.gather(*(attempt(self.identify(each)) for each in ready))
         loaded = []
-        for endpoint, found in zip(endpoints, results, strict=True):
-            if found is None:
-                loaded.append(endpoint)
-                continue
-            if isinstance(found, Completion):
-                self.probe = self.probe or found  # the trainer compares it with its own policy
-                if self.identity.agrees(found, self.probe):
-                    loaded.append(endpoint)
-                    continue
-            why = f"{endpoint.url} answers a probe unlike the servers that have the weights"
-            logger.warning(
-                "%s; it is ended, and another takes its place",
-                why if isinstance(found, Completion) else found,
-            )
-            assert self.replicas is not None
+        for each, answer in zip(ready, found, strict=True):
+            if isinstance(answer, Completion):
+                self.probe = self.probe or answer  # the trainer compares it with its own policy
+                if not self.identity.agrees(answer, self.probe):
+                    answer = (
+                        f"{each.endpoint.url} answers a probe unlike the servers that have the "
+                        "weights"
+                    )
+            if isinstance(answer, str):
+                failed[each.endpoint] = answer
+            else:
+                loaded.append(each.endpoint)
+        for endpoint, why in failed.items():
+            logger.warning("%s; it is ended, and another takes its place", why)
             self.replicas.drop(endpoint)
         return loaded
 
-    async def load_one(
-        self, endpoint: Endpoint, *, in_flight: bool = False
-    ) -> Completion | str | None:
-        """Put the current weights into a replica: its answer to the probe, or what went wrong; of
-        one with completions in flight nothing, if it says that it has them."""
-        try:
-            async with Connection(endpoint, self.settings.timeout_seconds) as connection:
-                if self.weights:
-                    await transfer.load(
-                        connection, self.weights, self.weights_version, in_flight=in_flight
-                    )
-                if in_flight:
-                    await transfer.check_version(connection, self.weights_version)
-                    return None
-                return await self.identify(connection)
-        except (Unavailable, ArtifactError) as error:
-            return str(error)
+    async def send(
+        self, connections: Sequence[Connection], *, in_flight: bool
+    ) -> dict[Endpoint, str]:
+        """Put the current weights into servers: what went wrong, at those where something did."""
+        assert self.transfer is not None
+        failed: dict[Endpoint, str] = {}
+
+        def still_right(answers: Sequence[str | None]) -> list[Connection]:
+            failed.update(
+                {
+                    each.endpoint: why
+                    for each, why in zip(connections, answers, strict=True)
+                    if isinstance(why, str)
+                }
+            )
+            return [each for each in connections if each.endpoint not in failed]
+
+        begun = (attempt(transfer.begin(each, in_flight=in_flight)) for each in connections)
+        connections = still_right(await asyncio.gather(*begun))
+        connections = still_right(await self.transfer.send(connections))
+        ended = (attempt(transfer.finish(each, self.weights_version)) for each in connections)
+        still_right(await asyncio.gather(*ended))
+        return failed
 
     def sleep(self) -> None:
         """Servers keep their memory: give them GPUs of their own, or use the engine vllm."""
@@ -336,6 +370,24 @@ class ServerEngine:
         """End the servers that were started here; the end of this object does so too."""
         if self.replicas:
             self.replicas.close()
+
+
+async def attempt(asked: Awaitable[T]) -> T | str:
+    """What was asked for, or what went wrong."""
+    try:
+        return await asked
+    except (Unavailable, ArtifactError) as error:
+        return str(error)
+
+
+def transfer_of(settings: EngineSettings, replicas: Replicas) -> transfer.Transfer:
+    """How new weights reach the servers."""
+    dtype = torch_dtype(settings.dtype)
+    if settings.weight_transfer == "file":
+        return files.FileTransfer(replicas.folder / "weights", dtype)
+    cluster = settings.cluster
+    num_gpus = 1 if cluster == "local" else cluster.gpus_per_engine
+    return NcclTransfer(num_gpus, dtype, settings.timeout_seconds)
 
 
 NOT_OURS = (
@@ -369,6 +421,8 @@ def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None
         raise ArtifactError(NOT_OURS)
     if settings.urls:
         return ServerEngine(settings, policy)
+    if model is not None:
+        check_transfer(settings)
     replicas = None
     if model is None or num_askers() == 1 or distributed.get_rank() == 0:
         num_processes = 0 if model is None else num_askers()
@@ -382,6 +436,16 @@ def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None
     return ServerEngine(
         settings, policy, replicas, started if model is None else broadcast(started)
     )
+
+
+def check_transfer(settings: EngineSettings) -> None:
+    """Raise ParamsError where weights cannot reach servers as is asked for."""
+    device = torch_device(settings.device)
+    if settings.weight_transfer == "nccl" and not num_trainer_gpus(settings, num_askers(), device):
+        raise ParamsError(
+            "engine.weight_transfer is nccl, which needs a GPU for every process that trains and "
+            "others for the servers: set it to file"
+        )
 
 
 def num_askers() -> int:

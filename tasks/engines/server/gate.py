@@ -25,6 +25,7 @@ ROUTES = {
     ("GET", "/weight_info"),
     ("POST", "/pause"),
     ("POST", "/resume"),
+    ("POST", "/init_weight_transfer_engine"),
     ("POST", "/start_weight_update"),
     ("POST", "/update_weights"),
     ("POST", "/finish_weight_update"),

@@ -269,9 +269,10 @@ def serve_command(
         "--logprobs-mode": "processed_logprobs",
         "--distributed-executor-backend": "mp" if num_gpus > 1 else "uni",
         "--tensor-parallel-size": num_gpus,
-        "--weight-transfer-config": json.dumps({"backend": transfer.BACKEND}),
-        "--worker-extension-cls": transfer.EXTENSION,
+        "--weight-transfer-config": json.dumps({"backend": settings.weight_transfer}),
     }
+    if extension := transfer.EXTENSIONS.get(settings.weight_transfer):
+        options["--worker-extension-cls"] = extension
     flags = [
         "--enable-prefix-caching",
         "--enable-prompt-tokens-details",

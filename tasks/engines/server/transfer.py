@@ -4,9 +4,10 @@ version, resume. What a server then says about itself is checked before it gets 
 The routes are not guarded by vLLM's API key. Servers that are started here listen on a socket that
 is this user's alone, or behind a gate of their own (`gate.py`)."""
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import torch
 
 from tasks.engines.server.dispatch import Unavailable
 from tasks.engines.server.endpoints import Connection
@@ -14,25 +15,42 @@ from tasks.engines.server.endpoints import Connection
 if TYPE_CHECKING:  # the servers import it, and its code counts in the digests of stages
     from tasks.engines.weights import worker as worker
 
-BACKEND = "file"
-EXTENSION = "tasks.engines.weights.worker.Extension"
+# the class that vLLM's workers import, by the name of the backend
+EXTENSIONS = {"file": "tasks.engines.weights.worker.Extension"}
 INITIAL = "default"  # what vLLM calls the weights that it started with
 
 
-async def load(
-    connection: Connection, files: Sequence[Path], version: str, *, in_flight: bool = False
-) -> None:
-    """Put the weights in `files` into effect under the name `version`, and clear the cache, which
-    holds the old policy's keys and values. Requests in flight are finished first; or they wait
-    (`in_flight`), and go on with the new weights, which read all that was written so far again.
+class Transfer(Protocol):
+    """How weights reach servers that are ready for them. `backend` is vLLM's name for it; where it
+    `repeats`, servers can get the weights again later."""
 
-    Raises Unavailable or ArtifactError naming the server, which must then not be used."""
+    backend: str
+    repeats: bool
+
+    def take(self, weights: Mapping[str, torch.Tensor], version: str) -> None:
+        """Have these weights ready. Every weight is asked for in order: sharded ones are put
+        together by all ranks."""
+        ...
+
+    async def send(self, connections: Sequence[Connection]) -> list[str | None]:
+        """Put the weights into servers: what went wrong at each. One that failed must be ended."""
+        ...
+
+
+async def begin(connection: Connection, *, in_flight: bool) -> None:
+    """Make a server ready for new weights. Requests in flight are finished first; or they wait
+    (`in_flight`), and go on with the new weights, which read all that was written so far again."""
     root = connection.endpoint.root
     await connection.request("POST", f"{root}/pause?mode={'keep' if in_flight else 'wait'}")
     await connection.request("POST", f"{root}/start_weight_update")
-    for path in files:
-        piece = {"update_info": {"path": str(path)}}
-        await connection.request("POST", f"{root}/update_weights", piece)
+
+
+async def finish(connection: Connection, version: str) -> None:
+    """Put the weights that a server got into effect under the name `version`, and clear the cache,
+    which holds the old policy's keys and values.
+
+    Raises Unavailable or ArtifactError naming the server, which must then not be used."""
+    root = connection.endpoint.root
     name = {"weight_version": version}
     await connection.request("POST", f"{root}/finish_weight_update", name)
     answer = await connection.request("POST", f"{root}/reset_prefix_cache")

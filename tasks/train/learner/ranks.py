@@ -138,6 +138,13 @@ def launch_ranks(module: str, arguments: list[str], num_processes: int) -> None:
     os.execv(sys.executable, [*launcher, "-m", module, *arguments])
 
 
+def announced_ranks(timeout: timedelta) -> Ranks:
+    """This process among the others, as it was started; it has not met them."""
+    environment = os.environ
+    rank, size = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
+    return Ranks(rank, size, timeout=timeout)
+
+
 def join_ranks(device: torch.device, timeout: timedelta, *, always: bool = False) -> Ranks:
     """Join the processes that torchrun started; a process on its own is rank 0 of 1. It makes a
     process group only where one is `always` needed. A collective that takes longer than

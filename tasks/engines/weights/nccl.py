@@ -1,0 +1,160 @@
+"""New weights by NCCL: from the first trainer's GPU to those of all servers at once (vLLM's own
+backend `nccl`), with no file in between.
+
+Trainer and servers are a group of their own, which is made anew when other servers take part. Its
+id reaches them through their control routes. vLLM's other way is a TCP store, into which anyone who
+reaches its port may put a pickle.
+
+Not yet run on GPUs. On a CPU the tests run it with vLLM's servers and a group of their own."""
+
+import asyncio
+import base64
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+import torch
+
+from tasks.common.files import ArtifactError
+from tasks.engines.server.dispatch import Unavailable
+from tasks.engines.server.endpoints import Connection, Endpoint
+from tasks.engines.weights.files import PIECE_BYTES, pieces
+
+
+class Communicator(Protocol):
+    """What is used of vLLM's PyNcclCommunicator. The trainer is the first of the group."""
+
+    def broadcast(self, tensor: torch.Tensor, src: int) -> None: ...
+
+    def destroy(self) -> None: ...
+
+
+class NcclTransfer:
+    """Sends weights to servers of `num_gpus` each. A part of an update may take `seconds`."""
+
+    backend = "nccl"
+    repeats = False
+
+    def __init__(self, num_gpus: int, dtype: torch.dtype, seconds: float) -> None:
+        self.num_gpus, self.dtype, self.seconds = num_gpus, dtype, seconds
+        self.members: tuple[Endpoint, ...] = ()
+        self.group: Communicator | None = None
+        self.weights: Mapping[str, torch.Tensor] = {}
+
+    def take(self, weights: Mapping[str, torch.Tensor], version: str) -> None:
+        self.weights = weights
+
+    async def send(self, connections: Sequence[Connection]) -> list[str | None]:
+        """Put the weights into all servers. When one fails, all have: the others wait in vain, and
+        must be ended."""
+        try:
+            members = tuple(connection.endpoint for connection in connections)
+            if members != self.members:
+                self.leave()
+                await self.meet(connections)
+                self.members = members
+            for piece in pieces(self.weights, PIECE_BYTES, self.dtype):
+                await self.broadcast(connections, piece)
+        except (Unavailable, ArtifactError, TimeoutError, RuntimeError) as error:
+            self.leave()
+            reason = str(error) or f"no answer in {self.seconds:.0f} s"
+            return [f"new weights did not reach the servers by NCCL: {reason}"] * len(connections)
+        return [None] * len(connections)
+
+    async def meet(self, connections: Sequence[Connection]) -> None:
+        """Make the group: the trainer, then the GPUs of the servers in their order."""
+        size = 1 + self.num_gpus * len(connections)
+        unique_id = make_id()
+        common = {
+            "nccl_unique_id_b64": base64.b64encode(unique_id).decode(),
+            "world_size": size,
+            "packed": False,
+        }
+        bodies = [
+            {"init_info": {**common, "rank_offset": 1 + self.num_gpus * place}}
+            for place in range(len(connections))
+        ]
+        self.group = await self.together(
+            connections, "init_weight_transfer_engine", bodies, lambda: join(unique_id, size)
+        )
+
+    async def broadcast(
+        self, connections: Sequence[Connection], piece: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Send some weights."""
+        info = {
+            "names": list(piece),
+            "dtype_names": [str(tensor.dtype).removeprefix("torch.") for tensor in piece.values()],
+            "shapes": [list(tensor.shape) for tensor in piece.values()],
+        }
+        group = self.group
+        assert group is not None
+
+        def send() -> None:
+            for tensor in piece.values():
+                group.broadcast(tensor, 0)
+            if torch.accelerator.is_available():
+                torch.accelerator.synchronize()
+
+        bodies = [{"update_info": info}] * len(connections)
+        await self.together(connections, "update_weights", bodies, send)
+
+    async def together(
+        self,
+        connections: Sequence[Connection],
+        route: str,
+        bodies: Sequence[Any],
+        work: Callable[[], Any],
+    ) -> Any:
+        """Ask all servers for what they and this process only do together, and do this process's
+        part: its result."""
+        asked: list[Awaitable[Any]] = [
+            connection.request("POST", f"{connection.endpoint.root}/{route}", body)
+            for connection, body in zip(connections, bodies, strict=True)
+        ]
+        async with asyncio.timeout(self.seconds):
+            done, *_ = await asyncio.gather(in_thread(work), *asked)
+        return done
+
+    def leave(self) -> None:
+        """End the group. What waits in it is aborted."""
+        if self.group is not None:
+            self.group.destroy()
+        self.members, self.group = (), None
+
+
+def in_thread(work: Callable[[], Any]) -> "asyncio.Future[Any]":
+    """Do `work` in a thread that may be left behind, on this thread's device."""
+    result: Future[Any] = Future()
+    device = torch.accelerator.current_device_index() if torch.accelerator.is_available() else None
+
+    def run() -> None:
+        try:
+            if device is not None:
+                torch.accelerator.set_device_index(device)
+            result.set_result(work())
+        except BaseException as error:  # it is raised again by whoever waits
+            if not result.cancelled():
+                result.set_exception(error)
+
+    threading.Thread(target=run, name="nccl", daemon=True).start()
+    return asyncio.wrap_future(result)
+
+
+def make_id() -> bytes:
+    """The id of a new group."""
+    from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
+
+    return bytes(NCCLLibrary().ncclGetUniqueId().internal)
+
+
+def join(unique_id: bytes, size: int) -> Communicator:
+    """Join a group of `size` as its first; all others must do so at the same time."""
+    from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
+    from vllm.utils.nccl import unpinned_nccl_env
+
+    device = torch.accelerator.current_device_index()
+    with unpinned_nccl_env():
+        group: Communicator = PyNcclCommunicator.from_unique_id_bytes(unique_id, 0, size, device)
+    return group

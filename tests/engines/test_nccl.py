@@ -1,0 +1,172 @@
+"""New weights by vLLM's backend `nccl`, with a group of files in NCCL's place: what reaches which
+server, and that a server which fails does not leave the others behind. NCCL itself needs GPUs."""
+
+import asyncio
+import dataclasses
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from tasks.common.artifacts import Layout
+from tasks.common.params import ParamsError
+from tasks.engines.engine import Request, Sampling, load_engine
+from tasks.engines.server import engine as server_engine
+from tasks.engines.server import transfer
+from tasks.engines.server.dispatch import Unavailable
+from tasks.engines.server.endpoints import Endpoint
+from tasks.engines.server.engine import ServerEngine
+from tasks.engines.weights import nccl
+from tasks.models.policy import Policy, load_model, read_policy
+from tasks.models.weights import NamedWeights
+from tests.engines.conftest import SETTINGS, logprob_gaps
+from tests.engines.group import FOLDER, FileGroup
+from tests.policies import place_policy
+
+REQUEST = Request([[20, 14, 20, 3, 32]] * 4, [2] * 4, range(8), Sampling(0.8, 1.0, 0, 12, 0))
+
+
+@pytest.fixture(scope="module")
+def policy(qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Policy:
+    layout = Layout(tmp_path_factory.mktemp("data"))
+    place_policy(qwen, layout, load_model(qwen, dtype=torch.float32, device=torch.device("cpu")))
+    return read_policy(layout)
+
+
+@pytest.fixture
+def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the group's files are."""
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    monkeypatch.setattr(nccl, "make_id", lambda: os.urandom(128))
+    monkeypatch.setattr(nccl, "join", lambda unique_id, size: FileGroup(unique_id, 0, size))
+    monkeypatch.setattr(server_engine, "check_transfer", lambda settings: None)
+    monkeypatch.setitem(transfer.EXTENSIONS, "nccl", "tests.engines.group.Extension")
+    return tmp_path
+
+
+def scaled(policy: Policy, factor: float) -> PreTrainedModel:
+    model = load_model(policy.folder, dtype=torch.float32, device=torch.device("cpu"))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(factor)
+    return model
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_servers_sample_from_the_weights_that_were_broadcast(policy: Policy, group: Path) -> None:
+    settings = dataclasses.replace(SETTINGS, weight_transfer="nccl")
+    engine = load_engine(settings, policy, scaled(policy, 1.0))
+    assert isinstance(engine, ServerEngine)
+    assert engine.replicas is not None
+    try:
+        for factor in (1.3, 1.2):
+            model = scaled(policy, factor)
+            engine.set_weights(NamedWeights(model))
+            assert len(engine.endpoints) == 2
+            gaps = logprob_gaps(model, REQUEST, engine.generate(REQUEST))
+            assert max(each.max() for each in gaps) < 1e-4
+        assert len(list(group.iterdir())) == 1  # the same group as before
+        os.killpg(engine.replicas.replicas[0].process.pid, signal.SIGKILL)
+        engine.replicas.replicas[0].wait()
+        model = scaled(policy, 1.4)
+        engine.set_weights(NamedWeights(model))
+        gaps = logprob_gaps(model, REQUEST, engine.generate(REQUEST))
+        assert max(each.max() for each in gaps) < 1e-4
+        assert [endpoint.url for endpoint in engine.endpoints] == ["http://replica-1/v1"]
+        assert len(list(group.iterdir())) == 2
+    finally:
+        engine.close()
+
+
+class Told:
+    """A connection whose server is in the group, and fails where it is told to."""
+
+    def __init__(self, name: str, rank: int, fails_at: str = "") -> None:
+        self.endpoint = Endpoint(f"http://{name}/v1")
+        self.fails_at, self.asked = fails_at, list[tuple[str, Any]]()
+
+    async def request(self, method: str, url: str, body: Any) -> None:
+        route = url.rpartition("/")[2]
+        self.asked.append((route, body))
+        if route == self.fails_at:
+            raise Unavailable(f"{self.endpoint.url} is not there")
+
+
+class Alone:
+    """The trainer's end of a group, whose broadcasts wait until it is destroyed."""
+
+    def __init__(self) -> None:
+        self.sent: list[torch.Tensor] = []
+        self.is_destroyed = False
+
+    def broadcast(self, tensor: torch.Tensor, src: int) -> None:
+        assert src == 0
+        self.sent.append(tensor)
+
+    def destroy(self) -> None:
+        self.is_destroyed = True
+
+
+def test_a_server_that_fails_ends_the_group_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups: list[tuple[Alone, int]] = []
+
+    def join(unique_id: bytes, size: int) -> Alone:
+        groups.append((Alone(), size))
+        return groups[-1][0]
+
+    monkeypatch.setattr(nccl, "make_id", lambda: bytes(128))
+    monkeypatch.setattr(nccl, "join", join)
+    sender = nccl.NcclTransfer(2, torch.bfloat16, 5.0)
+    weights = {"a": torch.randn(3, 2), "b": torch.arange(4)}
+    sender.take(weights, "1")
+    connections: list[Any] = [Told("a", 1), Told("b", 3, fails_at="update_weights")]
+    found = asyncio.run(sender.send(connections))
+    assert len(found) == 2
+    assert all("http://b/v1 is not there" in (why or "") for why in found)
+    assert groups[0][0].is_destroyed
+    assert groups[0][1] == 5
+    offsets = [told.asked[0][1]["init_info"]["rank_offset"] for told in connections]
+    assert offsets == [1, 3]
+
+    # those that take their places are a group of their own, and get all of it
+    connections = [Told("c", 1)]
+    assert asyncio.run(sender.send(connections)) == [None]
+    group, size = groups[1]
+    assert size == 3
+    assert [tensor.dtype for tensor in group.sent] == [torch.bfloat16, torch.int64]
+    torch.testing.assert_close(group.sent[0], weights["a"].to(torch.bfloat16))
+    [_, (route, body)] = connections[0].asked
+    assert route == "update_weights"
+    assert body["update_info"] == {
+        "names": ["a", "b"],
+        "dtype_names": ["bfloat16", "int64"],
+        "shapes": [[3, 2], [4]],
+    }
+
+
+def test_a_broadcast_that_nobody_takes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Deaf(Alone):
+        def broadcast(self, tensor: torch.Tensor, src: int) -> None:
+            while not self.is_destroyed:
+                torch.zeros(1)
+
+    monkeypatch.setattr(nccl, "make_id", lambda: bytes(128))
+    monkeypatch.setattr(nccl, "join", lambda unique_id, size: Deaf())
+    sender = nccl.NcclTransfer(1, torch.float32, 0.2)
+    sender.take({"a": torch.ones(1)}, "1")
+    connection: Any = Told("a", 1)
+    assert asyncio.run(sender.send([connection])) == [
+        "new weights did not reach the servers by NCCL: no answer in 0 s"
+    ]
+
+
+def test_without_a_gpu_for_each_it_is_refused() -> None:
+    settings = dataclasses.replace(SETTINGS, weight_transfer="nccl")
+    with pytest.raises(ParamsError, match="engine.weight_transfer is nccl, which needs a GPU"):
+        server_engine.check_transfer(settings)
+    server_engine.check_transfer(SETTINGS)
