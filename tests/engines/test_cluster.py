@@ -148,12 +148,12 @@ def test_a_gate_passes_on_what_is_asked_with_the_key(gated: str) -> None:
 
 
 def test_every_route_that_is_used_passes_the_gate() -> None:
-    """Those of vLLM's protocol for new weights, as `transfer` and `endpoints` ask for them."""
-    folder = Path(gate.__file__).parent
-    asked = (folder / "transfer.py").read_text() + (folder / "endpoints.py").read_text()
-    asked += (folder / "engine.py").read_text()
+    """Those of vLLM's protocol for new weights, too. No other passes."""
+    folder = Path(gate.__file__).parent.parent
+    names = ("transfer", "endpoints", "engine", "../weights/files", "../weights/nccl")
+    asked = "".join((folder / "server" / f"{name}.py").read_text() for name in names)
     for _, route in gate.ROUTES - {("GET", "/health")}:
-        assert route.removeprefix("/v1") in asked
+        assert route.removeprefix("/v1").removeprefix("/") in asked
 
 
 def cluster(**changes: Any) -> EngineSettings:

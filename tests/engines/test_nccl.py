@@ -20,6 +20,7 @@ from tasks.engines.server import transfer
 from tasks.engines.server.dispatch import Unavailable
 from tasks.engines.server.endpoints import Endpoint
 from tasks.engines.server.engine import ServerEngine
+from tasks.engines.server.updates import check_transfer
 from tasks.engines.weights import nccl
 from tasks.models.policy import Policy, load_model, read_policy
 from tasks.models.weights import NamedWeights
@@ -43,7 +44,7 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(FOLDER, str(tmp_path))
     monkeypatch.setattr(nccl, "make_id", lambda: os.urandom(128))
     monkeypatch.setattr(nccl, "join", lambda unique_id, size: FileGroup(unique_id, 0, size))
-    monkeypatch.setattr(server_engine, "check_transfer", lambda settings: None)
+    monkeypatch.setattr(server_engine, "check_transfer", lambda *_: None)
     monkeypatch.setitem(transfer.EXTENSIONS, "nccl", "tests.engines.group.Extension")
     return tmp_path
 
@@ -168,5 +169,5 @@ def test_a_broadcast_that_nobody_takes_ends(monkeypatch: pytest.MonkeyPatch) -> 
 def test_without_a_gpu_for_each_it_is_refused() -> None:
     settings = dataclasses.replace(SETTINGS, weight_transfer="nccl")
     with pytest.raises(ParamsError, match="engine.weight_transfer is nccl, which needs a GPU"):
-        server_engine.check_transfer(settings)
-    server_engine.check_transfer(SETTINGS)
+        check_transfer(settings, 1)
+    check_transfer(SETTINGS, 1)

@@ -66,14 +66,14 @@ def wait_for_end(group: int) -> bool:
 def test_a_replica_that_missed_an_update_is_not_asked(policy: Policy, servers: Servers) -> None:
     """It answers, but says that its weights are of another version."""
     engine = servers.of(policy)
-    held = engine.weights_version
-    engine.num_updates += 1
-    wanted = engine.weights_version
+    held = engine.versions.current
+    engine.versions.num_updates += 1
+    wanted = engine.versions.current
     try:
         with pytest.raises(Unavailable, match=f"weights of version '{held}', not '{wanted}'"):
             asyncio.run(identify_all(engine))
     finally:
-        engine.num_updates -= 1
+        engine.versions.num_updates -= 1
 
 
 async def identify_all(engine: ServerEngine) -> None:

@@ -86,7 +86,7 @@ def test_tokens_are_of_the_policy_that_they_are_said_to_be_of(
     def swap() -> None:
         for version in (5, 6):
             engine.swap_weights(NamedWeights(models[version]), version)
-            swapped.append(engine.weights_version)
+            swapped.append(engine.versions.current)
             time.sleep(0.3)
 
     samples = engine.generate(REQUEST, in_the_middle(swap))

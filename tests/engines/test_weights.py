@@ -135,7 +135,7 @@ def test_when_all_have_ended_the_next_one_gets_the_current_weights(
     servers.servers[0].does.fault = lambda number: 503  # healthy, and answers nothing
     assert engine.generate(REQUEST).token_ids == expected(policy, 1.5)
     assert servers.dropped == ["0-0"]
-    assert servers.servers[0].does.version == engine.weights_version == "1"
+    assert servers.servers[0].does.version == engine.versions.current == "1"
 
 
 def test_a_server_that_was_started_again_unnoticed_gets_nothing(
@@ -145,7 +145,7 @@ def test_a_server_that_was_started_again_unnoticed_gets_nothing(
     servers = fleet(True)
     engine = servers.engine()
     engine.set_weights(NamedWeights(model_of(policy.folder, 1.5)))
-    engine.replicas, engine.models = None, {}  # identified anew before it is asked
+    engine.loading, engine.models = None, {}  # identified anew before it is asked
     servers.servers[0].does.version = "default"
     before = servers.servers[0].does.served
     with pytest.raises(NoServerError, match="weights of version 'default', not '1'"):
@@ -158,7 +158,8 @@ def test_a_policy_that_has_diverged_is_left_to_the_trainer_to_notice(
     fleet: Callable[..., Fleet], policy: Policy
 ) -> None:
     engine = fleet(True, True).engine()
-    one = engine.probe
+    assert engine.loading is not None
+    one = engine.loading.probe
     assert one is not None
     nan = dataclasses.replace(one, logprobs=[float("nan")] * len(one.logprobs))
     assert engine.identity.agrees(one, one)

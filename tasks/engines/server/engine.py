@@ -16,7 +16,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as distributed
@@ -30,21 +30,16 @@ from tasks.engines.engine import (
     Request,
     Samples,
     check_lengths,
-    num_trainer_gpus,
 )
-from tasks.engines.server import transfer
 from tasks.engines.server.dispatch import Dispatch, Unavailable, chunked
 from tasks.engines.server.endpoints import Completion, Connection, Endpoint, parse_url
 from tasks.engines.server.identity import Identity
 from tasks.engines.server.replicas import Replicas, local
-from tasks.engines.weights import files
-from tasks.engines.weights.nccl import NcclTransfer
+from tasks.engines.server.updates import Loading, Versions, check_transfer
 from tasks.models.policy import (
     Policy,
     load_tokenizer,
     stop_token_ids,
-    torch_device,
-    torch_dtype,
 )
 
 logger = logging.getLogger(__name__)
@@ -81,13 +76,11 @@ class ServerEngine:
         self.identity = Identity(policy, settings.dtype, trusted=bool(started))
         self.models: dict[Endpoint, str] = {}  # the policy's name at each server identified so far
         self.version = "unknown"
-        self.num_updates = 0
-        # what the weights that a server may have are called, and the policy's version
-        self.versions = {transfer.INITIAL: 0}
-        self.swaps = False  # whether weights are swapped in the middle of completions
+        self.versions = Versions()
         self.changing = threading.Lock()  # weights, or servers
-        self.probe: Completion | None = None  # the answer of a server with the current weights
-        self.transfer = transfer_of(settings, replicas) if replicas else None
+        self.loading = (
+            Loading(settings, replicas, self.identity, self.identify) if replicas else None
+        )
         self.prefix_block = UNSHARED
         self.max_length = policy.max_length
         asyncio.run(self.handshake())
@@ -99,7 +92,9 @@ class ServerEngine:
         for endpoint in self.endpoints:
             try:
                 async with Connection(endpoint, self.settings.timeout_seconds) as connection:
-                    self.probe = await self.identify(connection)
+                    probe = await self.identify(connection)
+                    if self.loading:
+                        self.loading.probe = probe
                     self.prefix_block = await read_block_size(connection)
             except Unavailable as error:
                 missing.append(str(error))
@@ -112,16 +107,11 @@ class ServerEngine:
         """Check that the server holds the policy, and note its name there, its context and its
         version. Returns its answer to the probe. Raises ArtifactError naming the server when it
         holds something else."""
-        found = await self.identity.check(connection, self.weights_version)
+        found = await self.identity.check(connection, self.versions.current)
         self.models[connection.endpoint] = found.name
         self.max_length = min(self.max_length, found.max_length or self.max_length)
         self.version = "-".join(re.findall(r"^[a-z]+|\d[\d.]*", found.fingerprint)[:2]) or "unknown"
         return found.probe
-
-    @property
-    def weights_version(self) -> str:
-        """What servers started here call the weights that they should have."""
-        return str(self.num_updates) if self.num_updates else transfer.INITIAL
 
     def generate(
         self, request: Request, on_finished: Callable[[int], object] | None = None
@@ -141,7 +131,7 @@ class ServerEngine:
             if not self.identity.trusted:
                 return (await connection.complete(*asked))[0]
             completion = await connection.generate(*asked)
-            self.check_versions(connection, completion)
+            self.versions.check(connection.endpoint, completion)
             return completion
 
         answers = self.complete_all(
@@ -154,25 +144,8 @@ class ServerEngine:
             [row.token_ids for row in rows],
             [row.logprobs for row in rows],
             [row.finish_reason for row in rows],
-            versions=[self.versions_of(row) for row in rows] if self.swaps else None,
+            versions=list(map(self.versions.behind, rows)) if self.versions.are_swapped else None,
         )
-
-    def check_versions(self, connection: Connection, completion: Completion) -> None:
-        """Raise Unavailable where a server that was started here wrote tokens with weights that it
-        should not have."""
-        for name, _, _ in completion.versions:
-            if name not in self.versions:
-                raise Unavailable(
-                    f"{connection.endpoint.url} sampled from weights of version {name!r}, not "
-                    f"{self.weights_version!r}"
-                )
-
-    def versions_of(self, completion: Completion) -> list[int]:
-        """The policy's version behind each token."""
-        found: list[int] = []
-        for name, start, end in completion.versions:
-            found += [self.versions[name]] * (end - start)
-        return found
 
     def complete_all(
         self,
@@ -189,32 +162,33 @@ class ServerEngine:
             try:
                 asyncio.run(self.complete(ask, left, on_finished, answers))
             except NoServerError as error:
-                if self.replicas is None or not self.can_rejoin:
+                if self.loading is None or not self.can_rejoin:
                     raise
                 logger.warning("%s; waiting for one that is started again", error)
                 for endpoint in self.endpoints:  # it may say that it is healthy
-                    self.replicas.drop(endpoint)
+                    self.loading.replicas.drop(endpoint)
                 self.endpoints = []
-                self.replicas.wait_for_one()
+                self.loading.replicas.wait_for_one()
             else:
                 return answers
 
     @property
     def can_rejoin(self) -> bool:
         """Whether a server that was started again can get the current weights at once."""
-        repeats = self.transfer is not None and (self.transfer.repeats or not self.num_updates)
-        return repeats and num_askers() == 1
+        if self.loading is None or num_askers() > 1:
+            return False
+        return self.loading.transfer.repeats or not self.versions.num_updates
 
     def rejoin(self) -> None:
         """Start again what has ended, and take in what is up again, with the current weights. Where
         other processes sample from the servers, too, this waits for the next weights."""
-        if self.replicas is None or not self.can_rejoin:
+        if self.loading is None or not self.can_rejoin:
             return
         with self.changing:
-            self.replicas.revive()
-            serving = self.replicas.serving(self.endpoints)
+            self.loading.replicas.revive()
+            serving = self.loading.replicas.serving(self.endpoints)
             if new := [endpoint for endpoint in serving if endpoint not in self.endpoints]:
-                joined = asyncio.run(self.load(new))
+                joined = asyncio.run(self.loading.load(new, self.versions))
                 known = [endpoint for endpoint in self.endpoints if endpoint in serving]
                 self.endpoints = [*known, *joined]
 
@@ -250,23 +224,15 @@ class ServerEngine:
                 answers |= dispatch.answers
 
     def set_weights(self, weights: Mapping[str, torch.Tensor], version: int | None = None) -> None:
-        """Load the weights into every replica through files, and clear its prefix cache. All
-        training processes must call it.
+        """Load the weights into every replica, and clear its prefix cache. All training processes
+        must call it.
 
         `weights` must include tied ones (`NamedWeights` does). A replica that does not load them is
         ended and started again: it would answer with its old weights. Raises ArtifactError for
         servers that were not started here."""
         self.count_update(version)
-        if self.replicas is not None and self.transfer is not None:
-            self.transfer.take(weights, self.weights_version)
-            self.replicas.revive()
-            serving = self.replicas.serving(self.endpoints)
-            self.endpoints, self.probe = [], None
-            while not self.endpoints:
-                serving = serving or self.replicas.wait_for_one()
-                self.endpoints, serving = asyncio.run(self.load(serving)), []
-                if not (self.endpoints or self.transfer.repeats) and num_askers() > 1:
-                    raise NoServerError("no server took the new weights: run the command again")
+        if self.loading is not None:
+            self.update_servers(self.loading, weights)
         else:
             self.take_part(weights)
         self.endpoints = broadcast(self.endpoints)
@@ -277,91 +243,38 @@ class ServerEngine:
         completion has ended."""
         with self.changing:
             self.count_update(version)
-            if self.transfer is not None:
-                self.transfer.take(weights, self.weights_version)
-                self.endpoints = asyncio.run(self.load(self.endpoints, in_flight=True))
+            if self.loading is not None:
+                self.loading.transfer.take(weights, self.versions.current)
+                self.loading.probe = None
+                loaded = self.loading.load(self.endpoints, self.versions, in_flight=True)
+                self.endpoints = asyncio.run(loaded)
             else:
                 self.take_part(weights)
             self.endpoints = broadcast(self.endpoints)
 
-    def count_update(self, version: int | None) -> None:
-        """Give new weights a name, which all processes know before a server has them. The names
-        before it are forgotten, unless weights are swapped: then the policy's `version` is known,
-        and older ones may still be found in completions in flight."""
-        if self.settings.urls:
-            raise ArtifactError(NOT_OURS)
-        self.num_updates += 1
-        if version is None or not self.swaps:
-            self.versions.clear()
-        self.swaps = version is not None
-        self.versions[self.weights_version] = -1 if version is None else version
-        broadcast(None)
+    def update_servers(self, loading: Loading, weights: Mapping[str, torch.Tensor]) -> None:
+        """Put new weights into the servers that run; at least one must take them."""
+        loading.transfer.take(weights, self.versions.current)
+        loading.replicas.revive()
+        serving = loading.replicas.serving(self.endpoints)
+        self.endpoints, loading.probe = [], None
+        while not self.endpoints:
+            serving = serving or loading.replicas.wait_for_one()
+            self.endpoints, serving = asyncio.run(loading.load(serving, self.versions)), []
+            if not (self.endpoints or loading.transfer.repeats) and num_askers() > 1:
+                raise NoServerError("no server took the new weights: run the command again")
 
     def take_part(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Where another process sends the weights: a sharded one is made by all."""
         for _ in weights.values():
             pass
 
-    async def load(
-        self, endpoints: Sequence[Endpoint], *, in_flight: bool = False
-    ) -> list[Endpoint]:
-        """Put the current weights into some replicas, and return those that have them. One that
-        fails, or answers a probe unlike the others, is ended. One with completions in flight is not
-        asked for a probe, which would have to wait for them."""
-        assert self.replicas is not None
-        async with AsyncExitStack() as stack:
-            open_ones = [
-                await stack.enter_async_context(Connection(endpoint, self.settings.timeout_seconds))
-                for endpoint in endpoints
-            ]
-            failed = await self.send(open_ones, in_flight=in_flight) if self.num_updates else {}
-            ready = [each for each in open_ones if each.endpoint not in failed]
-            if in_flight:
-                checks = [transfer.check_version(each, self.weights_version) for each in ready]
-                found: list[Any] = await asyncio.gather(*map(attempt, checks))
-            else:
-                found = await asyncio.gather(*(attempt(self.identify(each)) for each in ready))
-        loaded = []
-        for each, answer in zip(ready, found, strict=True):
-            if isinstance(answer, Completion):
-                self.probe = self.probe or answer  # the trainer compares it with its own policy
-                if not self.identity.agrees(answer, self.probe):
-                    answer = (
-                        f"{each.endpoint.url} answers a probe unlike the servers that have the "
-                        "weights"
-                    )
-            if isinstance(answer, str):
-                failed[each.endpoint] = answer
-            else:
-                loaded.append(each.endpoint)
-        for endpoint, why in failed.items():
-            logger.warning("%s; it is ended, and another takes its place", why)
-            self.replicas.drop(endpoint)
-        return loaded
-
-    async def send(
-        self, connections: Sequence[Connection], *, in_flight: bool
-    ) -> dict[Endpoint, str]:
-        """Put the current weights into servers: what went wrong, at those where something did."""
-        assert self.transfer is not None
-        failed: dict[Endpoint, str] = {}
-
-        def still_right(answers: Sequence[str | None]) -> list[Connection]:
-            failed.update(
-                {
-                    each.endpoint: why
-                    for each, why in zip(connections, answers, strict=True)
-                    if isinstance(why, str)
-                }
-            )
-            return [each for each in connections if each.endpoint not in failed]
-
-        begun = (attempt(transfer.begin(each, in_flight=in_flight)) for each in connections)
-        connections = still_right(await asyncio.gather(*begun))
-        connections = still_right(await self.transfer.send(connections))
-        ended = (attempt(transfer.finish(each, self.weights_version)) for each in connections)
-        still_right(await asyncio.gather(*ended))
-        return failed
+    def count_update(self, version: int | None) -> None:
+        """Give new weights a name, which all processes know before a server has them."""
+        if self.settings.urls:
+            raise ArtifactError(NOT_OURS)
+        self.versions.count(version)
+        broadcast(None)
 
     def sleep(self) -> None:
         """Servers keep their memory: give them GPUs of their own, or use the engine vllm."""
@@ -370,24 +283,6 @@ class ServerEngine:
         """End the servers that were started here; the end of this object does so too."""
         if self.replicas:
             self.replicas.close()
-
-
-async def attempt(asked: Awaitable[T]) -> T | str:
-    """What was asked for, or what went wrong."""
-    try:
-        return await asked
-    except (Unavailable, ArtifactError) as error:
-        return str(error)
-
-
-def transfer_of(settings: EngineSettings, replicas: Replicas) -> transfer.Transfer:
-    """How new weights reach the servers."""
-    dtype = torch_dtype(settings.dtype)
-    if settings.weight_transfer == "file":
-        return files.FileTransfer(replicas.folder / "weights", dtype)
-    cluster = settings.cluster
-    num_gpus = 1 if cluster == "local" else cluster.gpus_per_engine
-    return NcclTransfer(num_gpus, dtype, settings.timeout_seconds)
 
 
 NOT_OURS = (
@@ -422,7 +317,7 @@ def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None
     if settings.urls:
         return ServerEngine(settings, policy)
     if model is not None:
-        check_transfer(settings)
+        check_transfer(settings, num_askers())
     replicas = None
     if model is None or num_askers() == 1 or distributed.get_rank() == 0:
         num_processes = 0 if model is None else num_askers()
@@ -436,16 +331,6 @@ def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None
     return ServerEngine(
         settings, policy, replicas, started if model is None else broadcast(started)
     )
-
-
-def check_transfer(settings: EngineSettings) -> None:
-    """Raise ParamsError where weights cannot reach servers as is asked for."""
-    device = torch_device(settings.device)
-    if settings.weight_transfer == "nccl" and not num_trainer_gpus(settings, num_askers(), device):
-        raise ParamsError(
-            "engine.weight_transfer is nccl, which needs a GPU for every process that trains and "
-            "others for the servers: set it to file"
-        )
 
 
 def num_askers() -> int:
