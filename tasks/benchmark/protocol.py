@@ -19,7 +19,8 @@ from tasks.common.params import ParamsError
 
 Values = dict[str, Any]
 
-ADDED = {"lora": None, "max_staleness": 0}  # of the section train, since the first results
+# of the section train, since the first results
+ADDED = {"lora": None, "max_staleness": 0, "optimizer_bits": 32}
 
 
 @dataclass(frozen=True)

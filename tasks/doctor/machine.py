@@ -79,6 +79,7 @@ def memory(values: Values, model: Model, there: list[Gpu]) -> list[str]:
         has_reference=train["kl_coefficient"] > 0,
         tokens_per_chunk=values["learner"]["tokens_per_logprob_chunk"],
         num_shards=num_shards,
+        optimizer_bits=train["optimizer_bits"],
     )
     try:
         check_memory(

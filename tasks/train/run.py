@@ -1,6 +1,7 @@
 """The stage `train`: from the initial policy, the prompts and the plan to a trained policy."""
 
 import dataclasses
+import importlib.util
 import logging
 import os
 import platform
@@ -312,6 +313,17 @@ def check_settings(settings: TrainSettings, sections: Sections) -> None:
         raise params.ParamsError(
             f"train.validation.every_share is {settings.validation.every_share}; it is the share "
             "of a run between two points of the validation curve, above 0 and at most 1"
+        )
+    if settings.optimizer_bits == 8 and sections.learner.shard != "none":
+        raise params.ParamsError(
+            "train.optimizer_bits is 8, and learner.shard is fsdp2: moments in 8 bits are scaled "
+            "in blocks, which other numbers of processes would cut elsewhere. Set optimizer_bits "
+            "to 32, or shard to none"
+        )
+    if settings.optimizer_bits == 8 and importlib.util.find_spec("torchao") is None:
+        raise params.ParamsError(
+            "train.optimizer_bits is 8, which needs torchao: python -m pip install --constraint "
+            'requirements.txt --editable ".[torchao]", or set it to 32'
         )
     sampling = sections.sampling
     if sampling.temperature <= 0 or sampling.top_p < 1.0 or sampling.top_k > 0:

@@ -85,6 +85,7 @@ class TrainSettings:
     branches: list[float]
     betas: list[float]
     weight_decay: float
+    optimizer_bits: Literal[32, 8]
     max_grad_norm: float
     dtype: Literal["float32", "bfloat16"]
     lora: Lora | None

@@ -23,6 +23,7 @@ from tasks.train.learner.observe import (
     places_of,
     rows_of,
 )
+from tasks.train.learner.optimizer import make_optimizer, step
 from tasks.train.learner.ranks import Ranks
 from tasks.train.learner.sharding import shard
 from tasks.train.learner.update import (
@@ -82,6 +83,7 @@ def memory_of(
         has_reference=settings.kl_coefficient > 0 and not adapted,
         tokens_per_chunk=min(memory.tokens_per_logprob_chunk, memory.max_tokens_per_micro_batch),
         num_shards=num_ranks if memory.shard != "none" else None,
+        optimizer_bits=settings.optimizer_bits,
     )
 
 
@@ -117,13 +119,8 @@ class Learner:
             others = [] if self.reference in (None, model) else [self.reference]
             for each in [model, *others]:
                 shard(each, device or model.device, (compute_logprobs, compute_states))
-        self.optimizer = torch.optim.AdamW(
-            [parameter for parameter in model.parameters() if parameter.requires_grad],
-            lr=settings.learning_rate,
-            betas=(settings.betas[0], settings.betas[1]),
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.optimizer = make_optimizer(trained, settings)
 
     def objective(self, loss: Loss) -> Objective:
         """What a step's gradient is of."""
@@ -261,9 +258,7 @@ class Learner:
     def step(self, rate: float) -> None:
         """Move the parameters along their gradient, which is gone afterwards: the engine may need
         its memory."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
+        step(self.optimizer, rate)
         self.optimizer.zero_grad(set_to_none=True)
         self.version += 1
 
