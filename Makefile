@@ -87,7 +87,7 @@ test-ray: env  ## the tests on a Ray cluster of this machine (installs requireme
 
 test-torchao: env  ## the tests of training with few bits (installs requirements-torchao.txt beside the pins)
 	@$(PIP) --no-deps -r requirements-torchao.txt
-	@HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/train/test_optimizer.py
+	@HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/train/test_optimizer.py tests/train/test_quantized.py
 
 quick: env  ## the tests that are not slow
 	@$(PYTEST) -m "not slow"

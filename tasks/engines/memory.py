@@ -13,6 +13,8 @@ GIB = 2**30
 FLOAT32, BFLOAT16 = 4, 2  # bytes
 MOMENTS = 2  # AdamW keeps two numbers per weight
 MOMENT = {32: FLOAT32, 8: 1 + FLOAT32 / 256}  # bytes of one; in 8 bits 256 share a float32 scale
+# bytes of a frozen weight; in 4 bits 64 share a scale of a byte, and 256 scales one in float32
+WEIGHT = {32: FLOAT32, 4: 0.5 + 1 / 64 + FLOAT32 / (256 * 64)}
 LOGITS_COPIES = 4  # logits, log-probabilities, probabilities, and their product: [n, V] each
 
 

@@ -11,7 +11,7 @@ from transformers.pytorch_utils import Conv1D
 
 from tasks.engines.engine import Sampling
 from tasks.engines.memory import TrainingMemory, training_memory
-from tasks.models.adapters import has_adapters, num_adapter_parameters
+from tasks.models.adapters import has_adapters, is_quantized, num_adapter_parameters
 from tasks.models.packing import check_forward
 from tasks.models.policy import Policy, load_model
 from tasks.models.weights import NamedWeights, is_sharded, whole
@@ -71,9 +71,14 @@ def memory_of(
     """What a learner of `model` will allocate on each of `num_ranks`."""
     head = model.get_output_embeddings()
     # autocast keeps a copy of the weights of products until the step's gradient is done; the head
-    # stays in float32
+    # stays in float32, and of weights in 4 bits there is one layer at a time
     cast = [m for m in model.modules() if isinstance(m, torch.nn.Linear | Conv1D) and m is not head]
-    num_cast = sum(parameter.numel() for module in cast for parameter in module.parameters())
+    num_cast = sum(
+        parameter.numel()
+        for module in cast
+        for parameter in module.parameters()
+        if not is_quantized(parameter)
+    )
     adapted = has_adapters(model)
     return training_memory(
         sum(parameter.numel() for parameter in model.parameters()),
