@@ -43,7 +43,7 @@ export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run env repro check test test-ray quick compat gpu-check lint docs audit sbom bench ui serve clean help
+.PHONY: run env repro check test test-ray test-torchao quick compat gpu-check lint docs audit sbom bench ui serve clean help
 
 run: env  ## bring the experiment up to date: RECIPES="grpo pods" (or all), ARGS="--recipe sgpo --seed 0"
 	@$(BIN)/python -m flows.pipeline $(if $(RECIPES),--experiment "$(RECIPES)") $(ARGS)
@@ -84,6 +84,10 @@ test: env  ## all tests; what needs vLLM, a GPU or real data is skipped where th
 test-ray: env  ## the tests on a Ray cluster of this machine (installs requirements-ray.txt beside the pins)
 	@$(PIP) --no-deps -r requirements-ray.txt
 	@HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engines/test_ray.py
+
+test-torchao: env  ## the tests of training with few bits (installs requirements-torchao.txt beside the pins)
+	@$(PIP) --no-deps -r requirements-torchao.txt
+	@HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/train/test_optimizer.py tests/train/test_quantized.py
 
 quick: env  ## the tests that are not slow
 	@$(PYTEST) -m "not slow"

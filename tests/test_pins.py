@@ -16,6 +16,7 @@ FILES = (
     "requirements-docs.txt",
     "requirements-ray.txt",
     "requirements-security.txt",
+    "requirements-torchao.txt",
 )
 
 # torchvision breaks transformers beside the CPU build of torch; the others come with it and nothing
@@ -52,7 +53,7 @@ def test_the_cpu_pins_satisfy_the_extra(line: str) -> None:
     )
 
 
-@pytest.mark.parametrize("extra", ["docs", "security", "ray"])
+@pytest.mark.parametrize("extra", ["docs", "security", "ray", "torchao"])
 def test_pins_of_environments_of_their_own_satisfy_their_extra(extra: str) -> None:
     for requirement in map(Requirement, EXTRAS[extra]):
         pins = PINS[f"requirements-{extra}.txt"]

@@ -20,7 +20,7 @@ from tasks.common.params import ParamsError
 Values = dict[str, Any]
 
 # keys of the section train since the first results
-ADDED = {"lora": None, "max_staleness": 0, "in_flight_updates": False}
+ADDED = {"lora": None, "max_staleness": 0, "in_flight_updates": False, "optimizer_bits": 32}
 
 
 @dataclass(frozen=True)

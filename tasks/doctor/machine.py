@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.common.files import ArtifactError
-from tasks.doctor.places import FLOAT32, Model
-from tasks.engines.memory import check_memory, training_memory
+from tasks.doctor.places import Model
+from tasks.engines.memory import WEIGHT, check_memory, training_memory
 
 Values = Mapping[str, Any]
 MIB = 2**20
@@ -64,27 +64,31 @@ def check(values: Values, model: Model | None, there: list[Gpu]) -> list[str]:
 
 def memory(values: Values, model: Model, there: list[Gpu]) -> list[str]:
     """Training and engine against the first GPU, as the stage itself checks it when it has loaded
-    the weights."""
+    the weights. Adapters are small, and not counted."""
     engine, train, gpu = values["engine"], values["train"], there[0]
+    lora = train["lora"]
     name = engine["name"]
     if name == "auto" and not engine["urls"] and engine["num_replicas"] == 1:
         name = "vllm" if importlib.util.find_spec("vllm") else "hf"
     is_shared = len(there) < engine["num_processes"] + engine["num_replicas"]
     reserves = name == "vllm" or (name in ("server", "auto") and not engine["urls"] and is_shared)
     num_shards = engine["num_processes"] if values["learner"]["shard"] != "none" else None
+    weight = WEIGHT[32 if lora is None else lora["base_bits"]]
     training = training_memory(
         model.num_parameters,
-        model.num_parameters if train["dtype"] == "bfloat16" else 0,
+        model.num_parameters if train["dtype"] == "bfloat16" and weight == WEIGHT[32] else 0,
         model.vocab_size or 0,
-        has_reference=train["kl_coefficient"] > 0,
+        num_trained=None if lora is None else 0,
+        has_reference=train["kl_coefficient"] > 0 and lora is None,
         tokens_per_chunk=values["learner"]["tokens_per_logprob_chunk"],
         num_shards=num_shards,
+        optimizer_bits=train["optimizer_bits"],
     )
     try:
         check_memory(
             training,
             engine["memory_fraction"] * gpu.total if reserves else 0.0,
-            gpu.free - (0 if num_shards else FLOAT32 * model.num_parameters),
+            gpu.free - (0 if num_shards else weight * model.num_parameters),
             sleeps=name == "vllm" and engine["sleep"],
         )
     except ArtifactError as error:

@@ -12,6 +12,9 @@ from tasks.common.files import ArtifactError
 GIB = 2**30
 FLOAT32, BFLOAT16 = 4, 2  # bytes
 MOMENTS = 2  # AdamW keeps two numbers per weight
+MOMENT = {32: FLOAT32, 8: 1 + FLOAT32 / 256}  # bytes of one; in 8 bits 256 share a float32 scale
+# bytes of a frozen weight; in 4 bits 64 share a scale of a byte, and 256 scales one in float32
+WEIGHT = {32: FLOAT32, 4: 0.5 + 1 / 64 + FLOAT32 / (256 * 64)}
 LOGITS_COPIES = 4  # logits, log-probabilities, probabilities, and their product: [n, V] each
 
 
@@ -60,18 +63,21 @@ def training_memory(
     tokens_per_chunk: int,
     num_shards: int | None = None,
     num_trained: int | None = None,
+    optimizer_bits: int = 32,
 ) -> TrainingMemory:
     """The memory of training `num_parameters` in float32, of which autocast casts `num_cast`, with
     the logits of `tokens_per_chunk` tokens at once. Where every rank holds one of `num_shards`
     parts of the policy, its weights are not loaded yet; the one layer that is gathered at a time is
     not counted, nor its low-precision copy. `num_trained` are those of adapters, where they alone
-    are trained."""
+    are trained. AdamW's moments have `optimizer_bits`; those of tensors too small for 8 are not
+    told apart."""
     weights = FLOAT32 * num_parameters
     trained = weights if num_trained is None else FLOAT32 * num_trained
+    moments = MOMENTS * MOMENT[optimizer_bits] * trained / FLOAT32
     if num_shards is not None:
         part = weights / num_shards
         return TrainingMemory(
-            moments=MOMENTS * trained / num_shards,
+            moments=moments / num_shards,
             reference=part if has_reference else 0,
             gradients=trained / num_shards,
             low_precision=0,
@@ -79,7 +85,7 @@ def training_memory(
             weights=part,
         )
     return TrainingMemory(
-        moments=MOMENTS * trained,
+        moments=moments,
         reference=weights if has_reference else 0,
         gradients=trained,
         low_precision=BFLOAT16 * num_cast,

@@ -32,7 +32,18 @@ def merged_weight(module: Any) -> torch.Tensor:
         weight: torch.Tensor = module.weight
         return weight
     low, high, factor = adapter_of(module)
-    return add_delta(module.base_layer.weight, low, high, factor)
+    return add_delta(dense(module.base_layer.weight), low, high, factor)
+
+
+def is_quantized(weight: torch.Tensor) -> bool:
+    """Return whether a frozen weight is held in 4 bits: in torchao's NF4Tensor."""
+    return hasattr(weight, "get_original_weight")
+
+
+def dense(weight: Any) -> torch.Tensor:
+    """Return the values that a weight in 4 bits stands for; any other as it is."""
+    found: torch.Tensor = weight.get_original_weight() if is_quantized(weight) else weight
+    return found
 
 
 def adapter_of(layer: Any) -> tuple[torch.Tensor, torch.Tensor, float]:

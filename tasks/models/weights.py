@@ -7,7 +7,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from tasks.models.adapters import adapted_layers, adapter_of, add_delta
+from tasks.models.adapters import adapted_layers, adapter_of, add_delta, dense
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
@@ -44,7 +44,7 @@ class NamedWeights(Mapping[str, torch.Tensor]):
 
     @torch.no_grad()
     def __getitem__(self, name: str) -> torch.Tensor:
-        weight = whole(self.parts[name])
+        weight = dense(whole(self.parts[name]))
         if name not in self.adapters:
             return weight
         low, high, factor = self.adapters[name]

@@ -1,6 +1,7 @@
 """The stage `train`: from the initial policy, the prompts and the plan to a trained policy."""
 
 import dataclasses
+import importlib.util
 import logging
 import os
 import platform
@@ -37,7 +38,7 @@ from tasks.models.policy import (
 )
 from tasks.models.prompts import encode_prompts
 from tasks.train.learner.learner import Learner, memory_of
-from tasks.train.learner.lora import add_adapters
+from tasks.train.learner.lora import add_adapters, quantize_base
 from tasks.train.learner.ranks import (
     LOST_RANK,
     Ranks,
@@ -229,15 +230,19 @@ def build(run: stage.Stage, told: Run, sections: Sections, grader: Grader) -> tu
             "ingest.splits.validation to at least 1"
         )
     device, trusted = torch_device(sections.engine.device), policy.trust_remote_code
-    is_sharded = sections.learner.shard != "none"  # a whole policy may not fit the device
+    is_sharded = sections.learner.shard != "none"
+    is_quantized = settings.lora is not None and settings.lora.base_bits == 4
     model = load_model(
         policy.folder,
         dtype=torch.float32,
-        device=torch.device("cpu") if is_sharded else device,
+        # a whole policy may not fit the device
+        device=torch.device("cpu") if is_sharded or is_quantized else device,
         trust_remote_code=trusted,
     )
     if settings.lora is not None:
         add_adapters(model, settings.lora, told.seed)
+    if is_quantized:
+        quantize_base(model, device)
     memory = memory_of(model, settings, sections.learner, told.ranks.size)
     is_ahead = settings.max_staleness > 0
     of_engine = dataclasses.replace(sections.engine, sleep=sections.engine.sleep and not is_ahead)
@@ -264,7 +269,10 @@ def build(run: stage.Stage, told: Run, sections: Sections, grader: Grader) -> tu
         max_sampler_gap(sections, settings),
         State(),
     )
-    trainer.probe_engine()
+    if is_quantized:  # the engine may have the weights as the policy's folder has them
+        trainer.sync_engine()
+    else:
+        trainer.probe_engine()
     return trainer, plan
 
 
@@ -330,6 +338,20 @@ def check_settings(settings: TrainSettings, sections: Sections) -> None:
             f"train.validation.every_share is {settings.validation.every_share}; it is the share "
             "of a run between two points of the validation curve, above 0 and at most 1"
         )
+    bits: dict[str, int] = {"train.optimizer_bits": settings.optimizer_bits}
+    if settings.lora is not None:
+        bits["train.lora.base_bits"] = settings.lora.base_bits
+    for key, few in bits.items():
+        if few != 32 and sections.learner.shard != "none":
+            raise params.ParamsError(
+                f"{key} is {few}, and learner.shard is fsdp2: numbers of few bits are scaled in "
+                f"blocks, which a shard may cut. Set {key} to 32, or learner.shard to none"
+            )
+        if few != 32 and importlib.util.find_spec("torchao") is None:
+            raise params.ParamsError(
+                f"{key} is {few}, which needs torchao: python -m pip install --constraint "
+                'requirements.txt --editable ".[torchao]", or set it to 32'
+            )
     sampling = sections.sampling
     if sampling.temperature <= 0 or sampling.top_p < 1.0 or sampling.top_k > 0:
         raise params.ParamsError(

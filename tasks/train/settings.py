@@ -58,11 +58,12 @@ class ValidationSettings:
 class Lora:
     """The section `train.lora`: the rank of the adapters, the factor `alpha` / rank on what they
     add, and the linear layers that get one by the last part of their names; `[all-linear]` are all
-    but the output head."""
+    but the output head. Their frozen weights have `base_bits`."""
 
     rank: int
     alpha: float
     modules: list[str]
+    base_bits: Literal[32, 4]
 
     def __post_init__(self) -> None:
         at_least(1, train__lora__rank=self.rank)
@@ -87,6 +88,7 @@ class TrainSettings:
     branches: list[float]
     betas: list[float]
     weight_decay: float
+    optimizer_bits: Literal[32, 8]
     max_grad_norm: float
     dtype: Literal["float32", "bfloat16"]
     lora: Lora | None

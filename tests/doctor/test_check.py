@@ -228,6 +228,11 @@ def test_gpu_memory_is_checked_by_what_nvidia_smi_says() -> None:
     small, large = (places.Model(number, 32_000, None) for number in (500_000_000, 8_000_000_000))
     assert machine.check(values, small, [gpu]) == []
     assert "training does not fit this GPU" in machine.check(values, large, [gpu])[0]
+    for bits, number in ((32, 8_000_000_000), (4, 100_000_000_000)):
+        lora = {"rank": 8, "alpha": 16.0, "modules": ["all-linear"], "base_bits": bits}
+        adapted = changed(engine__name="hf", engine__device="cuda", train__lora=lora)
+        assert machine.check(adapted, places.Model(number, 32_000, None), [gpu]) == []
+        assert machine.check(adapted, places.Model(5 * number, 32_000, None), [gpu]) != []
     served, middle = (
         changed(engine__name="server", engine__device="cuda"),
         places.Model(3_500_000_000, 32_000, None),

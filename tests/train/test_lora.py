@@ -41,7 +41,7 @@ from tests.train.steps import flat_of, graded
 from tests.train.test_trainer import OBJECTIVE
 from tests.train.worlds import PARAMS, make_trainer, make_world, run_in_process
 
-SETTINGS: dict[str, Any] = {"rank": 4, "alpha": 8.0, "modules": ["all-linear"]}
+SETTINGS: dict[str, Any] = {"rank": 4, "alpha": 8.0, "modules": ["all-linear"], "base_bits": 32}
 LORA = Lora(**SETTINGS)
 CPU = torch.device("cpu")
 SIZES = [4, 3, 4, 1, 2, 2, 6, 3, 5, 2, 4, 4]
@@ -193,7 +193,7 @@ def test_modules_that_the_policy_does_not_have_are_refused_with_those_it_has(
 ) -> None:
     model = load_model(qwen, dtype=torch.float32, device=CPU)
     with pytest.raises(ArtifactError, match=r"\['query'\].*linear layers are .*q_proj"):
-        add_adapters(model, Lora(4, 8.0, ["query"]), seed=0)
+        add_adapters(model, Lora(4, 8.0, ["query"], 32), seed=0)
 
 
 def test_a_rank_of_zero_is_refused() -> None:

@@ -34,7 +34,7 @@ CASES: dict[str, dict[str, Any]] = {
     "branches": {"train": {"branches": [0.1], "decay_share": 0.5}},
     "adapters": {
         "train": {
-            "lora": {"rank": 4, "alpha": 8.0, "modules": ["all-linear"]},
+            "lora": {"rank": 4, "alpha": 8.0, "modules": ["all-linear"], "base_bits": 32},
             "kl_coefficient": 0.1,
             "learning_rate": 0.01,
         }

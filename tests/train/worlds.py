@@ -66,6 +66,7 @@ PARAMS: dict[str, Any] = {
         "branches": [],
         "betas": [0.9, 0.95],
         "weight_decay": 0.0,
+        "optimizer_bits": 32,
         "max_grad_norm": 1.0,
         "dtype": "float32",
         "lora": None,

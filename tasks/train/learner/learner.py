@@ -11,7 +11,7 @@ from transformers.pytorch_utils import Conv1D
 
 from tasks.engines.engine import Sampling
 from tasks.engines.memory import TrainingMemory, training_memory
-from tasks.models.adapters import has_adapters, num_adapter_parameters
+from tasks.models.adapters import has_adapters, is_quantized, num_adapter_parameters
 from tasks.models.packing import check_forward
 from tasks.models.policy import Policy, load_model
 from tasks.models.weights import NamedWeights, is_sharded, whole
@@ -23,6 +23,7 @@ from tasks.train.learner.observe import (
     places_of,
     rows_of,
 )
+from tasks.train.learner.optimizer import make_optimizer, step
 from tasks.train.learner.ranks import Ranks
 from tasks.train.learner.sharding import shard
 from tasks.train.learner.update import (
@@ -70,9 +71,14 @@ def memory_of(
     """What a learner of `model` will allocate on each of `num_ranks`."""
     head = model.get_output_embeddings()
     # autocast keeps a copy of the weights of products until the step's gradient is done; the head
-    # stays in float32
+    # stays in float32, and of weights in 4 bits there is one layer at a time
     cast = [m for m in model.modules() if isinstance(m, torch.nn.Linear | Conv1D) and m is not head]
-    num_cast = sum(parameter.numel() for module in cast for parameter in module.parameters())
+    num_cast = sum(
+        parameter.numel()
+        for module in cast
+        for parameter in module.parameters()
+        if not is_quantized(parameter)
+    )
     adapted = has_adapters(model)
     return training_memory(
         sum(parameter.numel() for parameter in model.parameters()),
@@ -82,6 +88,7 @@ def memory_of(
         has_reference=settings.kl_coefficient > 0 and not adapted,
         tokens_per_chunk=min(memory.tokens_per_logprob_chunk, memory.max_tokens_per_micro_batch),
         num_shards=num_ranks if memory.shard != "none" else None,
+        optimizer_bits=settings.optimizer_bits,
     )
 
 
@@ -117,13 +124,8 @@ class Learner:
             others = [] if self.reference in (None, model) else [self.reference]
             for each in [model, *others]:
                 shard(each, device or model.device, (compute_logprobs, compute_states))
-        self.optimizer = torch.optim.AdamW(
-            [parameter for parameter in model.parameters() if parameter.requires_grad],
-            lr=settings.learning_rate,
-            betas=(settings.betas[0], settings.betas[1]),
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.optimizer = make_optimizer(trained, settings)
 
     def objective(self, loss: Loss) -> Objective:
         """What a step's gradient is of."""
@@ -261,9 +263,7 @@ class Learner:
     def step(self, rate: float) -> None:
         """Move the parameters along their gradient, which is gone afterwards: the engine may need
         its memory."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
+        step(self.optimizer, rate)
         self.optimizer.zero_grad(set_to_none=True)
         self.version += 1
 

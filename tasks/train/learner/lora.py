@@ -1,10 +1,12 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685), by peft: put into a policy, and written for others.
-The only file that imports it.
+The only file that imports it. And the frozen weights beneath them in 4 bits (QLoRA, arXiv
+2305.14314), by torchao, an extra.
 
 The weights that are trained are the adapters' alone; what they do to the policy's stands in
 `models/adapters.py`."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,12 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from tasks.common.files import ArtifactError
-from tasks.models.adapters import NAME
+from tasks.models.adapters import NAME, adapted_layers
 from tasks.train.settings import Lora
 
 ALL = "all-linear"
 PREFIX = "base_model.model."  # before every name in an adapter's files
+BLOCK, SCALES = 64, 256  # weights that share a scale, and scales that share theirs
 
 
 def add_adapters(model: PreTrainedModel, settings: Lora, seed: int) -> None:
@@ -45,6 +48,21 @@ def add_adapters(model: PreTrainedModel, settings: Lora, seed: int) -> None:
                 f"train.lora.modules is {settings.modules}, and the policy's linear layers are "
                 f"{', '.join(sorted(linear))} ({error})"
             ) from error
+
+
+def quantize_base(model: PreTrainedModel, device: torch.device) -> None:
+    """Hold the frozen weights of the linear layers with an adapter in 4 bits, and move the model to
+    `device`, which never holds them whole."""
+    from torchao.quantization import to_nf4
+
+    for layer in adapted_layers(model).values():
+        base = layer.base_layer
+        if isinstance(base, torch.nn.Linear) and base.weight.numel() % BLOCK == 0:
+            scales = math.gcd(base.weight.numel() // BLOCK, SCALES)
+            held = to_nf4(base.weight.detach().to(device), BLOCK, scales)
+            base.weight = torch.nn.Parameter(held, requires_grad=False)
+    model.to(device)  # type: ignore[arg-type]
+    torch.cuda.empty_cache()  # what quantizing took; an engine beside may need it
 
 
 def save_adapter(model: PreTrainedModel, tensors: dict[str, torch.Tensor], folder: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
+from tasks.train.learner.optimizer import FIRST, PARTS, SECOND, from_parts, plain_parts
 from tasks.train.learner.sharding import local, local_rows, sharded_like
 
 WHOLE = "tensors.safetensors"
@@ -73,7 +74,8 @@ def optimizer_tensors(
     for name, parameter in trained_parameters(model):
         tensors[f"policy.{name}"] = parameter.detach()
         for key, value in optimizer.state[parameter].items():
-            tensors[f"{key}.{name}"] = value
+            for part, tensor in plain_parts(key, value).items():
+                tensors[f"{part}.{name}"] = tensor
     return tensors
 
 
@@ -89,7 +91,11 @@ def restore_optimizer(
                 on_cpu = not optimizer.defaults.get("fused")
                 device = torch.device("cpu") if on_cpu else parameter.device
                 optimizer.state[parameter]["step"] = tensors[f"step.{name}"].to(device)
-            for key in ("exp_avg", "exp_avg_sq"):
+            for key in (FIRST, SECOND):
+                parts = [f"{key}/{part}.{name}" for part in PARTS]
+                if parts[0] in tensors:
+                    held = [tensors[part].to(parameter.device) for part in parts]
+                    optimizer.state[parameter][key] = from_parts(key, held, parameter.dtype)
                 if f"{key}.{name}" in tensors:
                     rows = rows_like(parameter, tensors, f"{key}.{name}").to(parameter.device)
                     optimizer.state[parameter][key] = sharded_like(parameter, rows)

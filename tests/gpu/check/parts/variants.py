@@ -27,7 +27,7 @@ from tests.gpu.check.shapes import Sizes, make_model, seconds_of
 
 NUM_UPDATES = 3
 RATE = 1e-3  # so large that parameters which are not updated alike are seen
-LORA = Lora(rank=16, alpha=32.0, modules=["all-linear"])
+LORA = Lora(rank=16, alpha=32.0, modules=["all-linear"], base_bits=32)
 
 
 def rows(sizes: Sizes) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,171 @@
+"""AdamW with moments in 8 bits: it learns as the whole one does, a checkpoint holds it in plain
+tensors, and a killed run goes on bit for bit. What computes needs the extra `torchao`."""
+
+import importlib.util
+import os
+import signal
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tasks.common import params
+from tasks.common.artifacts import Layout
+from tasks.common.params import ParamsError
+from tasks.engines.memory import training_memory
+from tasks.models.policy import load_model
+from tasks.train.learner.learner import memory_of
+from tasks.train.learner.optimizer import make_optimizer, step
+from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.loop.tensors import WHOLE, optimizer_tensors
+from tasks.train.run import Sections, check_settings
+from tasks.train.settings import CheckpointSettings, LearnerSettings, TrainSettings
+from tests.stages import FORKS
+from tests.train.worlds import PARAMS, loop_of, make_trainer, make_world, run_in_process
+
+SIZES = [4, 3, 4, 1, 2, 2, 6, 3, 5, 2, 4, 4]
+EIGHT: dict[str, Any] = {"optimizer_bits": 8}
+LORA = {"rank": 64, "alpha": 128.0, "modules": ["all-linear"], "base_bits": 32}
+COMPONENTS = {"recipe": "r", "seed": 0}
+needs_torchao = pytest.mark.skipif(
+    importlib.util.find_spec("torchao") is None, reason="torchao is not installed"
+)
+
+
+def settings_of(**changes: Any) -> TrainSettings:
+    return params.parse({**PARAMS["train"], **changes}, TrainSettings, "train")
+
+
+def tensors_of(trainer: Any) -> dict[str, torch.Tensor]:
+    return optimizer_tensors(trainer.learner.model, trainer.learner.optimizer)
+
+
+def test_what_cannot_be_is_refused(
+    guesser: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = params.load(make_world(tmp_path, guesser, SIZES).root / "params.yaml")
+    sharded = {**values, "learner": {**values["learner"], "shard": "fsdp2"}}
+    with pytest.raises(ParamsError, match=r"optimizer_bits is 8, and learner\.shard is fsdp2"):
+        check_settings(settings_of(**EIGHT), params.sections(sharded, Sections))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ParamsError, match=r"needs torchao: python -m pip install .*\[torchao\]"):
+        check_settings(settings_of(**EIGHT), params.sections(values, Sections))
+    with pytest.raises(ParamsError, match=r"train\.lora\.base_bits is 4, which needs torchao"):
+        check_settings(
+            settings_of(lora={**LORA, "base_bits": 4}), params.sections(values, Sections)
+        )
+    with pytest.raises(ParamsError, match=r"train\.optimizer_bits is 16; allowed: 32, 8"):
+        settings_of(optimizer_bits=16)
+
+
+def test_the_forecast_by_hand() -> None:
+    told: dict[str, Any] = {"has_reference": False, "tokens_per_chunk": 1, "optimizer_bits": 8}
+    assert training_memory(2560, 0, 10, **told).moments == 2 * (2560 + 10 * 4)
+    assert training_memory(9, 0, 10, num_trained=2560, **told).moments == 2 * (2560 + 10 * 4)
+
+
+@needs_torchao
+def test_the_moments_take_what_is_foreseen(qwen: Path) -> None:
+    model = load_model(qwen, dtype=torch.float32, device=torch.device("cpu"))
+    settings = settings_of(**EIGHT)
+    learner = params.parse(PARAMS["learner"], LearnerSettings, "learner")
+    # embeddings, no multiple of 256 here, and norms, which are small, keep theirs in float32
+    large = [p for p in model.parameters() if p.numel() >= 4096 and p.numel() % 256 == 0]
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer = make_optimizer([*model.parameters()], settings)
+    step(optimizer, 0.01)
+    held = sum(
+        getattr(optimizer.state[parameter][moment], part).nbytes
+        for parameter in large
+        for moment in ("exp_avg", "exp_avg_sq")
+        for part in ("codes", "scale")
+    )
+    num_large = sum(parameter.numel() for parameter in large)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    foreseen = memory_of(model, settings, learner).moments
+    assert 0 < num_large < num_parameters
+    assert held == pytest.approx(foreseen * num_large / num_parameters)
+
+
+@needs_torchao
+@pytest.mark.parametrize("changes", [{}, {"lora": LORA, "learning_rate": 0.01}])
+def test_it_learns_as_with_whole_moments(
+    changes: dict[str, Any], guesser: Path, tmp_path: Path
+) -> None:
+    whole, eight = (
+        run_in_process(
+            make_world(tmp_path / str(bits), guesser, SIZES * 4),
+            {**changes, "optimizer_bits": bits, "max_steps": 12},
+        )
+        for bits in (32, 8)
+    )
+    for rows, name in (
+        ([run.state.steps for run in (eight, whole)], "reward_mean"),
+        ([run.state.curve for run in (eight, whole)], "accuracy"),
+    ):
+        ours, theirs = ([row[name] for row in run] for run in rows)
+        assert ours == pytest.approx(theirs, abs=0.1)
+        assert ours[-1] > ours[0] + 0.2
+    assert any(name.startswith("exp_avg/codes.") for name in tensors_of(eight))
+
+
+def work(layout: Layout, changes: dict[str, Any], max_steps: int, killed_at: int | None) -> None:
+    """Train with a checkpoint after every step, and die after `killed_at` of them."""
+    torch.set_num_threads(1)
+    trainer = make_trainer(layout, **EIGHT, **changes, max_steps=max_steps)
+    checkpoints = Checkpoints(layout.checkpoints, COMPONENTS, keep=2)
+
+    def die(*_: Any) -> None:
+        if trainer.state.num_steps == killed_at:
+            checkpoints.wait()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with closing(trainer.collector.grader):
+        loop_of(trainer)(trainer, checkpoints, CheckpointSettings(0.0, 2), die)
+
+
+@needs_torchao
+@pytest.mark.parametrize("changes", [{}, {"lora": LORA, "max_staleness": 1}])
+def test_a_killed_run_goes_on_bit_for_bit_from_plain_tensors(
+    changes: dict[str, Any], guesser: Path, tmp_path: Path
+) -> None:
+    finals = []
+    for kills, name in (([], "whole"), ([3], "killed")):
+        layout = make_world(tmp_path / name, guesser, SIZES * 4)
+        for killed_at in [*kills, None]:
+            process = FORKS.Process(target=work, args=(layout, changes, 5, killed_at))
+            process.start()
+            process.join()
+            assert process.exitcode == (-signal.SIGKILL if killed_at else 0)
+        newest = Checkpoints(layout.checkpoints, COMPONENTS, keep=2).steps()[-1]
+        assert {path.suffix for path in newest.iterdir()} == {".json", ".parquet", ".safetensors"}
+        finals.append(load_file(newest / WHOLE))
+    ours, theirs = finals
+    assert {tensor.dtype for tensor in ours.values()} >= {torch.uint8, torch.float32}
+    assert set(ours) == set(theirs)
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+
+
+@needs_torchao
+@pytest.mark.slow
+def test_the_compiled_step_is_the_other() -> None:
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        # one tensor with moments in 8 bits, and a small one
+        parameters = [torch.nn.Parameter(torch.randn(size)) for size in ((64, 64), (64,))]
+        optimizer = make_optimizer(parameters, settings_of(**EIGHT, learning_rate=0.01))
+        for _ in range(3):
+            for parameter in parameters:
+                parameter.grad = torch.randn_like(parameter)
+            if compiled:
+                optimizer.step()
+            else:
+                step(optimizer, 0.01)
+        found.append(parameters)
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=0.0)

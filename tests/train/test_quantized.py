@@ -1,0 +1,116 @@
+"""Adapters on frozen weights in 4 bits: trainer, engines and result are one and the same policy.
+Needs the extra `torchao`; without it nothing here runs."""
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from tasks.common import params
+from tasks.engines.hf.engine import HfEngine
+from tasks.engines.memory import WEIGHT
+from tasks.models.adapters import adapted_layers, adapters_off, dense, is_quantized
+from tasks.models.policy import load_model, load_tokenizer
+from tasks.train.learner.learner import memory_of
+from tasks.train.learner.lora import add_adapters, quantize_base
+from tasks.train.settings import LearnerSettings, Lora, TrainSettings
+from tests.train.test_lora import logprobs, sample
+from tests.train.test_optimizer import SIZES, tensors_of
+from tests.train.worlds import PARAMS, make_trainer, make_world, run_in_process
+
+pytest.importorskip("torchao")
+
+SETTINGS: dict[str, Any] = {"rank": 4, "alpha": 8.0, "modules": ["all-linear"], "base_bits": 4}
+CHANGES: dict[str, Any] = {"lora": SETTINGS, "learning_rate": 0.01}
+CPU = torch.device("cpu")
+
+
+def quantized(folder: Path) -> Any:
+    model = load_model(folder, dtype=torch.float32, device=CPU)
+    add_adapters(model, Lora(**SETTINGS), seed=0)
+    quantize_base(model, CPU)
+    return model
+
+
+def bases(model: Any) -> dict[str, Any]:
+    return {name: layer.base_layer.weight for name, layer in adapted_layers(model).items()}
+
+
+def test_the_weights_take_what_is_foreseen(qwen: Path) -> None:
+    model, initial = quantized(qwen), load_model(qwen, dtype=torch.float32, device=CPU)
+    for name, weight in bases(model).items():
+        before = initial.get_submodule(name).weight.detach()
+        assert is_quantized(weight)
+        error = (dense(weight) - before).norm() / before.norm()
+        assert 0.05 < float(error) < 0.15  # of 16 values, for weights that are normal
+        held = [getattr(weight, part) for part in weight.__tensor_flatten__()[0]]
+        assert sum(part.nbytes for part in held) == pytest.approx(
+            WEIGHT[4] * weight.numel(), abs=4 * (16 + 1 + 1)
+        )
+    # autocast keeps no copy of them
+    settings = params.parse({**PARAMS["train"], "dtype": "bfloat16"}, TrainSettings, "train")
+    learner = params.parse(PARAMS["learner"], LearnerSettings, "learner")
+    num_trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert memory_of(model, settings, learner).low_precision == 2 * num_trained
+
+
+@pytest.mark.parametrize("changes", [{}, {"dtype": "bfloat16"}, {"max_staleness": 1}])
+def test_it_learns_and_all_hold_one_policy(
+    changes: dict[str, Any], guesser: Path, tmp_path: Path
+) -> None:
+    """The engine samples from the trainer's model, and in the last case from a copy of its own; a
+    run whose engine held another policy would stop at the first probe."""
+    layout = make_world(tmp_path, guesser, SIZES * 4)
+    trainer = run_in_process(layout, {**CHANGES, **changes, "max_steps": 12})
+    assert trainer.collector.engine.shares_weights == (not changes.get("max_staleness"))
+    assert trainer.state.curve[-1]["accuracy"] > trainer.state.curve[0]["accuracy"]
+    learner = trainer.learner
+    merged = learner.whole_model()
+    assert merged is not None
+    rollouts = sample(HfEngine(merged, [1], 64, 512), load_tokenizer(guesser))
+    assert logprobs(learner.model, rollouts).abs().max() < 1e-4
+    with adapters_off(learner.model):
+        assert logprobs(learner.model, rollouts).abs().mean() > 0.05
+    # what is frozen is what it was
+    before = bases(quantized(guesser))
+    for name, weight in bases(learner.model).items():
+        assert torch.equal(dense(weight), dense(before[name]))
+    assert all(".lora_" in name for name in tensors_of(trainer))
+
+
+def test_the_reference_is_the_base_in_4_bits(guesser: Path, tmp_path: Path) -> None:
+    layout = make_world(tmp_path, guesser, SIZES * 4)
+    state = run_in_process(layout, {**CHANGES, "kl_coefficient": 0.1, "max_steps": 3}).state
+    assert state.steps[0]["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert state.steps[2]["kl"] > 1e-4
+
+
+def test_a_resumed_run_ends_as_one_that_was_not_stopped(guesser: Path, tmp_path: Path) -> None:
+    finals = []
+    for stops, name in (([4], "whole"), ([2, 4], "stopped")):
+        layout = make_world(tmp_path / name, guesser, SIZES * 4)
+        for max_steps in stops:
+            changes = {**CHANGES, "optimizer_bits": 8, "max_steps": max_steps}
+            trainer = run_in_process(layout, changes)
+        finals.append(tensors_of(trainer))
+    assert set(finals[0]) == set(finals[1])
+    assert all(torch.equal(finals[0][name], finals[1][name]) for name in finals[0])
+
+
+def test_an_engine_of_another_dtype_gets_the_base_before_the_first_step(
+    guesser: Path, tmp_path: Path
+) -> None:
+    layout = make_world(tmp_path, guesser, SIZES)
+    values = params.load(layout.root / "params.yaml")
+    values["engine"]["dtype"] = "bfloat16"
+    (layout.root / "params.yaml").write_text(yaml.safe_dump(values))
+    trainer = make_trainer(layout, **CHANGES)
+    with closing(trainer.collector.grader):
+        engine: Any = trainer.collector.engine
+        assert not engine.shares_weights
+        base = bases(trainer.learner.model)["model.layers.0.mlp.up_proj"]
+        held = engine.model.model.layers[0].mlp.up_proj.weight
+        assert torch.equal(held, dense(base).bfloat16())
