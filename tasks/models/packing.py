@@ -22,6 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from tasks.common.files import ArtifactError
+from tasks.models.transfer import to_device
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -50,14 +51,14 @@ def handed_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     attend: Attend | None = None,
+    is_plain: bool = False,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """The attention that transformers calls: the `attend` of the forward, or torch's own where the
-    forward has none."""
+    forward has none. `is_plain` says that its mask is to be ignored."""
     if attend is None:
-        return sdpa_attention_forward(
-            module, query, key, value, attention_mask, scaling=scaling, **others
-        )
+        mask = None if is_plain else attention_mask
+        return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **others)
     if extra := [name for name in UNSUPPORTED if others.get(name) is not None]:
         raise ArtifactError(
             f"{type(module).__name__} has {', '.join(extra)} in its attention, which the packed "
@@ -79,16 +80,48 @@ def forward(
 ) -> torch.Tensor:
     """[N, hidden size] the last hidden states of tokens `ids_N` at `positions_N` of their
     sequences."""
-    # transformers passes a mask of four dimensions on as it is; `attend` has its own
-    unused = ids_N.new_zeros((1, 1, 1, 1))
     hidden: torch.Tensor = model.base_model(
         input_ids=ids_N[None],
         position_ids=positions_N[None],
-        attention_mask=unused,
+        attention_mask=unused_mask(ids_N),
         use_cache=False,
         attend=attend,
     ).last_hidden_state
     return hidden[0]
+
+
+def unused_mask(ids: torch.Tensor) -> torch.Tensor:
+    """What transformers passes on to attention as it is, as it does every mask of four dimensions,
+    and attention ignores."""
+    return ids.new_zeros((1, 1, 1, 1))
+
+
+def forward_rows(model: PreTrainedModel, ids_BL: torch.Tensor, **others: Any) -> Any:
+    """transformers' own outputs of the body for sequences that begin at their rows' first token.
+    What follows a sequence is not seen by it: the model is causal. Where some layers see a window
+    only, transformers makes the masks, and the host wait for the device."""
+    if not is_plainly_causal(model):
+        return model.base_model(input_ids=ids_BL, use_cache=False, **others)
+    # without a mask transformers looks for several sequences in a row, and makes the host wait
+    positions_L = torch.arange(ids_BL.shape[1], device=ids_BL.device)
+    return model.base_model(
+        input_ids=ids_BL,
+        position_ids=positions_L[None],
+        attention_mask=unused_mask(ids_BL),
+        use_cache=False,
+        is_plain=True,
+        **others,
+    )
+
+
+def is_plainly_causal(model: PreTrainedModel) -> bool:
+    """Whether every layer attends to all tokens before, by the attention above."""
+    config: Any = model.config.get_text_config()
+    if config._attn_implementation != ATTENTION or not model._supports_attention_backend:
+        return False
+    if kinds := getattr(config, "layer_types", None):
+        return set(kinds) == {"full_attention"}
+    return getattr(config, "sliding_window", None) is None
 
 
 class ModuleForward:
@@ -149,7 +182,7 @@ def check_forward(model: PreTrainedModel, *, packed: bool) -> None:
         hidden = forward(model, packing.ids, packing.positions, packing.attend)
         expected = expected[[0, 1, 2, 3, 4, 0, 1, 2, *range(5, 12), *range(5, 9)]]
     else:
-        hidden = model.base_model(input_ids=whole, use_cache=False).last_hidden_state[0]
+        hidden = forward_rows(model, whole).last_hidden_state[0]
     tolerance = 1e-3 if model.dtype == torch.float32 else 0.1
     if not torch.allclose(
         head_logits(model, hidden).float(), expected, atol=tolerance, rtol=tolerance
@@ -345,9 +378,7 @@ def pack(
         keys = np.concatenate([prompt, own], 1)
         is_key = np.concatenate([is_prompt, is_own], 1)
         blocks.append(make_block(own, is_own, keys, is_key, positions, device, is_causal=False))
-    packing = Packing(
-        torch.from_numpy(ids).to(device), torch.from_numpy(positions).to(device), blocks
-    )
+    packing = Packing(to_device(ids, device), to_device(positions, device), blocks)
     return packing, prompt_segments, segments
 
 
@@ -379,15 +410,11 @@ def make_block(
 ) -> Block:
     """Return a block from packed indices and the masks of those that are not padding."""
     key_positions = np.where(is_key, positions[keys], PADDING_POSITION)
-
-    def tensor(array: Ints) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
-
     return Block(
-        tensor(queries),
-        tensor(keys),
-        tensor(positions[queries]),
-        tensor(key_positions),
-        tensor(np.flatnonzero(is_query)),
+        to_device(queries, device),
+        to_device(keys, device),
+        to_device(positions[queries], device),
+        to_device(key_positions, device),
+        to_device(np.flatnonzero(is_query), device),
         is_causal,
     )

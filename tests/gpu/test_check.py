@@ -32,6 +32,8 @@ def test_every_part_writes_its_rows_and_is_not_run_again(tmp_path: Path) -> None
     found = {name: json.loads((tmp_path / f"{name}.json").read_text())["rows"] for name in PARTS}
     assert found["engine"][0]["largest gap"] < 1e-4  # float32 on both sides
     assert all(row["tokens/s"] > 0 for row in found["engine"][2:] + found["update"])
+    assert {row["micro-batches"] > 1 for row in found["update"]} == {True}
+    assert {row["waits"] for row in found["update"]} == {1}  # for the gradient's norm
     parts = {row["part"] for row in found["device_time"]}
     assert parts == {"decode", "prefill", "update"}
     assert all(row["measured / modelled"] > 1 for row in found["device_time"])  # no A100 is here

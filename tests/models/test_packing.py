@@ -36,9 +36,12 @@ from tasks.models.packing import (
     ModuleForward,
     check_forward,
     forward,
+    forward_rows,
     head_logits,
+    is_plainly_causal,
     pack,
 )
+from tests.waits import Waits
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 61,
@@ -113,6 +116,22 @@ def test_what_packed_rows_cannot_compute_is_refused(name: str) -> None:
         ArtifactError, match="set engine.name to vllm and learner.share_prompts to false"
     ):
         check_forward(make(REFUSED[name]), packed=True)
+
+
+@pytest.mark.parametrize("name", [*FAMILY, *OTHERS, *REFUSED])
+def test_rows_are_computed_as_transformers_does(name: str) -> None:
+    """To the last bit, longer than a window too; the host reads nothing where all layers see all
+    tokens before."""
+    model = make((FAMILY | OTHERS | REFUSED)[name])
+    ids = torch.randint(2, 61, (3, 20), generator=torch.Generator().manual_seed(0))
+    ids[1, 11:] = 0
+    with torch.no_grad():
+        expected = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        with Waits() as waits:
+            found = forward_rows(model, ids).last_hidden_state
+    assert torch.equal(found, expected)
+    if is_plainly_causal(model):
+        assert waits.names == []
 
 
 @pytest.mark.parametrize("name", ["mistral", "qwen2", "gemma3", "gpt2"])

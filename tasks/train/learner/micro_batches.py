@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from tasks.models.packing import Packing, pack
+from tasks.models.transfer import to_device
 from tasks.train.rollouts import Bools, Ints, Rollouts
 from tasks.train.settings import Updates
 
@@ -21,10 +22,16 @@ from tasks.train.settings import Updates
 @dataclass(frozen=True)
 class Whole:
     """Rollouts computed one a row: `input_ids` [B, L] without the last token, padded at the end;
-    `predicts` [B, L] marks the positions whose next token is of the completion."""
+    `predicts_N` are the places in [B * L] whose next token is of a completion, row by row;
+    `prompt_ends_B` is where in its row a prompt has its last token."""
 
     input_ids: torch.Tensor
-    predicts: torch.Tensor
+    predicts_N: torch.Tensor
+    prompt_ends_B: torch.Tensor
+
+    def predicting(self, states_BLD: torch.Tensor) -> torch.Tensor:
+        """[N, D] the states that predict completion tokens."""
+        return states_BLD.flatten(0, 1).index_select(0, self.predicts_N)
 
 
 @dataclass(frozen=True)
@@ -52,11 +59,10 @@ class MicroBatch:
         rows = [
             self.prompts[owner] + c for owner, c in zip(self.owner_B, self.completions, strict=True)
         ]
-        ids = pad(rows)
-        predicts = np.zeros(ids.shape, dtype=np.bool_)
-        for i, (row, completion) in enumerate(zip(rows, self.completions, strict=True)):
-            predicts[i, len(row) - len(completion) - 1 : len(row) - 1] = True
-        return Whole(self._tensor(ids[:, :-1]), self._tensor(predicts[:, :-1]))
+        ids = pad(rows)[:, :-1]
+        ends = np.arange(len(rows)) * ids.shape[1] + [len(row) - 1 for row in rows]
+        prompt_ends = np.array([len(prompt) - 1 for prompt in self.prompts])[self.owner_B]
+        return Whole(*map(self._tensor, (ids, self._predicts(ends), prompt_ends)))
 
     @cached_property
     def shared(self) -> tuple[Packing, torch.Tensor]:
@@ -67,13 +73,7 @@ class MicroBatch:
         if self.is_long:
             whole = [self.prompts[owner] + c for owner, c in zip(self.owner_B, fed, strict=True)]
             packing, rows, _ = pack(whole, self.owner_B[:0], [], self.targets_N.device)
-            ends = rows.starts + rows.lengths
-            predicts = [
-                place
-                for end, completion in zip(ends.tolist(), self.completions, strict=True)
-                for place in range(end - len(completion), end)
-            ]
-            return packing, self._tensor(np.array(predicts))
+            return packing, self._tensor(self._predicts(rows.starts + rows.lengths))
         packing, prompts, rest = pack(self.prompts, self.owner_B, fed, self.targets_N.device)
         ends = (prompts.starts + prompts.lengths - 1)[self.owner_B]
         predicts = [
@@ -85,8 +85,16 @@ class MicroBatch:
         ]
         return packing, self._tensor(np.array(predicts))
 
+    def _predicts(self, ends_B: Ints) -> Ints:
+        """[N] the places that predict completion tokens, the last of a rollout before `ends_B`."""
+        parts = [
+            np.arange(end - len(completion), end)
+            for end, completion in zip(ends_B.tolist(), self.completions, strict=True)
+        ]
+        return np.concatenate(parts)
+
     def _tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.targets_N.device)
+        return to_device(array, self.targets_N.device)
 
 
 def micro_batches(
@@ -173,9 +181,9 @@ def micro_batch(
         rollouts.versions_B[rows],
         rollouts.replayed_B[rows],
         rollouts.places(rows),
-        torch.tensor(list(itertools.chain(*completions)), device=device),
-        torch.tensor(list(itertools.chain(*logprobs)), dtype=torch.float32, device=device),
-        torch.from_numpy(row_N).to(device),
+        to_device(np.array([*itertools.chain(*completions)], dtype=np.int64), device),
+        to_device(np.array([*itertools.chain(*logprobs)], dtype=np.float32), device),
+        to_device(row_N, device),
         [rollouts.prompts[group] for group in groups],
         completions,
         owner_B,

@@ -15,10 +15,12 @@ import torch
 from transformers import PreTrainedModel
 
 from tasks.common.ledger import Architecture
+from tasks.models.packing import forward_rows
+from tasks.models.transfer import chosen, to_host
 from tasks.train.learner.micro_batches import MicroBatch
 from tasks.train.learner.sharding import call
 from tasks.train.learner.update import Objective, batch_flops, chunked_logprobs, token_logprobs
-from tasks.train.rollouts import Bools, Features, Floats, Ints, Observed
+from tasks.train.rollouts import Bools, Features, Ints, Observed, Singles
 
 PROMPT_TOKENS = 10  # at the end of a prompt, whose hidden states are averaged (as in POISE)
 
@@ -33,38 +35,44 @@ def observe(
 ) -> tuple[Observed, float]:
     """What the policy sees of the rollouts of `batches`, in their order, and the executed FLOPs.
     `own_N` says which of the step's tokens are the policy's: gradient norms are of those alone."""
-    parts: list[Observed] = []
+    # tensors on the device until all micro-batches are under way; but hidden states may not fit
+    logprobs: list[torch.Tensor] = []
+    entropies: list[torch.Tensor] = []
+    norms: list[torch.Tensor] = []
+    prompts: list[torch.Tensor] = []
+    hidden: list[Singles] = []
     flops = 0.0
     for batch in batches:
-        norms = np.zeros(0)
         if features.gradient_norms:
-            norms = gradient_norms(model, batch, objective, own_N[batch.places_N])
+            norms.append(gradient_norm(model, batch, objective, own_N[batch.places_N]))
             flops += 3.0 * sum(batch_flops(architecture, batch, objective.share_prompts))
         with torch.no_grad():
             if features.hidden_layer is None:
                 logprobs_N, entropies_N = token_logprobs(model, batch, objective)
-                hidden_ND, prompt_BD = None, None
             else:
                 logprobs_N, entropies_N, layer = call(
                     compute_states, model, batch, objective, features.hidden_layer
                 )
-                # in float32: they are by far the largest of what is observed
-                hidden_ND = layer[batch.whole.predicts].float().cpu().numpy()
-                prompt_BD = prompt_means(layer, batch.whole.predicts).cpu().numpy()
+                hidden.append(batch.whole.predicting(layer).float().cpu().numpy())
+                prompts.append(prompt_means(layer, batch.whole.prompt_ends_B))
         shared = objective.share_prompts and features.hidden_layer is None
         flops += sum(batch_flops(architecture, batch, shared))
         if objective.share_prompts:
             batch.shared[0].biases.clear()  # those of all micro-batches may not fit
-        parts.append(
-            Observed(
-                to_numpy(logprobs_N),
-                to_numpy(entropies_N),
-                hidden_ND,
-                prompt_BD,
-                norms if features.gradient_norms else None,
-            )
-        )
-    return join_observed(parts), flops
+        logprobs.append(logprobs_N.float())
+        entropies.append(entropies_N.float())
+    nothing = torch.zeros(0, device=model.device)
+    lists = logprobs, entropies, norms, prompts
+    read = to_host([torch.cat([nothing, *parts]) for parts in lists])
+    all_logprobs_N, all_entropies_N, norms_B, prompt_BD = (tensor.numpy() for tensor in read)
+    observed = Observed(
+        all_logprobs_N.astype(np.float64),
+        all_entropies_N.astype(np.float64),
+        np.concatenate(hidden) if hidden else None,
+        prompt_BD if prompts else None,
+        norms_B.astype(np.float64) if norms else None,
+    )
+    return observed, flops
 
 
 def compute_states(
@@ -72,36 +80,32 @@ def compute_states(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """[N] log-probabilities, [N] entropies, and [B, L, D] the hidden states of a layer, every
     rollout read whole."""
-    states = model.base_model(
-        input_ids=batch.whole.input_ids, use_cache=False, output_hidden_states=True
-    )
-    logprobs_N, entropies_N = chunked_logprobs(
-        model, states.last_hidden_state[batch.whole.predicts], batch.targets_N, objective
-    )
+    states = forward_rows(model, batch.whole.input_ids, output_hidden_states=True)
+    hidden_ND = batch.whole.predicting(states.last_hidden_state)
+    logprobs_N, entropies_N = chunked_logprobs(model, hidden_ND, batch.targets_N, objective)
     return logprobs_N, entropies_N, states.hidden_states[layer]
 
 
-def prompt_means(hidden_BLD: torch.Tensor, predicts_BL: torch.Tensor) -> torch.Tensor:
-    """[B, D] the mean hidden state of the last tokens of each prompt."""
-    last_B = predicts_BL.int().argmax(1)  # where the first completion token is predicted
+def prompt_means(hidden_BLD: torch.Tensor, last_B: torch.Tensor) -> torch.Tensor:
+    """[B, D] the mean hidden state of the last tokens of each prompt, which ends at `last_B`."""
     places = torch.arange(hidden_BLD.shape[1], device=hidden_BLD.device)
     of_prompt = (places <= last_B[:, None]) & (places > last_B[:, None] - PROMPT_TOKENS)
     weights = of_prompt / of_prompt.sum(1, keepdim=True)
     return torch.einsum("bld,bl->bd", hidden_BLD.float(), weights)
 
 
-def gradient_norms(
+def gradient_norm(
     model: PreTrainedModel, batch: MicroBatch, objective: Objective, own_N: Bools
-) -> Floats:
+) -> torch.Tensor:
     """[1] the norm of the gradient of the log-probability of a micro-batch's only rollout: of
     several, each would need a backward pass over all."""
     assert len(batch.rows) == 1
     logprobs_N, _ = token_logprobs(model, batch, objective)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    own_places = torch.from_numpy(np.flatnonzero(own_N)).to(logprobs_N.device)
-    gradients = torch.autograd.grad(logprobs_N[own_places].sum(), parameters, allow_unused=True)
+    own = chosen(own_N, logprobs_N.device)
+    gradients = torch.autograd.grad(logprobs_N[own].sum(), parameters, allow_unused=True)
     squares = [part.float().square().sum() for part in gradients if part is not None]
-    return np.array([float(torch.stack(squares).sum().sqrt())])
+    return torch.stack(squares).sum().sqrt()[None]
 
 
 def join_observed(parts: Sequence[Observed]) -> Observed:
@@ -128,7 +132,3 @@ def rows_of(batches: Sequence[MicroBatch]) -> Ints:
 def places_of(batches: Sequence[MicroBatch]) -> Ints:
     """The places of their completion tokens in the step's flat arrays."""
     return np.concatenate([np.zeros(0, dtype=np.int64), *(batch.places_N for batch in batches)])
-
-
-def to_numpy(tensor: torch.Tensor) -> Floats:
-    return tensor.detach().float().cpu().numpy().astype(np.float64)

@@ -5,12 +5,14 @@ With `share_prompts` the prompt of a group is encoded once for all its rollouts 
 Grouper, arXiv 2506.05433): a forward over the prompts keeps its keys and values *in the graph*,
 each rollout's completion attends to a copy of its group's, and autograd sums the copies' gradients.
 Log-probabilities are computed over chunks of tokens whose logits are computed again in the backward
-pass, so [B, T, V] never exists.
+pass, so [B, T, V] never exists. Nothing is read of a device before all micro-batches are under way,
+so a GPU need not wait for the host.
 
 Legend: B rollouts of a micro-batch, Q prompts in it, P prompt positions, T positions that predict
 completion tokens, N = the completion tokens of the micro-batch, D hidden size, V vocabulary."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +21,8 @@ from transformers import PreTrainedModel
 
 from tasks.common.ledger import Architecture, forward_flops
 from tasks.models.adapters import adapters_off, has_adapters, num_adapter_parameters
-from tasks.models.packing import forward, head_logits
+from tasks.models.packing import forward, forward_rows, head_logits
+from tasks.models.transfer import chosen, to_device, to_host
 from tasks.train.learner.correction import corrected_tokens
 from tasks.train.learner.micro_batches import MicroBatch
 from tasks.train.learner.sharding import call
@@ -56,14 +59,12 @@ class Flat:
 
     def of(self, batch: MicroBatch, values_N: Floats, like: torch.Tensor) -> torch.Tensor:
         """The values of the micro-batch's tokens, as a tensor like another."""
-        return torch.from_numpy(values_N[batch.places_N]).to(like)
+        return to_device(values_N[batch.places_N], like.device).to(like.dtype)
 
-    def own(self, batch: MicroBatch) -> torch.Tensor | slice:
-        """The micro-batch's tokens that the policy wrote: an index, or all of them."""
-        own_N = self.own_N[batch.places_N]
-        if own_N.all():
-            return slice(None)
-        return torch.from_numpy(np.flatnonzero(own_N)).to(batch.row_N.device)
+    def is_current_N(self, batch: MicroBatch) -> Bools:
+        """Whether a token of the micro-batch was sampled in this step, from the present policy."""
+        is_current_B = (batch.versions_B == self.version) & ~batch.replayed_B
+        return np.repeat(is_current_B, [len(completion) for completion in batch.completions])
 
 
 @dataclass
@@ -86,22 +87,34 @@ class UpdateStats:
     log_ratios: list[torch.Tensor] = field(default_factory=list)
     log_weights: list[torch.Tensor] = field(default_factory=list)
 
-    def count(
-        self,
-        tokens: Tokens,
-        cut_N: torch.Tensor,
-        old_logprobs_N: torch.Tensor,
-        sampler_logprobs_N: torch.Tensor,
-        is_current_B: torch.Tensor,
-    ) -> None:
-        """Add a micro-batch's tokens, their importance weights and their log-ratios."""
-        self.num_tokens += len(tokens.row_N)
-        self.capped += float(cut_N.sum())
-        self.weights += float(tokens.weights_N.sum())
-        self.squared_weights += float((tokens.weights_N**2).sum())
-        log_ratios_N = tokens.logprobs_N.detach() - sampler_logprobs_N
-        self.log_ratios.append(log_ratios_N[is_current_B[tokens.row_N]].cpu())
-        self.log_weights.append(tokens.by_row(old_logprobs_N - sampler_logprobs_N).cpu())
+
+@dataclass
+class Unread:
+    """The part of a step's statistics that is computed on a device: sums by their names in
+    `UpdateStats`, in float64, and log-ratios and log-weights of each micro-batch."""
+
+    sums: dict[str, torch.Tensor] = field(default_factory=dict)
+    log_ratios: list[torch.Tensor] = field(default_factory=list)
+    log_weights: list[torch.Tensor] = field(default_factory=list)
+
+    def add(self, **values: torch.Tensor) -> None:
+        """Add a micro-batch's values to the sums."""
+        for name, value in values.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value.detach().double()
+
+    def read(self) -> dict[str, Any]:
+        """The fields of `UpdateStats`, for which the host waits."""
+        if not self.sums:
+            return {}
+        sums, log_ratios_N, log_weights_B = to_host(
+            [
+                torch.stack([*self.sums.values()]),
+                torch.cat(self.log_ratios),
+                torch.cat(self.log_weights),
+            ]
+        )
+        lists = {"log_ratios": [log_ratios_N], "log_weights": [log_weights_B]}
+        return dict(zip(self.sums, sums.tolist(), strict=True)) | lists
 
 
 def merge_stats(parts: list[UpdateStats]) -> UpdateStats:
@@ -125,12 +138,13 @@ def accumulate_gradients(
 ) -> UpdateStats:
     """Add the gradient of the whole step's objective to the parameters. The rollouts' old
     log-probabilities are the policy's own where `flat` has none."""
-    stats = UpdateStats()
+    stats, unread = UpdateStats(), Unread()
     for batch in batches:
         reference_N = reference_logprobs(batch, objective)
 
         # the policy's log-probabilities of the tokens that it wrote itself
-        own = flat.own(batch)
+        own_N, device = flat.own_N[batch.places_N], batch.row_N.device
+        own = chosen(own_N, device)
         logprobs_N, entropy_N = (part[own] for part in token_logprobs(model, batch, objective))
         sampler_N = batch.sampler_logprobs_N[own]
 
@@ -154,20 +168,29 @@ def accumulate_gradients(
             kl_N = unbiased_kl(tokens, reference_N[own])
             kl = average(kl_N, tokens, totals, objective.loss.normalize)
             part = part + objective.kl_coefficient * kl
-            stats.kl += kl_N.sum().item()
+            unread.add(kl=kl_N.sum())
             stats.reference_flops += sum(batch_flops(architecture, batch, objective.share_prompts))
 
         part.backward()
-        stats.loss += part.item()
-        stats.entropy += entropy_N.sum().item()
-        stats.clipped += float(sums["clipped"])
-        is_current_B = (batch.versions_B == flat.version) & ~batch.replayed_B
-        is_current = torch.from_numpy(is_current_B).to(logprobs_N.device)
-        stats.count(tokens, cut_N, old_N, sampler_N, is_current)
+
+        # statistics; whatever is read here makes the host wait
+        weights_N = tokens.weights_N
+        unread.add(
+            loss=part,
+            entropy=entropy_N.sum(),
+            clipped=sums["clipped"],
+            capped=cut_N.sum(),
+            weights=weights_N.sum(),
+            squared_weights=(weights_N**2).sum(),
+        )
+        is_current = chosen(flat.is_current_N(batch)[own_N], device)
+        unread.log_ratios.append((logprobs_N.detach() - sampler_N)[is_current])
+        unread.log_weights.append(tokens.by_row(old_N - sampler_N))
+        stats.num_tokens += len(logprobs_N)
         stats.flops += update_flops(model, batch, objective, architecture)
         if objective.share_prompts:
             batch.shared[0].biases.clear()  # [R, T, S] each: those of all micro-batches may not fit
-    return stats
+    return replace(stats, **unread.read())
 
 
 @torch.no_grad()
@@ -229,10 +252,7 @@ def compute_logprobs(
 def separate_hidden(model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
     """[N, D] the hidden states that predict completion tokens, every rollout read whole. Padding
     stands at the end, where a causal model cannot see it, so no mask is needed."""
-    hidden: torch.Tensor = model.base_model(
-        input_ids=batch.whole.input_ids, use_cache=False
-    ).last_hidden_state
-    return hidden[batch.whole.predicts]
+    return batch.whole.predicting(forward_rows(model, batch.whole.input_ids).last_hidden_state)
 
 
 def shared_hidden(model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:

@@ -1,5 +1,6 @@
-"""The update: tokens a second, the share of the machine's own product of matrices (MFU), and peak
-memory beside what `memory_of` foresees, by shape, length and how prompts are read."""
+"""The update: tokens a second, the share of the machine's own product of matrices (MFU), how often
+the host waits for the device in a step of so many micro-batches, and peak memory beside what
+`memory_of` foresees, by shape, length and how prompts are read."""
 
 import dataclasses
 import gc
@@ -14,7 +15,7 @@ from tasks.common import params
 from tasks.common.ledger import Architecture
 from tasks.engines.engine import Samples, Sampling
 from tasks.models.policy import Policy, describe
-from tasks.train.learner.learner import Learner, memory_of
+from tasks.train.learner.learner import Gradient, Learner, memory_of
 from tasks.train.learner.lora import add_adapters
 from tasks.train.learner.ranks import Ranks
 from tasks.train.methods.loss import clip
@@ -23,6 +24,7 @@ from tasks.train.settings import LearnerSettings, Lora, TrainSettings
 from tests.bench.world import PROJECT
 from tests.gpu.check.shapes import Sizes, make_model, matmul_rate, seconds_of
 from tests.train.steps import graded
+from tests.waits import num_waits
 
 PROMPT_TOKENS = 128
 NUM_TOKENS = 65_536  # of a step's completions
@@ -52,6 +54,7 @@ def rows(sizes: Sizes) -> Iterator[dict[str, Any]]:
 
 def measure(shape: str, length: int, sizes: Sizes, rate: float, **changes: Any) -> dict[str, Any]:
     """The median update of a step of groups of eight, after one to warm up."""
+    device = sizes.device
     try:
         learner = make_learner(shape, sizes, **changes)
         rollouts = rollouts_of(learner, length, 1024 if sizes.is_small else NUM_TOKENS)
@@ -60,12 +63,16 @@ def measure(shape: str, length: int, sizes: Sizes, rate: float, **changes: Any) 
         before = allocated(sizes)
         work = lambda: update(learner, rollouts, estimate)  # noqa: E731
         work()
-        seconds = sorted(seconds_of(work, sizes.device) for _ in range(sizes.repeats))
-        flops = learner.compute_gradient(rollouts, estimate, clip.Method(clip.EXAMPLE)).stats.flops
+        seconds = sorted(seconds_of(work, device) for _ in range(sizes.repeats))
+        gradients: list[Gradient] = []
+        waits = num_waits(lambda: gradients.append(gradient(learner, rollouts, estimate)), device)
+        flops = gradients[0].stats.flops
         took, tokens = seconds[len(seconds) // 2], int(rollouts.completion_tokens_B().sum())
         return {
             "tokens/s": tokens / took,
             "MFU": flops / took / rate,
+            "micro-batches": len(learner.micro_batches(rollouts, np.arange(len(rollouts.group_B)))),
+            "waits": waits,
             **peak(learner, before, sizes),
         }
     except torch.OutOfMemoryError as error:
@@ -80,7 +87,8 @@ def make_learner(shape: str, sizes: Sizes, lora: Lora | None = None, **changes: 
     settings = params.parse({**values["train"], "dtype": "bfloat16"}, TrainSettings, "train")
     settings = dataclasses.replace(settings, lora=lora)
     memory = params.parse(values["learner"], LearnerSettings, "learner")
-    memory = dataclasses.replace(memory, max_tokens_per_micro_batch=16_384, **changes)
+    limit = 512 if sizes.is_small else 16_384
+    memory = dataclasses.replace(memory, max_tokens_per_micro_batch=limit, **changes)
     model = make_model(shape, torch.float32, sizes.device)
     if lora is not None:
         add_adapters(model, lora, seed=0)
@@ -109,8 +117,12 @@ def estimate_of(rollouts: Rollouts) -> Estimate:
     return Estimate(keep_B, advantages_B[rollouts.owner_N()], None)
 
 
+def gradient(learner: Learner, rollouts: Rollouts, estimate: Estimate) -> Gradient:
+    return learner.compute_gradient(rollouts, estimate, clip.Method(clip.EXAMPLE))
+
+
 def update(learner: Learner, rollouts: Rollouts, estimate: Estimate, rate: float = 1e-6) -> None:
-    learner.compute_gradient(rollouts, estimate, clip.Method(clip.EXAMPLE))
+    gradient(learner, rollouts, estimate)
     learner.step(rate)
 
 

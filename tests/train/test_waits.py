@@ -1,0 +1,156 @@
+"""The host waits for the device a fixed number of times a step, however many micro-batches it has.
+
+Counted on a CPU; `tests/gpu/check` counts on a GPU."""
+
+import copy
+import dataclasses
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tasks.engines.engine import Samples
+from tasks.models.transfer import chosen, to_device, to_host
+from tasks.train.learner.learner import Learner
+from tasks.train.learner.update import Flat, accumulate_gradients
+from tasks.train.methods.loss import clip, vcpo
+from tasks.train.rollouts import Estimate, Features, Rollouts
+from tests.train.steps import graded
+from tests.train.worlds import PARAMS, make_trainer, make_world
+from tests.waits import Waits
+
+META = torch.device("meta")
+SEQUENCE = dataclasses.replace(clip.EXAMPLE, ratio="sequence", normalize="sequence")
+LOSSES = {
+    "token": clip.Method(clip.EXAMPLE),
+    "sequence": clip.Method(SEQUENCE),
+    "vcpo": vcpo.Method(vcpo.EXAMPLE),
+}
+
+
+def make_learner(folder: Path, policy: Path, share_prompts: bool, **changes: Any) -> Learner:
+    learner = make_trainer(make_world(folder, policy, [4, 4]), **changes).learner
+    learner.memory = dataclasses.replace(learner.memory, share_prompts=share_prompts)
+    return learner
+
+
+def ragged_rollouts() -> tuple[Rollouts, Estimate]:
+    """Twelve rollouts of two groups: of the first an environment wrote a token, the last was
+    replayed; with the log-probabilities before an earlier update."""
+    tokens = [[5 + k, 20, 9, *range(4, 4 + k % 5)] for k in range(12)]
+    logprobs = [[-2.0 - 0.1 * k] * len(ids) for k, ids in enumerate(tokens)]
+    samples = Samples(tokens, logprobs, ["stop"] * 12)
+    rollouts = graded([[3, 7, 11], [4] * 6], np.repeat([0, 1], 6), samples, np.arange(12) % 2.0)
+    num_tokens = len(rollouts.owner_N())
+    rollouts = dataclasses.replace(
+        rollouts, is_action_N=np.arange(num_tokens) != 1, replayed_B=np.arange(12) == 11
+    )
+    advantages_N = np.where(rollouts.rewards_B > 0, 1.0, -1.0)[rollouts.owner_N()]
+    return rollouts, Estimate(np.ones(12, dtype=np.bool_), advantages_N, np.full(num_tokens, -2.1))
+
+
+def batches_of(learner: Learner, rollouts: Rollouts, max_tokens: int) -> list[Any]:
+    learner.memory = dataclasses.replace(learner.memory, max_tokens_per_micro_batch=max_tokens)
+    return learner.micro_batches(rollouts, np.arange(12))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("kl_coefficient", [0.0, 0.1])
+@pytest.mark.parametrize("share_prompts", [True, False])
+def test_a_step_waits_once_however_many_micro_batches_it_has(
+    tmp_path: Path, guesser: Path, share_prompts: bool, kl_coefficient: float, loss: str
+) -> None:
+    changes = {"kl_coefficient": kl_coefficient}
+    if loss == "sequence":
+        changes["correction"] = {**PARAMS["train"]["correction"], "level": "sequence"}
+    learner = make_learner(tmp_path, guesser, share_prompts, **changes)
+    rollouts, estimate = ragged_rollouts()
+    for max_tokens, fewest in ((10**6, 1), (20, 5)):
+        assert len(batches_of(learner, rollouts, max_tokens)) >= fewest
+        with Waits() as waits:
+            gradient = learner.compute_gradient(rollouts, estimate, LOSSES[loss])
+            learner.step(1e-3)
+        assert gradient.is_finite
+        assert waits.names == ["aten._local_scalar_dense"]  # the gradient's norm
+
+
+@pytest.mark.parametrize("kl_coefficient", [0.0, 0.1])
+@pytest.mark.parametrize("share_prompts", [True, False])
+def test_nothing_is_read_before_the_last_micro_batch_is_under_way(
+    tmp_path: Path,
+    guesser: Path,
+    share_prompts: bool,
+    kl_coefficient: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a device that holds no numbers whatever reads them raises, copies to the host as well."""
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # it has none
+    learner = make_learner(tmp_path, guesser, share_prompts, kl_coefficient=kl_coefficient)
+    learner.reference = copy.deepcopy(learner.model).to(META) if kl_coefficient else None
+    learner.model.to(META)
+    rollouts, estimate = ragged_rollouts()
+    batches = batches_of(learner, rollouts, 20)
+    flat = Flat(estimate.advantages_N, rollouts.trained_N(), estimate.old_N, 0)
+    totals, seen = learner.totals(rollouts, estimate.keep_B), []
+
+    class Counted(clip.Method):
+        def __call__(self, *arguments: Any) -> Any:
+            seen.append(arguments)
+            return super().__call__(*arguments)
+
+    objective = learner.objective(Counted(clip.EXAMPLE))
+    with pytest.raises(NotImplementedError, match="meta tensor"):
+        accumulate_gradients(
+            learner.model, batches, flat, objective, totals, learner.policy.architecture
+        )
+    assert len(seen) == len(batches) > 4
+    assert all(p.grad is not None for p in learner.model.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize("share_prompts", [True, False])
+def test_looking_at_rollouts_waits_for_nothing_between_micro_batches(
+    tmp_path: Path, guesser: Path, share_prompts: bool
+) -> None:
+    learner = make_learner(tmp_path, guesser, share_prompts)
+    rollouts, _ = ragged_rollouts()
+    assert len(batches_of(learner, rollouts, 20)) > 4
+    for features in (Features(), Features(gradient_norms=True), Features(hidden_layer=-1)):
+        with Waits() as waits:
+            observed, _ = learner.observe(rollouts, features, LOSSES["token"])
+        assert waits.names == []
+        assert len(observed.logprobs_N) == len(rollouts.owner_N())
+
+
+def test_what_would_wait_is_counted() -> None:
+    values = torch.tensor([1.0, -2.0, 3.0])
+    for work in (
+        lambda: values.sum().item(),
+        lambda: bool((values > 0).all()),
+        lambda: values[values > 0],
+        lambda: values.nonzero(),
+        lambda: torch.bincount(torch.tensor([0, 1, 1])),
+    ):
+        with Waits() as waits:
+            work()
+        assert len(waits.names) == 1
+    with Waits() as waits:
+        values[torch.tensor([0, 2])] + values.index_select(0, torch.tensor([1]))
+    assert waits.names == []
+
+
+def test_numbers_come_back_as_they_were() -> None:
+    singles = torch.tensor([[0.1, 1e-38], [float("nan"), -3e38]])
+    doubles = torch.tensor([1 / 3, float("-inf")], dtype=torch.float64)
+    found = to_host([singles, doubles, torch.zeros(0)])
+    assert [tensor.dtype for tensor in found] == [torch.float32, torch.float64, torch.float32]
+    torch.testing.assert_close(found[0], singles, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(found[1], doubles, rtol=0, atol=0)
+    cpu = torch.device("cpu")
+    assert chosen(np.array([True, True]), cpu) == slice(None)
+    assert torch.equal(
+        torch.as_tensor(chosen(np.array([True, False, True]), cpu)), torch.tensor([0, 2])
+    )
+    assert torch.equal(to_device(np.arange(6).reshape(2, 3)[:, ::2], cpu)[1], torch.tensor([3, 5]))
