@@ -115,6 +115,7 @@ class Cell:
         # it only ends what waits, as our own failure; results from before it stay valid
         verify = {key: value for key, value in what["verify"].items() if key != "clock_factor"}
         what |= {"verify": verify, "train": without_new_defaults(what["train"])}
+        what["policy"] = trained_on_a_cpu(what["policy"])
         return digest([self.recipe, self.budget, self.seed, self.measures, chosen, what])
 
     @property
@@ -160,6 +161,13 @@ def without_new_defaults(train: Mapping[str, Any]) -> Values:
     """The section `train` as it was before keys were added whose defaults change nothing: results
     from then stay valid."""
     return {key: value for key, value in train.items() if (key, value) not in ADDED.items()}
+
+
+def trained_on_a_cpu(policy: Mapping[str, Any]) -> Values:
+    """The section `policy` as it was when a policy was made on a CPU alone."""
+    tiny = policy["tiny"]
+    training = {k: v for k, v in tiny["training"].items() if (k, v) != ("device", "cpu")}
+    return {**policy, "tiny": {**tiny, "training": training}}
 
 
 def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Values:

@@ -48,6 +48,7 @@ LIBRARIES = {
 
 POLICY = {
     "tasks/common/": "reads parameters, writes files, draws the bar",
+    "tasks/engines/": "the locks of GPUs",
     "tasks/models/": "saves, loads and describes a policy, whatever its weights",
     "tasks/__init__.py": "empty",
     "tasks/policy/__main__.py": "the command line",

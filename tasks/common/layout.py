@@ -77,6 +77,11 @@ class Layout:
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
 
+    @property
+    def unfinished_policy(self) -> Path:
+        """What a policy that is being made here had learned when it was last saved."""
+        return self.checkpoints / "policy.safetensors"
+
     def finished(self, recipe: str, seed: int) -> Path:
         """Where a training keeps its results until DVC has recorded them."""
         return self.checkpoints / "finished" / recipe / str(seed)
@@ -100,7 +105,7 @@ class Layout:
         sampled = [self.store, self.locks]
         return {
             "ingest": [self.root / "prompts"],
-            "policy": [self.policy],
+            "policy": [self.checkpoints, self.policy],
             "profile": [*sampled, self.profile],
             "baseline": [*sampled, self.baseline],
             "allocate": [self.plan(*cell)],

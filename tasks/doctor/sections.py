@@ -61,6 +61,9 @@ def check(values: Values) -> list[str]:
     return [
         *numbers(values),
         *engine(values["engine"]),
+        *one_of(
+            "policy.tiny.training.device", values["policy"]["tiny"]["training"]["device"], DEVICES
+        ),
         *trackers(values["tracking"]),
         *sources(values),
         *families(values),

@@ -36,8 +36,11 @@ def phrases(chosen: list[Family]) -> list[str]:
     return [phrase for family in chosen for phrase in load(family).PHRASES]
 
 
-def draw(chosen: list[Family], seed: int, num_examples: int) -> Iterator[list[tuple[str, str]]]:
-    """Yield chunks of `num_examples` shuffled pairs (prompt, completion) without end."""
+def draw(
+    chosen: list[Family], seed: int, num_examples: int, first_chunk: int = 0
+) -> Iterator[list[tuple[str, str]]]:
+    """Yield chunks of `num_examples` shuffled pairs (prompt, completion) without end, from the
+    chunk of that number on."""
     if not chosen or min(family.weight for family in chosen) <= 0:
         raise ParamsError(
             "policy.tiny.families needs at least one family, each with a weight above 0"
@@ -48,7 +51,8 @@ def draw(chosen: list[Family], seed: int, num_examples: int) -> Iterator[list[tu
         for family, module in zip(chosen, modules, strict=True)
     ]
     total = sum(family.weight for family in chosen)
-    first = FIRST_SEED + seed * SEEDS_PER_POLICY
+    per_chunk = num_examples + len(chosen)  # seeds; every family draws at least one example
+    first = FIRST_SEED + seed * SEEDS_PER_POLICY + first_chunk * per_chunk
     while True:
         chunk: list[tuple[str, str]] = []
         for family, module, setting in zip(chosen, modules, settings, strict=True):
@@ -56,5 +60,5 @@ def draw(chosen: list[Family], seed: int, num_examples: int) -> Iterator[list[tu
                 setting, first, max(1, round(num_examples * family.weight / total))
             )
         random.Random(first).shuffle(chunk)
-        first += num_examples + len(chosen)
+        first += per_chunk
         yield chunk

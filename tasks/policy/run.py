@@ -4,6 +4,8 @@ import logging
 from pathlib import Path
 
 from tasks.common.stage import Stage
+from tasks.engines.devices import first_gpus, held
+from tasks.models.policy import torch_device
 from tasks.policy.making import Policy, provide
 
 logger = logging.getLogger("tasks.policy")
@@ -12,7 +14,11 @@ logger = logging.getLogger("tasks.policy")
 def main(stage: Stage) -> None:
     """Make or fetch the policy, and record it."""
     settings = stage.section("policy", Policy)
-    card = provide(settings, stage.layout, copy=stage.options.copy)
+    every_seconds = float(stage.params["checkpoint"]["every_seconds"])
+    is_made = settings.source == "tiny"
+    device = torch_device(settings.tiny.training.device if is_made else "cpu")
+    with held(first_gpus(device, 1)):
+        card = provide(settings, stage.layout, copy=stage.options.copy, every_seconds=every_seconds)
     stage.tracker.params({"policy": stage.params["policy"]})
     stage.tracker.model("policy", Path(card["location"] or stage.layout.policy), card["digest"])
     logger.info(

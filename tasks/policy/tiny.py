@@ -1,19 +1,24 @@
 """The tiny policy: a Qwen3 of under half a million parameters, trained here from scratch in minutes
-on one core.
+on one core. Other sizes make larger ones, on a GPU in minutes as well.
 
 It exists so that the whole pipeline runs anywhere. It is imperfect on purpose: sampled at
 temperature 1, it solves its problems with probabilities all over the range from 0 to 1 (see
 `families/chain_sum.py`), so that profiling, allocation and reinforcement learning have something to
 do. head_dim is 32, the smallest that vLLM accepts."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
+from tasks.models.policy import torch_device
 from tasks.policy.examples import Family, draw, phrases
 from tasks.policy.tokenizer import character_tokenizer
 from tasks.policy.training import Training, train
+from tasks.policy.unfinished import Unfinished
 
 HEAD_DIM = 32
 
@@ -40,21 +45,26 @@ class Tiny:
     training: Training
 
 
-def make(settings: Tiny) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Train the tiny policy. Equal settings give equal weights on one machine: it uses one thread
-    and its own seeds."""
+def make(
+    settings: Tiny, unfinished: Path | None = None, every_seconds: float = math.inf
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Train the tiny policy. Equal settings give equal weights on one machine's CPU: it uses one
+    thread and its own seeds. The file `unfinished`, written so often, is what a making that was
+    killed goes on from, with the same result."""
     torch.set_num_threads(1)
     tokenizer = character_tokenizer(phrases(settings.families), settings.model.max_length)
     with torch.random.fork_rng():
         torch.manual_seed(settings.seed)
-        model = untrained(settings.model, tokenizer)
+        model = untrained(settings.model, tokenizer).train()
+        model.to(torch_device(settings.training.device))  # type: ignore[arg-type]
         chunk = settings.training.batch_size * settings.training.batches_per_bucket
         train(
-            model.train(),
+            model,
             tokenizer,
-            draw(settings.families, settings.seed, chunk),
+            partial(draw, settings.families, settings.seed, chunk),
             settings.training,
             settings.seed,
+            Unfinished(unfinished, asdict(settings), every_seconds) if unfinished else None,
         )
     return model.eval(), tokenizer
 
@@ -76,7 +86,7 @@ def untrained(settings: Model, tokenizer: PreTrainedTokenizerBase) -> PreTrained
         head_dim=HEAD_DIM,
         max_position_embeddings=settings.max_length,
         tie_word_embeddings=True,
-        initializer_range=0.05,
+        initializer_range=0.05 * math.sqrt(128 / settings.hidden_size),  # 0.02 at 768
         dtype="float32",
         **tokens,
     )

@@ -5,11 +5,14 @@ Length buckets matter: without them most of a batch is padding. The loss of a ba
 the *average* number of completion tokens of a batch, not by its own: short completions are in the
 same batch, and each of their tokens would otherwise have more weight.
 
+On a GPU products are in bfloat16, weights and optimizer in float32 (autocast); on a CPU all is in
+float32, and equal settings give equal weights.
+
 Shapes: B rows, T tokens, V vocabulary."""
 
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +21,7 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tasks.common.progress import progress
+from tasks.policy.unfinished import Unfinished
 
 logger = logging.getLogger(__name__)
 IGNORED = -100
@@ -28,6 +32,7 @@ class Training:
     """The section `policy.tiny.training`. `tokens` counts prompts and completions, without
     padding."""
 
+    device: str
     tokens: float
     batch_size: int
     batches_per_bucket: int
@@ -37,11 +42,19 @@ class Training:
     max_grad_norm: float
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, pair: tuple[str, str]) -> tuple[list[int], int]:
-    """Return the token ids of prompt, completion and end, and the number of prompt tokens."""
-    prompt = tokenizer.encode(pair[0], add_special_tokens=False)
-    completion = tokenizer.encode(pair[1], add_special_tokens=False)
-    return [*prompt, *completion, tokenizer.eos_token_id], len(prompt)  # type: ignore[list-item]
+def encode(
+    tokenizer: PreTrainedTokenizerBase, pairs: list[tuple[str, str]]
+) -> list[tuple[list[int], int]]:
+    """Return of every pair the token ids of prompt, completion and end, and the number of prompt
+    tokens."""
+    prompts, completions = (
+        tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+        for texts in zip(*pairs, strict=True)
+    )
+    return [
+        ([*prompt, *completion, tokenizer.eos_token_id], len(prompt))
+        for prompt, completion in zip(prompts, completions, strict=True)
+    ]
 
 
 def batches(
@@ -77,18 +90,23 @@ def learning_rate(settings: Training, done_rate: float) -> float:
 def train(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    chunks: Iterator[list[tuple[str, str]]],
+    chunks: Callable[[int], Iterator[list[tuple[str, str]]]],
     settings: Training,
     seed: int,
+    unfinished: Unfinished | None = None,
 ) -> None:
-    """Train `model` in place on chunks of pairs (prompt, completion) for `tokens` tokens."""
+    """Train `model` in place on chunks of pairs (prompt, completion) for `tokens` tokens. `chunks`
+    yields them from the chunk of a number on. What `unfinished` has is gone on with, and it is
+    brought up to date between chunks."""
     optimizer = torch.optim.AdamW(
         model.parameters(), betas=(0.9, 0.95), weight_decay=settings.weight_decay
     )
-    done, reported, losses = 0, 0.0, []
+    num_chunks, done = unfinished.load(model, optimizer) if unfinished else (0, 0)
+    reported, losses, stream = done, list[Tensor](), chunks(num_chunks)
     with progress(settings.tokens, "policy", "token") as bar:
+        bar.update(done)
         while done < settings.tokens:
-            rows = [encode(tokenizer, pair) for pair in next(chunks)]
+            rows = encode(tokenizer, next(stream))
             divisor = (
                 settings.batch_size
                 * sum(len(ids) - num_prompt for ids, num_prompt in rows)
@@ -103,13 +121,16 @@ def train(
                 num_tokens = sum(len(ids) for ids, _ in batch)
                 done += num_tokens
                 bar.update(num_tokens)
+            num_chunks += 1
+            if unfinished:
+                unfinished.save_now_and_then(model, optimizer, num_chunks, done)
             if done >= reported + settings.tokens / 20 or done >= settings.tokens:
                 reported = done
                 share = min(1.0, done / settings.tokens)
                 logger.info(
-                    "%.0f %% of the tokens: loss %.4f", 100 * share, sum(losses) / len(losses)
+                    "%.0f %% of the tokens: loss %.4f", 100 * share, torch.stack(losses).mean()
                 )
-                losses = []
+                losses.clear()
 
 
 def step(
@@ -119,19 +140,24 @@ def step(
     divisor: float,
     settings: Training,
     done_rate: float,
-) -> float:
-    """Make one optimizer step. Return the loss: its sum over completion tokens / `divisor`. Right
-    padding needs no mask."""
+) -> Tensor:
+    """Make one optimizer step. Return the loss: its sum over completion tokens / `divisor`. It is
+    left where it is: to read it would wait for the GPU. Right padding needs no mask."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(settings, done_rate)
-    tokens_BT, targets_BT = collate(batch, model.config.pad_token_id)
-    logits_BTV = model(input_ids=tokens_BT, use_cache=False).logits
+    device = model.device
+    tokens_BT, targets_BT = (t.to(device) for t in collate(batch, model.config.pad_token_id))
+    with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        logits_BTV = model(input_ids=tokens_BT, use_cache=False).logits
     total = cross_entropy(
-        logits_BTV.flatten(0, 1), targets_BT.flatten(), ignore_index=IGNORED, reduction="sum"
+        logits_BTV.float().flatten(0, 1),
+        targets_BT.flatten(),
+        ignore_index=IGNORED,
+        reduction="sum",
     )
     loss = total / divisor
     optimizer.zero_grad()
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
     optimizer.step()
-    return loss.item()
+    return loss.detach()

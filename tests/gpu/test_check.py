@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ PARTS = ["environment", "engine", "update", "device_time", "variants"]
 def check(out: Path, *parts: str) -> "subprocess.CompletedProcess[str]":
     line = [sys.executable, "-m", "tests.gpu.check", "--small", "--out", str(out)]
     return subprocess.run(
-        [*line, "--parts", *parts], cwd=PROJECT, capture_output=True, text=True, timeout=500
+        [*line, "--parts", *parts], cwd=PROJECT, capture_output=True, text=True, timeout=900
     )
 
 
@@ -44,6 +45,31 @@ def test_every_part_writes_its_rows_and_is_not_run_again(tmp_path: Path) -> None
     page = (tmp_path / "page.md").read_text()
     assert "nothing of a GPU" in page
     assert all(f"## {name}" in page for name in PARTS)
+
+
+@pytest.mark.slow
+def test_a_policy_is_made_and_trained_and_a_killed_check_goes_on(tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "tests.gpu.check", "--small", "--out", str(tmp_path)]
+    killed = subprocess.Popen([*line, "--parts", "larger"], cwd=PROJECT)
+    profiled = tmp_path / "larger.small" / "rows" / "profile.json"
+    while not profiled.exists() and killed.poll() is None:
+        time.sleep(0.1)
+    killed.kill()
+    killed.wait()
+    made = dict(json.loads(profiled.with_name("policy.json").read_text()))
+    assert check(tmp_path, "larger").returncode == 0, (tmp_path / "larger.log").read_text()[-3000:]
+    policy, profile, *runs = json.loads((tmp_path / "larger.json").read_text())["rows"]
+    assert policy == made
+    assert policy["kills"] == 1
+    assert 5_000 < policy["parameters"] < 20_000
+    assert 0 < profile["pass rate"] < 0.8
+    assert [run["run"] for run in runs] == ["grpo", "grpo, killed", "sgpo", "winnow"]
+    assert [run["kills"] for run in runs] == [0, 1, 0, 0]
+    assert {run["rollouts"] for run in runs} == {128}
+    assert runs[1]["weights of an unkilled run"] is True  # on a CPU
+    assert all(run["executed, TFLOPs"] > 0 for run in runs)
+    assert "| made | pass rate |" in (tmp_path / "page.md").read_text()
+    assert not profiled.parents[1].exists()  # no row is needed any more
 
 
 @pytest.mark.vllm

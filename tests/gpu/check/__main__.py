@@ -5,8 +5,8 @@ Every part runs in a process of its own and writes `DIR/PART.json` when it ends,
 shows all that are there. A part that has its file is not run again, so a check that ran out of
 minutes, or was killed, goes on with the same command; one that failed keeps its log in
 `DIR/PART.log` and is tried again. No network is needed, and no policy: weights are random, at real
-shapes. Without a GPU, or with `--small`, everything is small and runs on the CPU: that shows that
-the check works, and nothing else."""
+shapes, or made here. Without a GPU, or with `--small`, everything is small and runs on the CPU:
+that shows that the check works, and nothing else."""
 
 import argparse
 import json
@@ -23,7 +23,7 @@ from tasks.common.files import replace_file
 from tests.bench.world import PROJECT
 from tests.gpu.check.page import page
 
-PARTS = ("environment", "engine", "vllm", "update", "device_time", "variants", "training")
+PARTS = ("environment", "engine", "vllm", "update", "device_time", "variants", "training", "larger")
 
 
 def run_part(name: str, out: Path, seconds: float, *, small: bool) -> str:

@@ -4,10 +4,12 @@ it ends."""
 import argparse
 import importlib
 import json
+import shutil
 import sys
 import time
 from pathlib import Path
 
+from tasks.common import parent
 from tasks.common.files import replace_file
 from tests.gpu.check.shapes import Sizes
 
@@ -20,14 +22,17 @@ def main() -> int:
     options = parser.parse_args()
     part = importlib.import_module(f"tests.gpu.check.parts.{options.name}")
     started, rows = time.perf_counter(), []
-    for row in part.rows(Sizes(is_small=options.small)):
+    folder = options.file.with_suffix(".small" if options.small else ".unfinished")
+    for row in part.rows(Sizes(options.small, folder)):
         rows.append(row)
         print(json.dumps(row), flush=True)
     seconds = round(time.perf_counter() - started, 1)
     found = {"rows": rows, "seconds": seconds, "is_small": options.small}
     replace_file(options.file, lambda file: file.write(json.dumps(found, indent=1).encode()))
+    shutil.rmtree(folder, ignore_errors=True)
     return 0
 
 
 if __name__ == "__main__":
+    parent.die_with_parent()  # a check that is killed and started again has it to itself
     sys.exit(main())

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ class Sizes:
     """What is measured: real shapes on a GPU, or small ones on the CPU."""
 
     is_small: bool
+    folder: Path = Path()
+    """Where a part keeps what it goes on with when it was stopped."""
 
     @property
     def device(self) -> torch.device:

@@ -2,12 +2,11 @@
 `grpo` killed on the way and gone on with. In float32; what a GPU computes in another order may
 round otherwise, so equal weights are reported and not required."""
 
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ def rows(sizes: Sizes) -> Iterator[dict[str, Any]]:
             values["engine"] |= {"device": sizes.device.type}
             values["checkpoint"] |= {"every_seconds": 0.0}
             (layout.root / "params.yaml").write_text(yaml.safe_dump(values))
-            seconds = run(layout, recipe, kills)
+            seconds, kills = run(layout, recipe, kills)
             out = layout.train(recipe, 0)
             digests[name] = read_sealed(out / "policy.json")["digest"]
             flops = read_sealed(out / "flops.json")
@@ -50,24 +49,36 @@ def rows(sizes: Sizes) -> Iterator[dict[str, Any]]:
             }
 
 
-def run(layout: Layout, recipe: str, kills: int) -> float:
-    """The seconds of a run, killed so many times after a checkpoint. Raises RuntimeError with the
-    end of its log where it fails by itself."""
+def run(layout: Layout, recipe: str, kills: int) -> tuple[float, int]:
+    """As `run_stage`, of a training."""
+    stage = ["tasks.train", "--recipe", recipe, "--seed", "0"]
+    return run_stage(layout, stage, kills, lambda: checkpoints(layout))
+
+
+def run_stage(
+    layout: Layout, stage: list[str], kills: int = 0, saved: Callable[[], Collection[Any]] = tuple
+) -> tuple[float, int]:
+    """The seconds of a stage that is killed so many times when more than before is `saved`, and how
+    often it was before it ended. Raises RuntimeError with the end of its log where it fails by
+    itself."""
     paths = ["--params", str(layout.root / "params.yaml"), "--data", str(layout.root)]
-    command = [sys.executable, "-m", "tasks.train", *paths, "--recipe", recipe, "--seed", "0"]
-    log, started = layout.root / "train.log", time.perf_counter()
+    log, started = layout.root / f"{stage[0]}.log", time.perf_counter()
     for number in range(kills + 1):
-        before = checkpoints(layout)
-        with log.open("wb") as file:
+        before, is_killed = set(saved()), False
+        with log.open("ab") as file:
+            command = [sys.executable, "-m", *stage, *paths]
             process = subprocess.Popen(command, cwd=PROJECT, stdout=file, stderr=file)
         while number < kills and process.poll() is None:
-            if checkpoints(layout) - before:
-                process.send_signal(signal.SIGKILL)
+            if set(saved()) - before:
+                process.kill()
+                is_killed = True
                 break
             time.sleep(0.01)
-        if process.wait() not in (0, -signal.SIGKILL):
+        if process.wait() == 0:
+            break
+        if not is_killed:
             raise RuntimeError(log.read_text(errors="replace")[-2000:])
-    return time.perf_counter() - started
+    return time.perf_counter() - started, number
 
 
 def checkpoints(layout: Layout) -> set[Path]:
