@@ -200,9 +200,10 @@ def flow_over(
             concurrency,
             on or {},
         )
-        records.attempt(crashes.mark)
-        with crashes.noticed(), look(request) as found:
-            return run_roots(found, retries, concurrency, on or {})
+        with crashes.noticed():
+            records.attempt(crashes.mark)
+            with look(request) as found:
+                return run_roots(found, retries, concurrency, on or {})
 
     return Flow(
         winnow,

@@ -103,7 +103,7 @@ def judge(
         yield "hang", f"the command did not end in {world.SECONDS:.0f} s"
     if done.get("said") is False:
         yield "full disk", "a command failed, and did not name the full disk"
-    if done.get("said") == faults.DVC_SAYS:
+    if done.get("said") in faults.DVC_SAYS:
         yield "dvc's words", done["words"]
     if tries[-1]["status"]:
         yield "again", f"the command fails {len(tries)} times: {tries[-1]['said'][-300:]}"

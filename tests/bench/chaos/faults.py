@@ -222,7 +222,8 @@ def full_disk(world: World, event: Event) -> dict[str, object]:
 
 
 NAMED = ("no space left", "disk is full", "disk full", "free some")
-DVC_SAYS = "Unable to acquire lock"  # its word for any error of its lock's file; the docs have it
+# dvc's words for errors of its lock's file, whatever they are; the docs have them
+DVC_SAYS = ("Unable to acquire lock", "Unlock called on an unlocked lock")
 
 
 def said_full(world: World, status: int | None) -> dict[str, object]:
@@ -231,7 +232,8 @@ def said_full(world: World, status: int | None) -> dict[str, object]:
     is_named = any(words in said.lower() for words in NAMED)
     if status == 0 or is_named:
         return {"said": True}
-    return {"said": DVC_SAYS if DVC_SAYS in said else False, "words": said[-500:]}
+    dvc_says = next((words for words in DVC_SAYS if words in said), False)
+    return {"said": dvc_says, "words": said[-500:]}
 
 
 def full_file_system(world: World, event: Event) -> dict[str, object]:
