@@ -18,7 +18,11 @@ STAGES |= {"report"}
 
 # Only these files, or folders, may import these libraries.
 ONE_FILE = {
-    "vllm": ("tasks/engines/vllm.py", "tasks/engines/weights/worker.py"),
+    "vllm": (
+        "tasks/engines/vllm.py",
+        "tasks/engines/weights/nccl.py",
+        "tasks/engines/weights/worker.py",
+    ),
     "torchao": ("tasks/train/learner/optimizer.py", "tasks/train/learner/lora.py"),
     "ray": "tasks/engines/cluster/hosts.py",
     "mlflow": "tasks/common/tracking/",

@@ -374,6 +374,7 @@ TRAIN_ROLLOUTS = Table(
         "versions": [0, 1],
         "text": "7",
     },
+    later=("versions",),
 )
 """`version` counts the updates of the policy that wrote the oldest token. `is_action` says which
 tokens are the policy's own, the others being an environment's; null where all are. `versions` are

@@ -18,11 +18,13 @@ from tasks.common.remedy import remedy
 
 @dataclass(frozen=True)
 class Table:
-    """One kind of table: its name, its columns, and a row to look at."""
+    """One kind of table: its name, its columns, and a row to look at. Tables that were written
+    before there were `later` columns are read with nulls in them."""
 
     name: str
     columns: Mapping[str, pl.DataType | type[pl.DataType]]
     example: Mapping[str, Any]
+    later: tuple[str, ...] = ()
 
     def frame(self, rows: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
         """A table from dictionaries, with exactly this table's columns and types."""
@@ -79,8 +81,8 @@ class Table:
         are read: texts and tokens are gigabytes that few readers need. Errors as of `read`."""
         self.verify(path)
         try:
-            self.check(pl.read_parquet(path, n_rows=0), str(path))
-            rows = pl.scan_parquet(path)
+            rows = self.completed(pl.scan_parquet(path))
+            self.check(rows.head(0).collect(), str(path))
             if where is not None:
                 rows = rows.filter(where)
             return rows.select(list(columns)).collect()
@@ -92,10 +94,18 @@ class Table:
         shape."""
         self.verify(path)
         try:
-            frame = pl.read_parquet(path)
+            frame = self.completed(pl.scan_parquet(path)).collect()
         except (pl.exceptions.PolarsError, OSError) as error:
             raise ArtifactError(f"{path} cannot be read as Parquet: {error}") from error
         return self.check(frame, str(path))
+
+    def completed(self, rows: pl.LazyFrame) -> pl.LazyFrame:
+        """The rows with the columns that were not there when they were written."""
+        there = rows.collect_schema().names()
+        missing = {name: self.columns[name] for name in self.later if name not in there}
+        return rows.with_columns(
+            pl.lit(None, dtype=dtype).alias(name) for name, dtype in missing.items()
+        )
 
     def verify(self, path: Path) -> None:
         """Raise ArtifactError when the file is missing, or is not what was written."""

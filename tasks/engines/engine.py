@@ -114,6 +114,11 @@ class Samples:
     versions: list[list[int]] | None = None
 
 
+class Unavailable(Exception):
+    """A server did not answer, or asked to try again later. Another server, or the same one later,
+    may answer."""
+
+
 class NoServerError(ArtifactError):
     """Every server that samples has failed too often."""
 

@@ -1,5 +1,4 @@
-"""vLLM in this process: sampling on a GPU, and on a CPU by vLLM's CPU build. The only file that
-imports vllm.
+"""vLLM in this process: sampling on a GPU, and on a CPU by vLLM's CPU build.
 
 Every completion is a request of its own with its own seed; prefix caching computes the prefill of a
 prompt once for all its completions, in whole blocks of the cache. Log-probabilities are those of

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.common import seal
-from tasks.common.artifacts import PLAN, PROMPTS, ROLLOUTS, TABLES, Table
+from tasks.common.artifacts import PLAN, PROMPTS, ROLLOUTS, TABLES, TRAIN_ROLLOUTS, Table
 from tasks.common.files import ArtifactError, digest_folder, read_json, replace_file, write_json
 
 
@@ -109,3 +109,20 @@ def test_columns_are_read_without_the_others(tmp_path: Path) -> None:
         PROMPTS.read_columns(path, ["prompt_id"])
     with pytest.raises(ArtifactError, match="does not exist: run the stage that makes the"):
         ROLLOUTS.read_columns(tmp_path / "none.parquet", ["outcome"])
+
+
+def test_a_table_from_before_a_column_is_read_with_nulls_in_it(tmp_path: Path) -> None:
+    columns = {k: v for k, v in TRAIN_ROLLOUTS.columns.items() if k != "versions"}
+    before = replace(TRAIN_ROLLOUTS, columns=columns)
+    row = {key: value for key, value in TRAIN_ROLLOUTS.example.items() if key != "versions"}
+    before.write(tmp_path / "old.parquet", before.frame([row]))
+    found = TRAIN_ROLLOUTS.read(tmp_path / "old.parquet")
+    assert found.row(0, named=True) == {**TRAIN_ROLLOUTS.example, "versions": None}
+    some = TRAIN_ROLLOUTS.read_columns(tmp_path / "old.parquet", ["versions", "step"])
+    assert some.rows() == [(None, 0)]
+    del columns["text"], row["text"]
+    older = replace(TRAIN_ROLLOUTS, columns=columns)
+    older.write(tmp_path / "older.parquet", older.frame([row]))
+    for read in (TRAIN_ROLLOUTS.read, lambda path: TRAIN_ROLLOUTS.read_columns(path, ["step"])):
+        with pytest.raises(ArtifactError, match=r"older.parquet is not a .* missing: \['text'\]"):
+            read(tmp_path / "older.parquet")

@@ -4,6 +4,7 @@ a server, and the settings. With a real cluster: `test_ray.py`."""
 import asyncio
 import dataclasses
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from tasks.engines.cluster.ranks import MAX_RESTARTS, Ended, supervise
 from tasks.engines.devices import sampling_gpus, training_gpus
 from tasks.engines.engine import Cluster, EngineSettings, check_cluster, engine_name
 from tasks.engines.server import gate
+from tasks.engines.weights import nccl
 from tests.flows.test_processes import is_gone
 from tests.policies import ENGINE
 
@@ -147,13 +149,15 @@ def test_a_gate_passes_on_what_is_asked_with_the_key(gated: str) -> None:
         assert answer(method, f"{gated}{route}", "the key")[0] == 404
 
 
-def test_every_route_that_is_used_passes_the_gate() -> None:
-    """Those of vLLM's protocol for new weights, too. No other passes."""
+def test_every_route_that_is_used_passes_the_gate_and_no_other() -> None:
+    """Those of vLLM's protocol for new weights, too."""
     folder = Path(gate.__file__).parent.parent
     names = ("transfer", "endpoints", "engine", "../weights/files", "../weights/nccl")
-    asked = "".join((folder / "server" / f"{name}.py").read_text() for name in names)
-    for _, route in gate.ROUTES - {("GET", "/health")}:
-        assert route.removeprefix("/v1").removeprefix("/") in asked
+    source = "".join((folder / "server" / f"{name}.py").read_text() for name in names)
+    asked = set(re.findall(r"root\}(/[a-z_/0-9]+)", source))
+    asked |= {f"/v1{route}" for route in re.findall(r"endpoint\.url\}(/[a-z_]+)", source)}
+    asked |= {f"/{nccl.LEAVE}", "/init_weight_transfer_engine"}
+    assert asked | {"/health"} == {route for _, route in gate.ROUTES}
 
 
 def cluster(**changes: Any) -> EngineSettings:

@@ -14,10 +14,9 @@ from transformers import PreTrainedModel
 
 from tasks.common.artifacts import Layout
 from tasks.common.params import ParamsError
-from tasks.engines.engine import Request, Sampling, load_engine
+from tasks.engines.engine import Request, Sampling, Unavailable, load_engine
 from tasks.engines.server import engine as server_engine
 from tasks.engines.server import transfer
-from tasks.engines.server.dispatch import Unavailable
 from tasks.engines.server.endpoints import Endpoint
 from tasks.engines.server.engine import ServerEngine
 from tasks.engines.server.updates import check_transfer
@@ -91,7 +90,7 @@ class Told:
         self.endpoint = Endpoint(f"http://{name}/v1")
         self.fails_at, self.asked = fails_at, list[tuple[str, Any]]()
 
-    async def request(self, method: str, url: str, body: Any) -> None:
+    async def request(self, method: str, url: str, body: Any = None) -> None:
         route = url.rpartition("/")[2]
         self.asked.append((route, body))
         if route == self.fails_at:
@@ -131,7 +130,8 @@ def test_a_server_that_fails_ends_the_group_for_all(monkeypatch: pytest.MonkeyPa
     assert all("http://b/v1 is not there" in (why or "") for why in found)
     assert groups[0][0].is_destroyed
     assert groups[0][1] == 5
-    offsets = [told.asked[0][1]["init_info"]["rank_offset"] for told in connections]
+    assert [told.asked[0][0] for told in connections] == [nccl.LEAVE] * 2
+    offsets = [told.asked[1][1]["init_info"]["rank_offset"] for told in connections]
     assert offsets == [1, 3]
 
     # those that take their places are a group of their own, and get all of it
@@ -141,7 +141,7 @@ def test_a_server_that_fails_ends_the_group_for_all(monkeypatch: pytest.MonkeyPa
     assert size == 3
     assert [tensor.dtype for tensor in group.sent] == [torch.bfloat16, torch.int64]
     torch.testing.assert_close(group.sent[0], weights["a"].to(torch.bfloat16))
-    [_, (route, body)] = connections[0].asked
+    [_, _, (route, body)] = connections[0].asked
     assert route == "update_weights"
     assert body["update_info"] == {
         "names": ["a", "b"],

@@ -19,8 +19,7 @@ import torch.distributed as distributed
 
 from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError
-from tasks.engines.engine import Request, Samples, Sampling, load_engine
-from tasks.engines.server.dispatch import Unavailable
+from tasks.engines.engine import Request, Samples, Sampling, Unavailable, load_engine
 from tasks.engines.server.endpoints import Connection
 from tasks.engines.server.engine import ServerEngine
 from tasks.engines.server.replicas import choose_devices, local
@@ -135,7 +134,7 @@ def test_a_replica_killed_in_the_middle_loses_nothing(
 PARENT = """
 import subprocess, sys, time
 from pathlib import Path
-from tasks.engines.server.dispatch import Unavailable
+from tasks.engines.engine import Unavailable
 from tasks.engines.server.endpoints import Connection
 from tasks.engines.server.engine import ServerEngine
 from tasks.engines.server.replicas import start

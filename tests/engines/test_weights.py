@@ -2,6 +2,7 @@
 its place."""
 
 import dataclasses
+import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -53,6 +54,10 @@ class Fleet:
         self.servers = [self.start(loads=each) for each in loads]
         self.names = [f"{place}-0" for place in range(len(loads))]
         self.dropped: list[str] = []
+
+    @property
+    def replicas(self) -> list[str]:
+        return self.names
 
     def start(self, **behaviour: Any) -> Server:
         engine = HfEngine(model_of(self.policy.folder), [1], 8, 512)
@@ -152,6 +157,99 @@ def test_a_server_that_was_started_again_unnoticed_gets_nothing(
         engine.generate(REQUEST)
     probes = servers.servers[0].does.prompts[before:]
     assert not set(probes) & set(map(tuple, REQUEST.prompts))
+
+
+def test_a_swap_checks_every_server_and_ends_those_without_the_weights(
+    fleet: Callable[..., Fleet], policy: Policy
+) -> None:
+    servers = fleet(True, False)
+    engine = servers.engine()
+    engine.set_weights(NamedWeights(model_of(policy.folder)), 3)
+    assert servers.dropped == []  # they are those that it had
+    engine.swap_weights(NamedWeights(model_of(policy.folder, 1.5)), 4)
+    assert servers.dropped == ["1-0"]
+    samples = engine.generate(REQUEST)
+    assert samples.token_ids == expected(policy, 1.5)
+    assert samples.versions == [[4] * len(ids) for ids in samples.token_ids]
+    assert [endpoint.name for endpoint in engine.endpoints] == ["0-0", "1-1"]
+
+    # what all have is not sent again; what one lacks is
+    updates = engine.versions.num_updates
+    engine.set_weights(NamedWeights(model_of(policy.folder, 1.5)), 4)
+    assert engine.versions.num_updates == updates
+    assert engine.versions.known == {engine.versions.current: 4}
+    servers.drop(engine.endpoints[1])
+    engine.set_weights(NamedWeights(model_of(policy.folder, 1.5)), 4)
+    assert engine.versions.num_updates == updates + 1
+    assert engine.generate(REQUEST).token_ids == samples.token_ids
+
+
+class Once:
+    """A way for weights that fails the first time, for all, and cannot be asked again later."""
+
+    backend, repeats = "nccl", False
+
+    def __init__(self, files: Any) -> None:
+        self.files, self.num_failures = files, 1
+
+    def take(self, weights: Any, version: str) -> None:
+        self.files.take(weights, version)
+
+    async def send(self, connections: Any) -> list[str | None]:
+        if self.num_failures:
+            self.num_failures -= 1
+            return ["the group has ended"] * len(connections)
+        found: list[str | None] = await self.files.send(connections)
+        return found
+
+
+def test_a_swap_that_fails_for_all_goes_on_with_those_that_take_their_places(
+    fleet: Callable[..., Fleet], policy: Policy
+) -> None:
+    servers = fleet(True, True)
+    engine = servers.engine()
+    assert engine.loading is not None
+    engine.set_weights(NamedWeights(model_of(policy.folder)), 0)
+    engine.loading.transfer = Once(engine.loading.transfer)
+    before = list(engine.endpoints)
+    real, asked = servers.wait_for_one, threading.Event()
+
+    def wait_for_one() -> list[Endpoint]:
+        asked.wait(60)  # the sampler has found that those of before are gone
+        return real()
+
+    servers.wait_for_one = wait_for_one  # type: ignore[method-assign]
+    for server in servers.servers:
+        server.does.fault = lambda number: asked.set() or 503  # type: ignore[func-returns-value]
+    swap = threading.Thread(
+        target=engine.swap_weights, args=[NamedWeights(model_of(policy.folder, 1.5)), 1]
+    )
+    with engine.changing:  # both begin together
+        swap.start()
+        request = threading.Thread(target=lambda: found.append(engine.generate(REQUEST)))
+        found: list[Any] = []
+    engine.endpoints = before
+    request.start()
+    swap.join()
+    request.join()
+    assert servers.dropped == ["0-0", "1-0"]
+    assert found[0].token_ids == expected(policy, 1.5)
+
+
+def test_servers_that_a_swap_cannot_reach_are_ended_whatever_went_wrong(
+    fleet: Callable[..., Fleet], policy: Policy
+) -> None:
+    servers = fleet(True, True)
+    engine = servers.engine()
+    assert engine.loading is not None
+
+    async def out_of_memory(connections: Any) -> list[str | None]:
+        raise torch.OutOfMemoryError("on the trainer's GPU")
+
+    engine.loading.transfer.send = out_of_memory  # type: ignore[method-assign]
+    with pytest.raises(torch.OutOfMemoryError):
+        engine.swap_weights(NamedWeights(model_of(policy.folder, 1.5)), 1)
+    assert servers.dropped == ["0-0", "1-0"]  # they wait, paused
 
 
 def test_a_policy_that_has_diverged_is_left_to_the_trainer_to_notice(

@@ -158,6 +158,29 @@ def test_a_server_with_older_weights_than_asked_for_ends_the_run(
         trainer.sample()
 
 
+def test_a_record_with_tokens_of_other_policies_is_that_of_another_run(
+    guesser: Path, tmp_path: Path
+) -> None:
+    layout = make_world(tmp_path / "first", guesser, SIZES)
+    run(layout, CHANGES, prepare=swapping([]))
+    rows = TRAIN_ROLLOUTS.read(layout.train("r", 0) / "rollouts.parquet")
+    for number, (other, message) in enumerate(
+        [(100, "tokens of a later policy than this step's"), (-2, "has rollouts of the policy")]
+    ):
+
+        def prepare(trainer: Trainer, other: int = other) -> None:
+            swapping([])(trainer)
+            later = pl.when(pl.col("step") > 5).then(other).otherwise(0)
+            version = (pl.col("version") + later).clip(0)
+            trainer.collector.recorded = rows.with_columns(
+                version=version, versions=pl.lit(None, pl.List(pl.Int64))
+            )
+
+        again = make_world(tmp_path / str(number), guesser, SIZES)
+        with pytest.raises(ArtifactError, match=message):
+            run(again, CHANGES, prepare=prepare)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

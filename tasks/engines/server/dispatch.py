@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Generic, TypeVar
 
 from tasks.common.files import ArtifactError
-from tasks.engines.engine import NoServerError
+from tasks.engines.engine import NoServerError, Unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -24,11 +24,6 @@ LONGEST_PAUSE = 30.0
 
 T = TypeVar("T")
 S = TypeVar("S")
-
-
-class Unavailable(Exception):
-    """A server did not answer, or asked to try again later. Another server, or the same one later,
-    may answer."""
 
 
 class Dispatch(Generic[S, T]):

@@ -17,8 +17,7 @@ from urllib.parse import urlsplit, urlunsplit
 import aiohttp
 
 from tasks.common.files import ArtifactError
-from tasks.engines.engine import Sampling
-from tasks.engines.server.dispatch import Unavailable
+from tasks.engines.engine import Sampling, Unavailable
 
 CONNECT_SECONDS = 10.0
 MAX_MESSAGE = 500  # characters of a server's own message in an error

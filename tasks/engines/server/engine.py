@@ -29,9 +29,10 @@ from tasks.engines.engine import (
     NoServerError,
     Request,
     Samples,
+    Unavailable,
     check_lengths,
 )
-from tasks.engines.server.dispatch import Dispatch, Unavailable, chunked
+from tasks.engines.server.dispatch import Dispatch, chunked
 from tasks.engines.server.endpoints import Completion, Connection, Endpoint, parse_url
 from tasks.engines.server.identity import Identity
 from tasks.engines.server.replicas import Replicas, local
@@ -158,10 +159,15 @@ class ServerEngine:
         answers: dict[int, Completion] = {}
         while True:
             self.rejoin()
+            asked = self.endpoints
             left = [[row for row in chunk if row not in answers] for chunk in chunks]
             try:
                 asyncio.run(self.complete(ask, left, on_finished, answers))
             except NoServerError as error:
+                with self.changing:  # new weights may have been sent to others meanwhile
+                    has_others = bool(set(self.endpoints) - set(asked))
+                if has_others:
+                    continue
                 if self.loading is None or not self.can_rejoin:
                     raise
                 logger.warning("%s; waiting for one that is started again", error)
@@ -230,37 +236,48 @@ class ServerEngine:
         `weights` must include tied ones (`NamedWeights` does). A replica that does not load them is
         ended and started again: it would answer with its old weights. Raises ArtifactError for
         servers that were not started here."""
-        self.count_update(version)
+        if version is not None and broadcast(self.has_everywhere(version)):
+            self.versions.settle()
+            return
+        self.count_update(version, in_flight=False)
         if self.loading is not None:
-            self.update_servers(self.loading, weights)
+            self.loading.transfer.take(weights, self.versions.current)
+            self.loading.replicas.revive()
+            self.update_servers(self.loading, self.loading.replicas.serving(self.endpoints))
         else:
             self.take_part(weights)
         self.endpoints = broadcast(self.endpoints)
 
     def swap_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         """See `SwappingEngine`. A replica that does not load the weights is ended, and what it was
-        writing is sampled again. Its version is checked; a probe would have to wait until another
-        completion has ended."""
+        writing is sampled again."""
         with self.changing:
-            self.count_update(version)
+            self.count_update(version, in_flight=True)
             if self.loading is not None:
                 self.loading.transfer.take(weights, self.versions.current)
-                self.loading.probe = None
-                loaded = self.loading.load(self.endpoints, self.versions, in_flight=True)
-                self.endpoints = asyncio.run(loaded)
+                self.update_servers(self.loading, self.endpoints, in_flight=True)
             else:
                 self.take_part(weights)
             self.endpoints = broadcast(self.endpoints)
 
-    def update_servers(self, loading: Loading, weights: Mapping[str, torch.Tensor]) -> None:
-        """Put new weights into the servers that run; at least one must take them."""
-        loading.transfer.take(weights, self.versions.current)
-        loading.replicas.revive()
-        serving = loading.replicas.serving(self.endpoints)
+    def has_everywhere(self, version: int) -> bool:
+        """Whether all servers are there, and have the weights of this version of the policy, by a
+        swap."""
+        if self.loading is None or self.versions.known[self.versions.current] != version:
+            return False
+        serving = self.loading.replicas.serving(self.endpoints)
+        is_whole = len(serving) == len(self.loading.replicas.replicas)
+        return self.versions.are_swapped and is_whole and set(serving) == set(self.endpoints)
+
+    def update_servers(
+        self, loading: Loading, serving: Sequence[Endpoint], *, in_flight: bool = False
+    ) -> None:
+        """Put new weights into these servers, or if none takes them into the next that is up."""
         self.endpoints, loading.probe = [], None
         while not self.endpoints:
             serving = serving or loading.replicas.wait_for_one()
-            self.endpoints, serving = asyncio.run(loading.load(serving, self.versions)), []
+            loaded = loading.load(serving, self.versions, in_flight=in_flight)
+            self.endpoints, serving = asyncio.run(loaded), []
             if not (self.endpoints or loading.transfer.repeats) and num_askers() > 1:
                 raise NoServerError("no server took the new weights: run the command again")
 
@@ -269,11 +286,11 @@ class ServerEngine:
         for _ in weights.values():
             pass
 
-    def count_update(self, version: int | None) -> None:
+    def count_update(self, version: int | None, *, in_flight: bool) -> None:
         """Give new weights a name, which all processes know before a server has them."""
         if self.settings.urls:
             raise ArtifactError(NOT_OURS)
-        self.versions.count(version)
+        self.versions.count(version, in_flight=in_flight)
         broadcast(None)
 
     def sleep(self) -> None:

@@ -26,6 +26,7 @@ ROUTES = {
     ("POST", "/pause"),
     ("POST", "/resume"),
     ("POST", "/init_weight_transfer_engine"),
+    ("POST", "/shutdown_weight_transfer_engine"),
     ("POST", "/start_weight_update"),
     ("POST", "/update_weights"),
     ("POST", "/finish_weight_update"),

@@ -263,7 +263,7 @@ def serve_command(
         "--uds": path,
         "--dtype": settings.dtype,
         "--max-model-len": policy.max_length,
-        "--max-num-seqs": settings.max_rows,
+        "--max-num-seqs": settings.max_rows + 1,  # a probe beside the rows in flight
         "--gpu-memory-utilization": settings.memory_fraction,
         "--generation-config": "vllm",
         "--logprobs-mode": "processed_logprobs",

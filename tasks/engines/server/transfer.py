@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from tasks.engines.server.dispatch import Unavailable
+from tasks.engines.engine import Unavailable
 from tasks.engines.server.endpoints import Connection
 
 if TYPE_CHECKING:  # the servers import it, and its code counts in the digests of stages

@@ -5,13 +5,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
-from tasks.engines.engine import EngineSettings, num_trainer_gpus
+from tasks.engines.engine import EngineSettings, Unavailable, num_trainer_gpus
 from tasks.engines.server import transfer
-from tasks.engines.server.dispatch import Unavailable
 from tasks.engines.server.endpoints import Completion, Connection, Endpoint
 from tasks.engines.server.identity import Identity
 from tasks.engines.server.replicas import Replicas
@@ -37,15 +36,18 @@ class Versions:
         """What servers call the weights that they should have."""
         return str(self.num_updates) if self.num_updates else transfer.INITIAL
 
-    def count(self, version: int | None) -> None:
-        """Give new weights a name. The names before it are forgotten, unless weights are swapped:
-        then the policy's `version` is known, and older ones may still be found in completions in
-        flight."""
+    def count(self, version: int | None, *, in_flight: bool) -> None:
+        """Give new weights a name. The names before it are forgotten, unless completions are
+        `in_flight`, which may have tokens of older weights."""
         self.num_updates += 1
-        if version is None or not self.are_swapped:
+        if not in_flight:
             self.known.clear()
         self.are_swapped = version is not None
         self.known[self.current] = -1 if version is None else version
+
+    def settle(self) -> None:
+        """Forget the names before the current one: nothing is in flight."""
+        self.known = {self.current: self.known[self.current]}
 
     def check(self, endpoint: Endpoint, completion: Completion) -> None:
         """Raise Unavailable where a server wrote tokens with weights that it should not have."""
@@ -83,8 +85,23 @@ class Loading:
         self, endpoints: Sequence[Endpoint], versions: Versions, *, in_flight: bool = False
     ) -> list[Endpoint]:
         """Put the current weights into some servers, and return those that have them. One that
-        fails, or answers a probe unlike the others, is ended. One with completions in flight is not
-        asked for a probe, which would have to wait for them."""
+        fails, or answers a probe unlike the others, is ended; all are when this process fails."""
+        try:
+            failed = await self.fail(endpoints, versions, in_flight=in_flight)
+        except BaseException:
+            for endpoint in endpoints:
+                self.replicas.drop(endpoint)
+            raise
+        for endpoint, why in failed.items():
+            logger.warning("%s; it is ended, and another takes its place", why)
+            self.replicas.drop(endpoint)
+        return [endpoint for endpoint in endpoints if endpoint not in failed]
+
+    async def fail(
+        self, endpoints: Sequence[Endpoint], versions: Versions, *, in_flight: bool
+    ) -> dict[Endpoint, str]:
+        """Put the current weights into some servers: what went wrong, at those where something
+        did."""
         async with AsyncExitStack() as stack:
             connections = [
                 await stack.enter_async_context(Connection(endpoint, self.seconds))
@@ -94,23 +111,12 @@ class Loading:
             if versions.num_updates:
                 failed = await self.send(connections, versions.current, in_flight=in_flight)
             ready = [each for each in connections if each.endpoint not in failed]
-            if in_flight:
-                checks = [transfer.check_version(each, versions.current) for each in ready]
-                found: list[Any] = await asyncio.gather(*map(attempt, checks))
-            else:
-                found = await asyncio.gather(*(attempt(self.identify(each)) for each in ready))
-        loaded = []
+            found = await asyncio.gather(*(attempt(self.identify(each)) for each in ready))
         for endpoint, answer in zip((each.endpoint for each in ready), found, strict=True):
-            if isinstance(answer, Completion):
-                answer = self.compare(endpoint, answer)
-            if isinstance(answer, str):
-                failed[endpoint] = answer
-            else:
-                loaded.append(endpoint)
-        for endpoint, why in failed.items():
-            logger.warning("%s; it is ended, and another takes its place", why)
-            self.replicas.drop(endpoint)
-        return loaded
+            why = answer if isinstance(answer, str) else self.compare(endpoint, answer)
+            if why is not None:
+                failed[endpoint] = why
+        return failed
 
     def compare(self, endpoint: Endpoint, answer: Completion) -> str | None:
         """What is wrong with a server's answer to the probe, beside those of the others; the
@@ -137,7 +143,8 @@ class Loading:
             *(attempt(transfer.begin(each, in_flight=in_flight)) for each in connections)
         )
         ready = without_failed(connections, begun)
-        ready = without_failed(ready, await self.transfer.send(ready))
+        if ready:
+            ready = without_failed(ready, await self.transfer.send(ready))
         ended = await asyncio.gather(*(attempt(transfer.finish(each, version)) for each in ready))
         without_failed(ready, ended)
         return failed

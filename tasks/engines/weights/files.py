@@ -7,13 +7,16 @@ until the next weights: a server that starts in between takes them from there.""
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save_file
 
 from tasks.common.files import ArtifactError
-from tasks.engines.server.dispatch import Unavailable
-from tasks.engines.server.endpoints import Connection
+from tasks.engines.engine import Unavailable
+
+if TYPE_CHECKING:  # it is imported by the server engine itself
+    from tasks.engines.server.endpoints import Connection
 
 PIECE_BYTES = 2**30
 
@@ -31,11 +34,11 @@ class FileTransfer:
     def take(self, weights: Mapping[str, torch.Tensor], version: str) -> None:
         self.paths = write(weights, self.folder, version, dtype=self.dtype)
 
-    async def send(self, connections: Sequence[Connection]) -> list[str | None]:
+    async def send(self, connections: "Sequence[Connection]") -> list[str | None]:
         """Have the servers read the weights: what went wrong at each."""
         return await asyncio.gather(*map(self.send_one, connections))
 
-    async def send_one(self, connection: Connection) -> str | None:
+    async def send_one(self, connection: "Connection") -> str | None:
         try:
             for path in self.paths:
                 piece = {"update_info": {"path": str(path)}}

@@ -12,14 +12,19 @@ import base64
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from tasks.common.files import ArtifactError
-from tasks.engines.server.dispatch import Unavailable
-from tasks.engines.server.endpoints import Connection, Endpoint
-from tasks.engines.weights.files import PIECE_BYTES, pieces
+from tasks.engines.engine import Unavailable
+from tasks.engines.weights.files import pieces
+
+if TYPE_CHECKING:  # it is imported by the server engine itself
+    from tasks.engines.server.endpoints import Connection, Endpoint
+
+PIECE_BYTES = 2**28  # beside the trainer's own on its GPU, once more while the next is made
+LEAVE = "shutdown_weight_transfer_engine"
 
 
 class Communicator(Protocol):
@@ -45,25 +50,36 @@ class NcclTransfer:
     def take(self, weights: Mapping[str, torch.Tensor], version: str) -> None:
         self.weights = weights
 
-    async def send(self, connections: Sequence[Connection]) -> list[str | None]:
+    async def send(self, connections: "Sequence[Connection]") -> list[str | None]:
         """Put the weights into all servers. When one fails, all have: the others wait in vain, and
         must be ended."""
+        parts = pieces(self.weights, PIECE_BYTES, self.dtype)
         try:
             members = tuple(connection.endpoint for connection in connections)
             if members != self.members:
                 self.leave()
                 await self.meet(connections)
                 self.members = members
-            for piece in pieces(self.weights, PIECE_BYTES, self.dtype):
+            for piece in parts:
                 await self.broadcast(connections, piece)
+                del piece  # its memory is needed for the next one
+        except torch.OutOfMemoryError:  # no fault of the servers'
+            self.leave()
+            raise
         except (Unavailable, ArtifactError, TimeoutError, RuntimeError) as error:
             self.leave()
+            for _ in parts:  # other ranks put sharded weights together with this one
+                pass
             reason = str(error) or f"no answer in {self.seconds:.0f} s"
             return [f"new weights did not reach the servers by NCCL: {reason}"] * len(connections)
         return [None] * len(connections)
 
-    async def meet(self, connections: Sequence[Connection]) -> None:
+    async def meet(self, connections: "Sequence[Connection]") -> None:
         """Make the group: the trainer, then the GPUs of the servers in their order."""
+        # what is left of a group before this one
+        await asyncio.gather(
+            *(each.request("POST", f"{each.endpoint.root}/{LEAVE}") for each in connections)
+        )
         size = 1 + self.num_gpus * len(connections)
         unique_id = make_id()
         common = {
@@ -80,7 +96,7 @@ class NcclTransfer:
         )
 
     async def broadcast(
-        self, connections: Sequence[Connection], piece: Mapping[str, torch.Tensor]
+        self, connections: "Sequence[Connection]", piece: Mapping[str, torch.Tensor]
     ) -> None:
         """Send some weights."""
         info = {
@@ -93,6 +109,8 @@ class NcclTransfer:
 
         def send() -> None:
             for tensor in piece.values():
+                if self.group is not group:  # it was left
+                    return
                 group.broadcast(tensor, 0)
             if torch.accelerator.is_available():
                 torch.accelerator.synchronize()
@@ -102,7 +120,7 @@ class NcclTransfer:
 
     async def together(
         self,
-        connections: Sequence[Connection],
+        connections: "Sequence[Connection]",
         route: str,
         bodies: Sequence[Any],
         work: Callable[[], Any],
@@ -119,9 +137,9 @@ class NcclTransfer:
 
     def leave(self) -> None:
         """End the group. What waits in it is aborted."""
-        if self.group is not None:
-            self.group.destroy()
-        self.members, self.group = (), None
+        group, self.group, self.members = self.group, None, ()
+        if group is not None:
+            group.destroy()
 
 
 def in_thread(work: Callable[[], Any]) -> "asyncio.Future[Any]":

@@ -11,7 +11,7 @@ as they do for any sampler (AReaL, arXiv 2505.24298; periodic asynchrony, arXiv 
 Which policy samples which batch follows from the steps alone, and not from the clock: a run gives
 the same result whichever side is faster, and a resumed one the same as one that was not killed.
 
-With `train.in_flight_updates` the engine gets the weights after every update instead, while it
+With `train.in_flight_updates` the engine gets the weights after every batch instead, while it
 samples: a completion goes on with the new policy, and says of each token which one wrote it
 (PipelineRL, arXiv 2509.19128). Its tokens are younger for it, and the limit stands; but what
 samples what then follows from the clock.
@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from tasks.common.files import ArtifactError
 from tasks.common.progress import progress
 from tasks.train.loop.ahead import Ahead, mean_staleness, num_a_round, staleness
 from tasks.train.loop.batch import Batch, Start
@@ -79,12 +80,11 @@ def train(
 
             # sample the next round, learn from this one
             sampler.begin(len(ahead.batches))
-            rows, swapped = [], False
+            rows = []
             for batch in ahead.batches:
-                row = learn_and_record(trainer, batch, checkpoints, record)
-                rows.append(row)
-                if row["updated"]:
-                    swapped = swap_if_sampling(trainer, sampler)
+                rows.append(learn_and_record(trainer, batch, checkpoints, record))
+                if rows[-1]["updated"]:
+                    swap_if_sampling(trainer, sampler)
 
             # wait, and give sampling what was learned
             batches = sampler.take()
@@ -92,10 +92,7 @@ def train(
                 trainer.observe_sampled(batch.fresh)
             if any(row["updated"] for row in rows):
                 with state.timed("update"):
-                    if swapped and ranks.size == 1:
-                        trainer.probe_engine()
-                    else:  # servers that were started again join all ranks
-                        trainer.sync_engine()
+                    trainer.sync_engine()
             seconds, values = sampler.account(ahead.batches)
             record(values, rows[-1]["step"], rows[-1]["flops_charged"])
             for row in rows:
@@ -125,6 +122,11 @@ def learn_and_record(
     before, state = Before(trainer), trainer.state
     version = trainer.learner.version
     age = staleness(version, batch)
+    if (batch.fresh.token_versions_N() > version).any():
+        raise ArtifactError(
+            f"{trainer.where()}: the record has tokens of a later policy than this step's: it is "
+            "the record of another run"
+        )
     row = learn(trainer, batch)
     if trainer.run.ranks.is_main:
         checkpoints.journal(before.work(trainer, row))
@@ -136,15 +138,13 @@ def learn_and_record(
     return row
 
 
-def swap_if_sampling(trainer: Trainer, sampler: "Sampler") -> bool:
-    """With `train.in_flight_updates`, give the engine the new weights while it samples; whether it
-    got them. Once a round is sampled it gets them when the next one begins."""
+def swap_if_sampling(trainer: Trainer, sampler: "Sampler") -> None:
+    """With `train.in_flight_updates`, give the engine the new weights while it samples. Once a
+    round is sampled it gets them before the next one begins."""
     ranks, settings = trainer.run.ranks, trainer.run.settings
-    if not settings.in_flight_updates or not any(ranks.all_gather(sampler.is_busy)):
-        return False
-    with trainer.state.timed("update"):
-        trainer.swap_weights()
-    return True
+    if settings.in_flight_updates and any(ranks.all_gather(sampler.is_busy)):
+        with trainer.state.timed("update"):
+            trainer.swap_weights()
 
 
 class Sampler:

@@ -165,8 +165,22 @@ class Collector:
             rows["sampler_logprobs"].to_list(),
             rows["finish_reason"].to_list(),
             None if is_action.has_nulls() else is_action.to_list(),
-            recorded_versions(rows, place.version),
+            self.recorded_versions(rows, place),
         )
+
+    def recorded_versions(self, rows: pl.DataFrame, place: Place) -> list[list[int]] | None:
+        """The versions behind the tokens of recorded rollouts, where they follow from the clock;
+        else they are of the version that asks. Raises ArtifactError for older ones."""
+        if not self.run.settings.in_flight_updates:
+            return None
+        if rows["version"].is_between(0, place.version - 1).any():
+            oldest = rows["version"].to_numpy().min()
+            raise ArtifactError(
+                f"step {place.step}: the record has rollouts of the policy after {oldest} updates, "
+                f"and this is the one after {place.version}: it is the record of another run"
+            )
+        known = rows.select("version", "versions", pl.col("token_ids").list.len()).rows()
+        return [versions or [version] * length for version, versions, length in known]
 
     def record_of(self, step: int) -> pl.DataFrame | None:
         """The rollouts that the record has as fresh ones of `step`; None without a record."""
@@ -246,17 +260,6 @@ class Collector:
             flops = turn_flops(architecture, prompt_tokens, request.counts, own, block)
         tokens = sum(lengths) + int(np.dot(prompt_tokens, request.counts))
         return Cost(float(flops.sum()), tokens, len(lengths))
-
-
-def recorded_versions(rows: pl.DataFrame, version: int) -> list[list[int]] | None:
-    """The versions behind the tokens of some rows of TRAIN_ROLLOUTS, None where all are of
-    `version`."""
-    if not rows["versions"].has_nulls():
-        return rows["versions"].to_list()
-    if (rows["version"] == version).all():
-        return None
-    pairs = zip(rows["version"], rows["token_ids"].list.len(), strict=True)
-    return [[number] * length for number, length in pairs]
 
 
 def versions_of(samples: Samples, version: int) -> tuple[Ints, Ints | None]:
