@@ -125,6 +125,7 @@ def test_a_server_that_fails_ends_the_group_for_all(monkeypatch: pytest.MonkeyPa
     weights = {"a": torch.randn(3, 2), "b": torch.arange(4)}
     sender.take(weights, "1")
     connections: list[Any] = [Told("a", 1), Told("b", 3, fails_at="update_weights")]
+    assert asyncio.run(sender.prepare(connections)) == [None, None]
     found = asyncio.run(sender.send(connections))
     assert len(found) == 2
     assert all("http://b/v1 is not there" in (why or "") for why in found)
@@ -136,6 +137,7 @@ def test_a_server_that_fails_ends_the_group_for_all(monkeypatch: pytest.MonkeyPa
 
     # those that take their places are a group of their own, and get all of it
     connections = [Told("c", 1)]
+    assert asyncio.run(sender.prepare(connections)) == [None]
     assert asyncio.run(sender.send(connections)) == [None]
     group, size = groups[1]
     assert size == 3

@@ -195,6 +195,9 @@ class Once:
     def take(self, weights: Any, version: str) -> None:
         self.files.take(weights, version)
 
+    async def prepare(self, connections: Any) -> list[str | None]:
+        return [None] * len(connections)
+
     async def send(self, connections: Any) -> list[str | None]:
         if self.num_failures:
             self.num_failures -= 1

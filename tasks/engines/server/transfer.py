@@ -32,6 +32,11 @@ class Transfer(Protocol):
         together by all ranks."""
         ...
 
+    async def prepare(self, connections: Sequence[Connection]) -> list[str | None]:
+        """Agree with servers on how weights will come, before they are told that some do: what
+        went wrong at each."""
+        ...
+
     async def send(self, connections: Sequence[Connection]) -> list[str | None]:
         """Put the weights into servers: what went wrong at each. One that failed must be ended."""
         ...

@@ -139,10 +139,11 @@ class Loading:
             failed.update({each.endpoint: why for each, why in pairs if why is not None})
             return [each for each, why in pairs if why is None]
 
+        ready = without_failed(connections, await self.transfer.prepare(connections))
         begun = await asyncio.gather(
-            *(attempt(transfer.begin(each, in_flight=in_flight)) for each in connections)
+            *(attempt(transfer.begin(each, in_flight=in_flight)) for each in ready)
         )
-        ready = without_failed(connections, begun)
+        ready = without_failed(ready, begun)
         if ready:
             ready = without_failed(ready, await self.transfer.send(ready))
         ended = await asyncio.gather(*(attempt(transfer.finish(each, version)) for each in ready))

@@ -34,6 +34,10 @@ class FileTransfer:
     def take(self, weights: Mapping[str, torch.Tensor], version: str) -> None:
         self.paths = write(weights, self.folder, version, dtype=self.dtype)
 
+    async def prepare(self, connections: "Sequence[Connection]") -> list[str | None]:
+        """Nothing needs to be agreed on beforehand."""
+        return [None] * len(connections)
+
     async def send(self, connections: "Sequence[Connection]") -> list[str | None]:
         """Have the servers read the weights: what went wrong at each."""
         return await asyncio.gather(*map(self.send_one, connections))

@@ -50,36 +50,56 @@ class NcclTransfer:
     def take(self, weights: Mapping[str, torch.Tensor], version: str) -> None:
         self.weights = weights
 
+    async def prepare(self, connections: "Sequence[Connection]") -> list[str | None]:
+        """Make a group of these servers, if they are not one already; those that leave another
+        cannot do so during an update. When one fails, all have."""
+        if members_of(connections) == self.members:
+            return [None] * len(connections)
+        self.leave()
+
+        async def release_and_meet() -> None:
+            await asyncio.gather(
+                *(each.request("POST", f"{each.endpoint.root}/{LEAVE}") for each in connections)
+            )
+            await self.meet(connections)
+
+        return await self.together_or_not(connections, release_and_meet())
+
     async def send(self, connections: "Sequence[Connection]") -> list[str | None]:
         """Put the weights into all servers. When one fails, all have: the others wait in vain, and
         must be ended."""
         parts = pieces(self.weights, PIECE_BYTES, self.dtype)
-        try:
-            members = tuple(connection.endpoint for connection in connections)
-            if members != self.members:
+
+        async def send_all() -> None:
+            if members_of(connections) != self.members:  # one failed just now
                 self.leave()
                 await self.meet(connections)
-                self.members = members
             for piece in parts:
                 await self.broadcast(connections, piece)
                 del piece  # its memory is needed for the next one
+
+        answers = await self.together_or_not(connections, send_all())
+        for _ in parts:  # other ranks put sharded weights together with this one
+            pass
+        return answers
+
+    async def together_or_not(
+        self, connections: "Sequence[Connection]", work: Awaitable[None]
+    ) -> list[str | None]:
+        """Do what succeeds or fails for all servers: what went wrong."""
+        try:
+            await work
         except torch.OutOfMemoryError:  # no fault of the servers'
             self.leave()
             raise
         except (Unavailable, ArtifactError, TimeoutError, RuntimeError) as error:
             self.leave()
-            for _ in parts:  # other ranks put sharded weights together with this one
-                pass
             reason = str(error) or f"no answer in {self.seconds:.0f} s"
             return [f"new weights did not reach the servers by NCCL: {reason}"] * len(connections)
         return [None] * len(connections)
 
     async def meet(self, connections: "Sequence[Connection]") -> None:
         """Make the group: the trainer, then the GPUs of the servers in their order."""
-        # what is left of a group before this one
-        await asyncio.gather(
-            *(each.request("POST", f"{each.endpoint.root}/{LEAVE}") for each in connections)
-        )
         size = 1 + self.num_gpus * len(connections)
         unique_id = make_id()
         common = {
@@ -94,6 +114,7 @@ class NcclTransfer:
         self.group = await self.together(
             connections, "init_weight_transfer_engine", bodies, lambda: join(unique_id, size)
         )
+        self.members = members_of(connections)
 
     async def broadcast(
         self, connections: "Sequence[Connection]", piece: Mapping[str, torch.Tensor]
@@ -140,6 +161,10 @@ class NcclTransfer:
         group, self.group, self.members = self.group, None, ()
         if group is not None:
             group.destroy()
+
+
+def members_of(connections: "Sequence[Connection]") -> "tuple[Endpoint, ...]":
+    return tuple(connection.endpoint for connection in connections)
 
 
 def in_thread(work: Callable[[], Any]) -> "asyncio.Future[Any]":
