@@ -13,8 +13,20 @@ import torch.distributed as distributed
 from tasks.train.learner.ranks import Ranks, buckets
 from tasks.train.learner.update import UpdateStats
 from tasks.train.loop.batch import Update
+from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.loop.save import write_results
 from tests.stages import FORKS
-from tests.train.worlds import make_trainer, make_world
+from tests.train.worlds import make_trainer, make_world, run_in_process
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_the_first_rank_writes_results(rank: int, guesser: Path, tmp_path: Path) -> None:
+    layout = make_world(tmp_path, guesser, [4] * 9)
+    trainer = run_in_process(layout, {"max_steps": 1})
+    checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=1)
+    trainer.run = replace(trainer.run, ranks=Ranks(rank, 2))
+    write_results(trainer, checkpoints, {}, tmp_path / "out")
+    assert (tmp_path / "out").exists() == (rank == 0)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -124,7 +124,7 @@ def write_results(
     """Write the run's artifacts from its last checkpoint. Every rank calls this: a sharded policy
     is put together from all."""
     model, adapter = trainer.learner.whole_model(), trainer.learner.adapter()
-    if model is None:
+    if model is None or not trainer.run.ranks.is_main:
         return
     loaded, state = checkpoints.load(), trainer.state
     if loaded is None:
