@@ -3,6 +3,7 @@
 import dataclasses
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -10,10 +11,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from tasks.common.artifacts import Layout
 from tasks.engines.engine import Request, Samples, load_engine
 from tasks.engines.server.engine import ServerEngine
-from tasks.models.policy import Policy
-from tests.policies import ENGINE
+from tasks.models.policy import Policy, load_model, read_policy
+from tests.policies import ENGINE, place_policy
 
 SETTINGS = dataclasses.replace(ENGINE, name="server", max_rows=8, num_replicas=2)
 
@@ -45,6 +47,23 @@ def servers() -> Iterator[Servers]:
     yield servers
     for engine in servers.engines.values():
         engine.close()
+
+
+@pytest.fixture(scope="module")
+def policy(qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Policy:
+    """A policy that vLLM can serve."""
+    layout = Layout(tmp_path_factory.mktemp("data"))
+    place_policy(qwen, layout, load_model(qwen, dtype=torch.float32, device=torch.device("cpu")))
+    return read_policy(layout)
+
+
+def scaled(policy: Policy, factor: float) -> PreTrainedModel:
+    """The policy with all its weights so many times as large."""
+    model = load_model(policy.folder, dtype=torch.float32, device=torch.device("cpu"))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(factor)
+    return model
 
 
 @torch.no_grad()

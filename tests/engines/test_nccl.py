@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
-from tasks.common.artifacts import Layout
 from tasks.common.params import ParamsError
 from tasks.engines.engine import Request, Sampling, Unavailable, load_engine
 from tasks.engines.server import engine as server_engine
@@ -21,20 +19,12 @@ from tasks.engines.server.endpoints import Endpoint
 from tasks.engines.server.engine import ServerEngine
 from tasks.engines.server.updates import check_transfer
 from tasks.engines.weights import nccl
-from tasks.models.policy import Policy, load_model, read_policy
+from tasks.models.policy import Policy
 from tasks.models.weights import NamedWeights
-from tests.engines.conftest import SETTINGS, logprob_gaps
+from tests.engines.conftest import SETTINGS, logprob_gaps, scaled
 from tests.engines.group import FOLDER, FileGroup
-from tests.policies import place_policy
 
 REQUEST = Request([[20, 14, 20, 3, 32]] * 4, [2] * 4, range(8), Sampling(0.8, 1.0, 0, 12, 0))
-
-
-@pytest.fixture(scope="module")
-def policy(qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Policy:
-    layout = Layout(tmp_path_factory.mktemp("data"))
-    place_policy(qwen, layout, load_model(qwen, dtype=torch.float32, device=torch.device("cpu")))
-    return read_policy(layout)
 
 
 @pytest.fixture
@@ -46,14 +36,6 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(server_engine, "check_transfer", lambda *_: None)
     monkeypatch.setitem(transfer.EXTENSIONS, "nccl", "tests.engines.group.Extension")
     return tmp_path
-
-
-def scaled(policy: Policy, factor: float) -> PreTrainedModel:
-    model = load_model(policy.folder, dtype=torch.float32, device=torch.device("cpu"))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(factor)
-    return model
 
 
 @pytest.mark.vllm

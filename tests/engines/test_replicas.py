@@ -35,13 +35,6 @@ PROMPTS = [[20 + i, 14, 20, 3, 32] for i in range(40)]
 COUNTS, SEEDS = [8] * 40, list(range(320))
 
 
-@pytest.fixture(scope="module")
-def policy(qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Policy:
-    layout = Layout(tmp_path_factory.mktemp("data"))
-    place_policy(qwen, layout, load_model(qwen, dtype=torch.float32, device=torch.device("cpu")))
-    return read_policy(layout)
-
-
 def processes_of(group: int) -> list[psutil.Process]:
     """What lives of a process group."""
     found = []

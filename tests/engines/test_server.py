@@ -4,14 +4,12 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
 from tasks.engines.engine import Engine, Request, Sampling, engine_name, load_engine
@@ -19,10 +17,10 @@ from tasks.engines.hf.engine import HfEngine
 from tasks.engines.server.dispatch import chunked
 from tasks.engines.server.endpoints import parse_url
 from tasks.engines.server.engine import ServerEngine
-from tasks.models.policy import Policy, load_model, read_policy
+from tasks.models.policy import Policy, load_model
 from tasks.models.weights import NamedWeights
 from tests.engines.serving import Server
-from tests.policies import ENGINE, place_policy
+from tests.policies import ENGINE
 
 SAMPLING = Sampling(temperature=0.8, top_p=1.0, top_k=0, max_tokens=6, seed=0)
 PROMPTS = [[20, 14, 20, 3, 32], [21, 14, 22], [40, 41, 42, 43], [50]]
@@ -30,13 +28,6 @@ COUNTS = [6, 6, 6, 6]
 SEEDS = list(range(24))
 
 Serve = Callable[..., Server]
-
-
-@pytest.fixture(scope="module")
-def policy(qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Policy:
-    layout = Layout(tmp_path_factory.mktemp("data"))
-    place_policy(qwen, layout, load_model(qwen, dtype=torch.float32, device=torch.device("cpu")))
-    return read_policy(layout)
 
 
 @pytest.fixture(scope="module")

@@ -6,20 +6,16 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from transformers import PreTrainedModel
 
-from tasks.common.artifacts import Layout
 from tasks.engines.engine import Request, Samples, Sampling, load_engine
 from tasks.engines.server.engine import ServerEngine
-from tasks.models.policy import Policy, load_model, read_policy
+from tasks.models.policy import Policy
 from tasks.models.weights import NamedWeights
-from tests.engines.conftest import SETTINGS, logprob_gaps
-from tests.policies import place_policy
+from tests.engines.conftest import SETTINGS, logprob_gaps, scaled
 
 SAMPLING = Sampling(temperature=0.9, top_p=1.0, top_k=0, max_tokens=300, seed=0)
 PROMPTS = [[20 + i, 14, 20, 3, 32] for i in range(4)]
@@ -28,26 +24,11 @@ FACTORS = (1.0, 1.3, 1.7)  # of all weights, in versions 0, 5 and 6
 
 
 @pytest.fixture(scope="module")
-def policy(qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Policy:
-    layout = Layout(tmp_path_factory.mktemp("data"))
-    place_policy(qwen, layout, load_model(qwen, dtype=torch.float32, device=torch.device("cpu")))
-    return read_policy(layout)
-
-
-@pytest.fixture(scope="module")
 def engine(policy: Policy) -> Iterator[ServerEngine]:
     engine = load_engine(dataclasses.replace(SETTINGS, num_replicas=1), policy)
     assert isinstance(engine, ServerEngine)
     yield engine
     engine.close()
-
-
-def model_of(policy: Policy, factor: float) -> PreTrainedModel:
-    model = load_model(policy.folder, dtype=torch.float32, device=torch.device("cpu"))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(factor)
-    return model
 
 
 def in_the_middle(change: Callable[[], None]) -> Callable[[int], None]:
@@ -79,7 +60,7 @@ def largest_gap(samples: Samples, models: dict[int, PreTrainedModel]) -> float:
 def test_tokens_are_of_the_policy_that_they_are_said_to_be_of(
     engine: ServerEngine, policy: Policy
 ) -> None:
-    models = {v: model_of(policy, f) for v, f in zip((0, 5, 6), FACTORS, strict=True)}
+    models = {v: scaled(policy, f) for v, f in zip((0, 5, 6), FACTORS, strict=True)}
     engine.set_weights(NamedWeights(models[0]), 0)
     swapped: list[str] = []
 

@@ -12,37 +12,22 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError
 from tasks.engines.engine import NoServerError, Request, Sampling
 from tasks.engines.hf.engine import HfEngine
 from tasks.engines.server.endpoints import Endpoint
 from tasks.engines.server.engine import ServerEngine
 from tasks.engines.weights import files
-from tasks.models.policy import Policy, load_model, read_policy
+from tasks.models.policy import Policy
 from tasks.models.weights import NamedWeights
+from tests.engines.conftest import scaled
 from tests.engines.serving import Server
-from tests.policies import ENGINE, place_policy
+from tests.policies import ENGINE
 
 SETTINGS = dataclasses.replace(ENGINE, name="server", max_rows=4, max_retries=1)
 REQUEST = Request(
     [[20, 14, 20, 3, 32], [21, 14, 22]], [3, 3], range(6), Sampling(0.8, 1.0, 0, 6, 0)
 )
-
-
-@pytest.fixture(scope="module")
-def policy(qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Policy:
-    layout = Layout(tmp_path_factory.mktemp("data"))
-    place_policy(qwen, layout, model_of(qwen))
-    return read_policy(layout)
-
-
-def model_of(folder: Path, factor: float = 1.0) -> Any:
-    model = load_model(folder, dtype=torch.float32, device=torch.device("cpu"))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(factor)
-    return model
 
 
 class Fleet:
@@ -60,7 +45,7 @@ class Fleet:
         return self.names
 
     def start(self, **behaviour: Any) -> Server:
-        engine = HfEngine(model_of(self.policy.folder), [1], 8, 512)
+        engine = HfEngine(scaled(self.policy, 1.0), [1], 8, 512)
         return self.stack.enter_context(Server(engine, [self.policy.digest], **behaviour))
 
     def endpoints(self) -> list[Endpoint]:
@@ -97,7 +82,7 @@ def fleet(policy: Policy, tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
 
 
 def expected(policy: Policy, factor: float) -> Any:
-    return HfEngine(model_of(policy.folder, factor), [1], 8, 512).generate(REQUEST).token_ids
+    return HfEngine(scaled(policy, factor), [1], 8, 512).generate(REQUEST).token_ids
 
 
 def test_a_server_that_only_says_that_it_has_new_weights_is_replaced(
@@ -106,7 +91,7 @@ def test_a_server_that_only_says_that_it_has_new_weights_is_replaced(
     servers = fleet(True, False)
     engine = servers.engine()
     assert engine.generate(REQUEST).token_ids == expected(policy, 1.0)
-    engine.set_weights(NamedWeights(model_of(policy.folder, 1.5)))
+    engine.set_weights(NamedWeights(scaled(policy, 1.5)))
     assert servers.dropped == ["1-0"]
     assert [endpoint.name for endpoint in engine.endpoints] == ["0-0"]
     new = expected(policy, 1.5)
@@ -122,7 +107,7 @@ def test_an_answer_by_weights_that_a_server_should_not_have_is_refused(
     """It says that it has the current weights, and sampled from others."""
     servers = fleet(True, True)
     engine = servers.engine()
-    engine.set_weights(NamedWeights(model_of(policy.folder, 1.5)))
+    engine.set_weights(NamedWeights(scaled(policy, 1.5)))
     servers.servers[1].does.samples_from = "7"
     new = expected(policy, 1.5)
     assert engine.generate(REQUEST).token_ids == new
@@ -136,7 +121,7 @@ def test_when_all_have_ended_the_next_one_gets_the_current_weights(
 ) -> None:
     servers = fleet(True)
     engine = servers.engine()
-    engine.set_weights(NamedWeights(model_of(policy.folder, 1.5)))
+    engine.set_weights(NamedWeights(scaled(policy, 1.5)))
     servers.servers[0].does.fault = lambda number: 503  # healthy, and answers nothing
     assert engine.generate(REQUEST).token_ids == expected(policy, 1.5)
     assert servers.dropped == ["0-0"]
@@ -149,7 +134,7 @@ def test_a_server_that_was_started_again_unnoticed_gets_nothing(
     """As another rank sees it, which cannot give it weights: only its version tells."""
     servers = fleet(True)
     engine = servers.engine()
-    engine.set_weights(NamedWeights(model_of(policy.folder, 1.5)))
+    engine.set_weights(NamedWeights(scaled(policy, 1.5)))
     engine.loading, engine.models = None, {}  # identified anew before it is asked
     servers.servers[0].does.version = "default"
     before = servers.servers[0].does.served
@@ -164,9 +149,9 @@ def test_a_swap_checks_every_server_and_ends_those_without_the_weights(
 ) -> None:
     servers = fleet(True, False)
     engine = servers.engine()
-    engine.set_weights(NamedWeights(model_of(policy.folder)), 3)
+    engine.set_weights(NamedWeights(scaled(policy, 1.0)), 3)
     assert servers.dropped == []  # they are those that it had
-    engine.swap_weights(NamedWeights(model_of(policy.folder, 1.5)), 4)
+    engine.swap_weights(NamedWeights(scaled(policy, 1.5)), 4)
     assert servers.dropped == ["1-0"]
     samples = engine.generate(REQUEST)
     assert samples.token_ids == expected(policy, 1.5)
@@ -175,11 +160,11 @@ def test_a_swap_checks_every_server_and_ends_those_without_the_weights(
 
     # what all have is not sent again; what one lacks is
     updates = engine.versions.num_updates
-    engine.set_weights(NamedWeights(model_of(policy.folder, 1.5)), 4)
+    engine.set_weights(NamedWeights(scaled(policy, 1.5)), 4)
     assert engine.versions.num_updates == updates
     assert engine.versions.known == {engine.versions.current: 4}
     servers.drop(engine.endpoints[1])
-    engine.set_weights(NamedWeights(model_of(policy.folder, 1.5)), 4)
+    engine.set_weights(NamedWeights(scaled(policy, 1.5)), 4)
     assert engine.versions.num_updates == updates + 1
     assert engine.generate(REQUEST).token_ids == samples.token_ids
 
@@ -212,7 +197,7 @@ def test_a_swap_that_fails_for_all_goes_on_with_those_that_take_their_places(
     servers = fleet(True, True)
     engine = servers.engine()
     assert engine.loading is not None
-    engine.set_weights(NamedWeights(model_of(policy.folder)), 0)
+    engine.set_weights(NamedWeights(scaled(policy, 1.0)), 0)
     engine.loading.transfer = Once(engine.loading.transfer)
     before = list(engine.endpoints)
     real, asked = servers.wait_for_one, threading.Event()
@@ -224,9 +209,7 @@ def test_a_swap_that_fails_for_all_goes_on_with_those_that_take_their_places(
     servers.wait_for_one = wait_for_one  # type: ignore[method-assign]
     for server in servers.servers:
         server.does.fault = lambda number: asked.set() or 503  # type: ignore[func-returns-value]
-    swap = threading.Thread(
-        target=engine.swap_weights, args=[NamedWeights(model_of(policy.folder, 1.5)), 1]
-    )
+    swap = threading.Thread(target=engine.swap_weights, args=[NamedWeights(scaled(policy, 1.5)), 1])
     with engine.changing:  # both begin together
         swap.start()
         request = threading.Thread(target=lambda: found.append(engine.generate(REQUEST)))
@@ -251,7 +234,7 @@ def test_servers_that_a_swap_cannot_reach_are_ended_whatever_went_wrong(
 
     engine.loading.transfer.send = out_of_memory  # type: ignore[method-assign]
     with pytest.raises(torch.OutOfMemoryError):
-        engine.swap_weights(NamedWeights(model_of(policy.folder, 1.5)), 1)
+        engine.swap_weights(NamedWeights(scaled(policy, 1.5)), 1)
     assert servers.dropped == ["0-0", "1-0"]  # they wait, paused
 
 
