@@ -2,7 +2,6 @@
 its place."""
 
 import dataclasses
-import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -200,26 +199,25 @@ def test_a_swap_that_fails_for_all_goes_on_with_those_that_take_their_places(
     engine.set_weights(NamedWeights(scaled(policy, 1.0)), 0)
     engine.loading.transfer = Once(engine.loading.transfer)
     before = list(engine.endpoints)
-    real, asked = servers.wait_for_one, threading.Event()
-
-    def wait_for_one() -> list[Endpoint]:
-        asked.wait(60)  # the sampler has found that those of before are gone
-        return real()
-
-    servers.wait_for_one = wait_for_one  # type: ignore[method-assign]
-    for server in servers.servers:
-        server.does.fault = lambda number: asked.set() or 503  # type: ignore[func-returns-value]
-    swap = threading.Thread(target=engine.swap_weights, args=[NamedWeights(scaled(policy, 1.5)), 1])
-    with engine.changing:  # both begin together
-        swap.start()
-        request = threading.Thread(target=lambda: found.append(engine.generate(REQUEST)))
-        found: list[Any] = []
-    engine.endpoints = before
-    request.start()
-    swap.join()
-    request.join()
+    engine.swap_weights(NamedWeights(scaled(policy, 1.5)), 1)
     assert servers.dropped == ["0-0", "1-0"]
-    assert found[0].token_ids == expected(policy, 1.5)
+    assert [endpoint.name for endpoint in engine.endpoints] == ["0-1", "1-1"]
+    assert engine.generate(REQUEST).token_ids == expected(policy, 1.5)
+
+    # a sampler that found those of before gone, while the swap was looking for others
+    others, complete, num_calls = engine.endpoints, engine.complete, 0
+
+    async def gone_at_first(*arguments: Any) -> None:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 1:
+            engine.endpoints = others
+            raise NoServerError("no server answers")
+        await complete(*arguments)
+
+    engine.endpoints, engine.complete = before, gone_at_first  # type: ignore[method-assign]
+    assert engine.generate(REQUEST).token_ids == expected(policy, 1.5)
+    assert num_calls == 2
 
 
 def test_servers_that_a_swap_cannot_reach_are_ended_whatever_went_wrong(
