@@ -34,9 +34,9 @@ def test_credentials_stand_before_the_host() -> None:
     assert not has_credentials("sqlite:////a/b@c/mlflow.db")
 
 
-def test_what_is_recorded_holds_no_secret_of_an_address() -> None:
+def test_what_is_recorded_holds_no_secret_of_an_address(tmp_path: Path) -> None:
     said: list[dict] = []
-    journal = Journal("uri", {"name": "x", "record": "1"}, Path("unused"), lambda: said.append)
+    journal = Journal("uri", {"name": "x", "record": "1"}, tmp_path, lambda: said.append)
     tracker = Tracker(journal)
     source = {"path": "https://u:hidden@host/a.jsonl?signature=hidden"}
     tracker.params({"ingest": {"sources": [{"settings": source}]}, "url": "https://h/?k=hidden"})

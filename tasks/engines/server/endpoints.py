@@ -70,21 +70,32 @@ def parse_url(url: str) -> str:
     return urlunsplit(parts._replace(path=parts.path.rstrip("/") or "/v1"))
 
 
-def parameters(sampling: Sampling, seed: int, stop_ids: Sequence[int]) -> dict[str, Any]:
-    """Every setting of a completion that a server may have its own default for."""
-    return {
-        "max_tokens": sampling.max_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "seed": seed,
-        "stop_token_ids": list(stop_ids),
-        "ignore_eos": True,
-    }
+@dataclass(frozen=True)
+class Wanted:
+    """A completion that is asked for, of the model of this name; it ends at `stop_ids`."""
+
+    model: str
+    prompt: Sequence[int]
+    sampling: Sampling
+    seed: int
+    stop_ids: Sequence[int]
+    with_logprobs: bool = True
+
+    def parameters(self) -> dict[str, Any]:
+        """Every setting of it that a server may have its own default for."""
+        return {
+            "max_tokens": self.sampling.max_tokens,
+            "temperature": self.sampling.temperature,
+            "top_p": self.sampling.top_p,
+            "top_k": self.sampling.top_k,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "seed": self.seed,
+            "stop_token_ids": list(self.stop_ids),
+            "ignore_eos": True,
+        }
 
 
 class Connection:
@@ -159,42 +170,31 @@ class Connection:
             )
         return list(answer["data"])
 
-    async def complete(
-        self,
-        model: str,
-        prompt: Sequence[int],
-        sampling: Sampling,
-        seed: int,
-        stop_ids: Sequence[int],
-        with_logprobs: bool = True,
-    ) -> tuple[Completion, str]:
-        """Return one completion of `prompt`, and the server's fingerprint (its kind and version),
-        by OpenAI's protocol."""
+    async def complete(self, wanted: Wanted) -> tuple[Completion, str]:
+        """Return a completion, and the server's fingerprint (its kind and version), by OpenAI's
+        protocol."""
+        logprobs = {"logprobs": 0, "return_tokens_as_token_ids": True}
         body = {
-            "model": model,
-            "prompt": list(prompt),
-            **parameters(sampling, seed, stop_ids),
+            "model": wanted.model,
+            "prompt": list(wanted.prompt),
+            **wanted.parameters(),
             "return_token_ids": True,
-            **({"logprobs": 0, "return_tokens_as_token_ids": True} if with_logprobs else {}),
+            **(logprobs if wanted.with_logprobs else {}),
         }
         answer = await self.request("POST", f"{self.endpoint.url}/completions", body)
-        completion = self.parse(answer, list(prompt), with_logprobs)
+        completion = self.parse(answer, wanted)
         return completion, str(answer.get("system_fingerprint") or "unknown")
 
-    async def generate(
-        self,
-        model: str,
-        prompt: Sequence[int],
-        sampling: Sampling,
-        seed: int,
-        stop_ids: Sequence[int],
-        with_logprobs: bool = True,
-    ) -> Completion:
-        """Return one completion of `prompt` by vLLM's own protocol for tokens, in which a server
-        says what weights wrote each of them."""
-        settings = parameters(sampling, seed, stop_ids)
-        settings |= {"detokenize": False, "logprobs": 0 if with_logprobs else None}
-        body = {"model": model, "token_ids": list(prompt), "sampling_params": settings}
+    async def generate(self, wanted: Wanted) -> Completion:
+        """Return a completion by vLLM's own protocol for tokens, in which a server says what
+        weights wrote each of them."""
+        settings = wanted.parameters()
+        settings |= {"detokenize": False, "logprobs": 0 if wanted.with_logprobs else None}
+        body = {
+            "model": wanted.model,
+            "token_ids": list(wanted.prompt),
+            "sampling_params": settings,
+        }
         answer = await self.request("POST", f"{self.endpoint.root}/inference/v1/generate", body)
         try:
             (choice,) = answer["choices"]
@@ -206,9 +206,16 @@ class Connection:
                 f"{self.endpoint.url} answers with something that is not a completion with the "
                 f"versions of its weights: {str(answer)[:200]}"
             ) from error
-        return replace(self.parse(answer, list(prompt), with_logprobs), versions=spans)
+        completion = self.parse(answer, wanted)
+        ends = [0, *(end for _, _, end in spans)]
+        if [start for _, start, _ in spans] != ends[:-1] or ends[-1] != len(completion.token_ids):
+            raise ArtifactError(
+                f"{self.endpoint.url} does not say of every token which weights wrote it: "
+                f"{spans} of {len(completion.token_ids)}"
+            )
+        return replace(completion, versions=spans)
 
-    def parse(self, answer: Any, prompt: list[int], with_logprobs: bool) -> Completion:
+    def parse(self, answer: Any, wanted: Wanted) -> Completion:
         """Return the completion in a response. Raises ArtifactError when it is not what was asked
         for."""
         try:
@@ -221,12 +228,12 @@ class Connection:
                 f"{self.endpoint.url} answers with something that is not a completion: "
                 f"{str(answer)[:200]}"
             ) from error
-        if token_ids is None or (with_logprobs and len(token_ids) != len(logprobs)):
+        if token_ids is None or (wanted.with_logprobs and len(token_ids) != len(logprobs)):
             raise ArtifactError(
                 f"{self.endpoint.url} returns no token ids with their log-probabilities "
                 "(return_token_ids, logprobs): use vLLM, or another server that supports them"
             )
-        if choice.get("prompt_token_ids") not in (None, prompt):
+        if choice.get("prompt_token_ids") not in (None, list(wanted.prompt)):
             raise ArtifactError(
                 f"{self.endpoint.url} did not use the prompt tokens that it was sent: turn off its "
                 "truncation of prompts"

@@ -33,7 +33,7 @@ from tasks.engines.engine import (
     check_lengths,
 )
 from tasks.engines.server.dispatch import Dispatch, chunked
-from tasks.engines.server.endpoints import Completion, Connection, Endpoint, parse_url
+from tasks.engines.server.endpoints import Completion, Connection, Endpoint, Wanted, parse_url
 from tasks.engines.server.identity import Identity
 from tasks.engines.server.replicas import Replicas, local
 from tasks.engines.server.updates import Loading, Versions, check_transfer
@@ -121,7 +121,7 @@ class ServerEngine:
         prompt_B = [request.prompts[owner] for owner in request.owner_B()]
 
         async def ask(connection: Connection, row: int) -> Completion:
-            asked = (
+            wanted = Wanted(
                 self.models[connection.endpoint],
                 prompt_B[row],
                 request.sampling,
@@ -130,8 +130,8 @@ class ServerEngine:
                 request.with_logprobs,
             )
             if not self.identity.trusted:
-                return (await connection.complete(*asked))[0]
-            completion = await connection.generate(*asked)
+                return (await connection.complete(wanted))[0]
+            completion = await connection.generate(wanted)
             self.versions.check(connection.endpoint, completion)
             return completion
 

@@ -16,7 +16,7 @@ import torch
 
 from tasks.common.files import ArtifactError
 from tasks.engines.engine import Sampling
-from tasks.engines.server.endpoints import Completion, Connection
+from tasks.engines.server.endpoints import Completion, Connection, Wanted
 from tasks.engines.server.transfer import check_version
 from tasks.models.policy import Policy, load_model, torch_dtype
 
@@ -60,7 +60,7 @@ class Identity:
         models = {str(model["id"]): model for model in await connection.models()}
         name = choose_model(list(models), self.policy.digest, url)
         prompt = [(7 * i + 3) % 50 for i in range(PROBE_TOKENS)]
-        completion, fingerprint = await connection.complete(name, prompt, PROBE, 0, [])
+        completion, fingerprint = await connection.complete(Wanted(name, prompt, PROBE, 0, []))
         if self.trusted:
             await check_version(connection, version)
         else:
