@@ -82,17 +82,33 @@ class Request:
     """`counts[i]` completions of `prompts[i]` (token ids), one seed a completion in that order.
 
     With `with_logprobs` false the lists of log-probabilities may be empty: vLLM is faster without
-    them."""
+    them. The last `written[i]` tokens of `prompts[i]` are the completion's own, of an earlier call
+    that was stopped: they count towards `sampling.max_tokens`; None: nothing was written."""
 
     prompts: Sequence[Sequence[int]]
     counts: Sequence[int]
     seeds: Sequence[int]
     sampling: Sampling
     with_logprobs: bool = True
+    written: Sequence[int] | None = None
 
     def owner_B(self) -> Ints:
         """The index of the prompt that each of the B completions belongs to."""
         return np.repeat(np.arange(len(self.prompts)), self.counts)
+
+    def written_B(self) -> Ints:
+        """How many tokens of each of the B completions were written before."""
+        if self.written is None:
+            return np.zeros(sum(self.counts), dtype=np.int64)
+        return np.repeat(np.asarray(self.written, dtype=np.int64), self.counts)
+
+    def own_seeds(self) -> list[int]:
+        """A seed a completion for an engine whose random numbers begin anew with every call: one
+        that goes on must not get those of its beginning again."""
+        return [
+            sample_seed("go on", seed, written) if written else seed
+            for seed, written in zip(self.seeds, self.written_B().tolist(), strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -100,7 +116,8 @@ class Samples:
     """B completions in the order of the request, the completions of a prompt side by side.
 
     `token_ids` end with the stop token when `finish_reasons` is "stop"; "length" means the
-    completion was cut at the limit. `logprobs` are those of the distribution sampled from:
+    completion was cut at the limit, and "abort" (of `StoppableEngine`) that the call was stopped
+    before its end. `logprobs` are those of the distribution sampled from:
     temperature applied, top-p and top-k renormalised.
 
     Where an environment wrote tokens of a completion, `is_action` says which are the policy's own,
@@ -175,6 +192,20 @@ class ScheduledEngine(Engine, Protocol):
 
         Completions start in the order `order_B`; when one ends, the next takes its slot at once.
         The order changes no completion, and the samples come back in the order of the request."""
+        ...
+
+
+Ended = Callable[[int, Sequence[int], str], bool]
+
+
+@runtime_checkable
+class StoppableEngine(Engine, Protocol):
+    """An engine whose caller sees every completion as it ends, and may stop the others then."""
+
+    def generate_until(self, request: Request, ended: Ended) -> Samples:
+        """As `generate`. `ended(row, token_ids, finish_reason)` is called as each completion ends.
+        Once it returns True the others end, too, with the finish reason "abort" and the tokens that
+        they have so far, maybe none."""
         ...
 
 
@@ -281,18 +312,32 @@ def check_shared_gpu(
     )
 
 
-def check_lengths(prompts: Sequence[Sequence[int]], max_tokens: int, max_length: int) -> None:
+def counting(on_finished: Callable[[int], object] | None) -> Ended:
+    """What tells `on_finished` of every completion that ends, and stops none."""
+
+    def ended(row: int, token_ids: Sequence[int], reason: str) -> bool:
+        if on_finished:
+            on_finished(1)
+        return False
+
+    return ended
+
+
+def check_lengths(request: Request, max_length: int) -> None:
     """Raise ArtifactError naming the first prompt that is empty, or that does not fit the policy's
     context together with its completion."""
-    for index, prompt in enumerate(prompts):
-        if not prompt:
+    max_tokens = request.sampling.max_tokens
+    written = request.written or [0] * len(request.prompts)
+    for index, (prompt, of_completion) in enumerate(zip(request.prompts, written, strict=True)):
+        length = len(prompt) - of_completion
+        if length < 1:
             raise ArtifactError(
                 f"prompt {index} has no tokens, and a completion needs at least one: drop the "
                 "prompt"
             )
-        if len(prompt) + max_tokens > max_length:
+        if length + max_tokens > max_length:
             raise ArtifactError(
-                f"prompt {index} has {len(prompt)} tokens, and with sampling.max_tokens "
+                f"prompt {index} has {length} tokens, and with sampling.max_tokens "
                 f"{max_tokens} that is over the policy's context of {max_length}: drop the prompt "
                 "or lower sampling.max_tokens"
             )

@@ -17,7 +17,14 @@ from transformers import PreTrainedModel
 
 from tasks.common.files import ArtifactError, read_json
 from tasks.engines.choosing import choose, hashed_uniforms
-from tasks.engines.engine import EngineSettings, Request, Samples, check_lengths
+from tasks.engines.engine import (
+    Ended,
+    EngineSettings,
+    Request,
+    Samples,
+    check_lengths,
+    counting,
+)
 from tasks.models.policy import Policy, load_tokenizer, stop_token_ids
 
 States = npt.NDArray[np.uint64]
@@ -56,9 +63,12 @@ class FakeEngine:
     def generate(
         self, request: Request, on_finished: Callable[[int], object] | None = None
     ) -> Samples:
+        return self.generate_until(request, counting(on_finished))
+
+    def generate_until(self, request: Request, ended: Ended) -> Samples:
         prompts = request.prompts
         sampling = request.sampling
-        check_lengths(prompts, sampling.max_tokens, self.max_length)
+        check_lengths(request, self.max_length)
         self.prefilled_tokens += sum(
             len(prompt) for prompt, count in zip(prompts, request.counts, strict=True) if count
         )
@@ -66,19 +76,21 @@ class FakeEngine:
         prefixes = np.array([prefix_state(self.seed, prompt) for prompt in prompts], np.uint64)
         states = prefixes[owners]
         uniforms = torch.from_numpy(hashed_uniforms(request.seeds, sampling.max_tokens))
-        samples = Samples([[] for _ in owners], [[] for _ in owners], ["length"] * len(owners))
-        rows = np.arange(len(owners))
-        for place in range(sampling.max_tokens):
+        samples = Samples([[] for _ in owners], [[] for _ in owners], ["abort"] * len(owners))
+        rows, places = np.arange(len(owners)), request.written_B()
+        is_enough = False
+        while len(rows) and not is_enough:
             logits = next_logits(states[rows], self.vocab_size, self.stop_ids)
-            tokens, logprobs = choose(logits, uniforms[rows, place, None], sampling)
+            tokens, logprobs = choose(logits, uniforms[rows, places[rows], None], sampling)
             stopped = self.keep(samples, rows, tokens[:, 0].tolist(), logprobs[:, 0].tolist())
             states[rows] = advance(states[rows], tokens[:, 0].numpy())
-            done = len(rows) if place == sampling.max_tokens - 1 else int(stopped.sum())
-            if done and on_finished:
-                on_finished(done)
-            rows = rows[~stopped]
-            if not len(rows):
-                break
+            places[rows] += 1
+            is_full = places[rows] == sampling.max_tokens
+            for row in rows[is_full & ~stopped].tolist():
+                samples.finish_reasons[row] = "length"
+            for row in rows[is_full | stopped].tolist():
+                is_enough |= ended(row, samples.token_ids[row], samples.finish_reasons[row])
+            rows = rows[~(is_full | stopped)]
         return samples
 
     def keep(

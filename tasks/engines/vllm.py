@@ -16,7 +16,13 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from tasks.common.files import ArtifactError
-from tasks.engines.engine import EngineSettings, Request, Samples, Sampling, check_lengths
+from tasks.engines.engine import (
+    Ended,
+    EngineSettings,
+    Request,
+    Samples,
+    check_lengths,
+)
 from tasks.models.policy import Policy, load_tokenizer, stop_token_ids, torch_device
 
 # variables that vLLM reads when it is imported
@@ -77,17 +83,14 @@ class VllmEngine:
     def generate(
         self, request: Request, on_finished: Callable[[int], object] | None = None
     ) -> Samples:
-        check_lengths(request.prompts, request.sampling.max_tokens, self.max_length)
+        check_lengths(request, self.max_length)
         repeated = [list(request.prompts[owner]) for owner in request.owner_B()]
         if not repeated:
             return Samples([], [], [])
         self.wake()
         outputs = self.llm.generate(
             [self.vllm.inputs.TokensPrompt(prompt_token_ids=prompt) for prompt in repeated],
-            [
-                self.sampling_params(request.sampling, seed, request.with_logprobs)
-                for seed in request.seeds
-            ],
+            self.sampling_params(request),
             use_tqdm=forwarding_bar(on_finished) if on_finished else False,
         )
         self.prefilled_tokens += sum(
@@ -100,20 +103,56 @@ class VllmEngine:
             [str(completion.finish_reason) for completion in completions],
         )
 
-    def sampling_params(self, sampling: Sampling, seed: int, with_logprobs: bool) -> Any:
-        """Return the parameters of one completion. It ends at the policy's stop tokens, the same in
-        every engine."""
-        return self.vllm.SamplingParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            max_tokens=sampling.max_tokens,
-            seed=seed,
-            logprobs=0 if with_logprobs else None,
-            stop_token_ids=self.stop_ids,
-            ignore_eos=True,
-            detokenize=False,
-        )
+    def generate_until(self, request: Request, ended: Ended) -> Samples:
+        check_lengths(request, self.max_length)
+        owners = request.owner_B().tolist()
+        samples = Samples([[] for _ in owners], [[] for _ in owners], ["abort"] * len(owners))
+        self.wake()
+        engine, kind = self.llm.llm_engine, self.vllm.sampling_params.RequestOutputKind.DELTA
+        for row, params in enumerate(self.sampling_params(request)):
+            params.output_kind = kind  # of one that is stopped nothing more is said
+            prompt = self.vllm.inputs.TokensPrompt(
+                prompt_token_ids=list(request.prompts[owners[row]])
+            )
+            engine.add_request(str(row), prompt, params)
+        going = set(range(len(owners)))
+        is_enough = False
+        try:
+            while going and not is_enough:
+                outputs: list[Any] = engine.step()
+                for output in outputs:
+                    row, (completion,) = int(output.request_id), output.outputs
+                    if not samples.token_ids[row]:
+                        self.prefilled_tokens += len(request.prompts[owners[row]])
+                        self.prefilled_tokens -= output.num_cached_tokens or 0
+                    samples.token_ids[row].extend(completion.token_ids)
+                    samples.logprobs[row].extend(chosen_logprobs(completion))
+                    if output.finished:
+                        going.remove(row)
+                        samples.finish_reasons[row] = reason = str(completion.finish_reason)
+                        is_enough |= ended(row, samples.token_ids[row], reason)
+        finally:
+            engine.abort_request([str(row) for row in going])
+        return samples
+
+    def sampling_params(self, request: Request) -> list[Any]:
+        """Return the parameters of each completion. It ends at the policy's stop tokens, the same
+        in every engine."""
+        sampling = request.sampling
+        return [
+            self.vllm.SamplingParams(
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                max_tokens=sampling.max_tokens - written,
+                seed=seed,
+                logprobs=0 if request.with_logprobs else None,
+                stop_token_ids=self.stop_ids,
+                ignore_eos=True,
+                detokenize=False,
+            )
+            for seed, written in zip(request.own_seeds(), request.written_B().tolist(), strict=True)
+        ]
 
     def set_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Load the weights into the running model and clear the prefix cache, which holds the old

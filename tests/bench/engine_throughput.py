@@ -24,7 +24,7 @@ import yaml
 
 from tasks.common import params, stage
 from tasks.common.artifacts import PROMPTS, ROLLOUTS, Layout
-from tasks.engines.engine import EngineSettings, Sampling, load_engine, sample_seed
+from tasks.engines.engine import EngineSettings, Request, Sampling, load_engine, sample_seed
 from tasks.engines.vllm import VllmEngine
 from tasks.models.policy import load_tokenizer, read_policy
 from tasks.store import sampling
@@ -50,13 +50,12 @@ def bare(layout: Layout, values: dict[str, Any], *, same_requests: bool) -> dict
     started = now()
     if same_requests:
         names = [(prompt_digest(ids), index) for ids in prompts for index in range(num)]
-        requests = [
-            engine.sampling_params(sampling, sample_seed(sampling.seed, *name), False)
-            for name in names
-        ]
+        seeds = [sample_seed(sampling.seed, *name) for name in names]
+        counts = [num] * len(prompts)
+        requests = engine.sampling_params(Request(prompts, counts, seeds, sampling, False))
         inputs = [make(prompt_token_ids=ids) for ids in prompts for _ in range(num)]
     else:
-        plain = engine.sampling_params(sampling, 0, False)
+        (plain,) = engine.sampling_params(Request(prompts[:1], [1], [0], sampling, False))
         plain.n, plain.seed = num, None
         requests, inputs = [plain] * len(prompts), [make(prompt_token_ids=ids) for ids in prompts]
     outputs = engine.llm.generate(inputs, requests, use_tqdm=False)

@@ -1,7 +1,7 @@
 """The contract every engine keeps, run over every file of `engines/`."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
 from tasks.engines import fake
-from tasks.engines.engine import Engine, Request, Sampling, load_engine
+from tasks.engines.engine import Engine, Request, Sampling, StoppableEngine, load_engine
 from tasks.engines.vllm import VllmEngine
 from tasks.models.policy import Policy, load_model, load_tokenizer, read_policy
 from tasks.models.prompts import decode
@@ -130,6 +130,54 @@ def test_seeds_decide_and_order_does_not(engine: Engine, prompts: list[list[int]
     assert alone.token_ids == forward.token_ids[2:3]
     other = engine.generate(Request(prompts, [2] * 5, [seed + 100 for seed in seeds], SAMPLING))
     assert other.token_ids != forward.token_ids
+
+
+def test_stopped_completions_go_on_where_they_were(
+    engine: Engine, engine_name: str, policy: Policy, logits: Reference, prompts: list[list[int]]
+) -> None:
+    assert isinstance(engine, StoppableEngine)
+    room = policy.max_length - max(map(len, prompts))
+    sampling = dataclasses.replace(SAMPLING, max_tokens=min(room, 200))
+    request = Request(prompts, [3] * 5, list(range(15)), sampling)
+    owners, ends = request.owner_B().tolist(), dict[int, tuple[list[int], str]]()
+
+    def at_the_second(row: int, token_ids: Sequence[int], reason: str) -> bool:
+        assert row not in ends
+        ends[row] = (list(token_ids), reason)
+        return len(ends) >= 2
+
+    first = engine.generate_until(request, at_the_second)
+    assert 2 <= len(ends) < 15
+    for row, (ids, reason) in enumerate(zip(first.token_ids, first.finish_reasons, strict=True)):
+        assert len(ids) == len(first.logprobs[row])
+        assert ends.get(row, (ids, "abort")) == (ids, reason)
+    going = [row for row in range(15) if row not in ends and first.token_ids[row]]
+    assert going
+    rest = Request(
+        [[*prompts[owners[row]], *first.token_ids[row]] for row in going],
+        [1] * len(going),
+        [request.seeds[row] for row in going],
+        sampling,
+        written=[len(first.token_ids[row]) for row in going],
+    )
+    second = engine.generate_until(rest, lambda *_: False)
+    whole = engine.generate(request)
+    for place, row in enumerate(going):
+        ids = [*first.token_ids[row], *second.token_ids[place]]
+        expected = logprobs_of(logits(prompts[owners[row]], ids), ids, sampling.temperature)
+        found = [*first.logprobs[row], *second.logprobs[place]]
+        np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+        is_full = len(ids) == sampling.max_tokens and ids[-1] != 1
+        assert second.finish_reasons[place] == ("length" if is_full else "stop")
+        if engine_name in ("hf", "fake"):  # whose random numbers belong to a place
+            assert ids == whole.token_ids[row]
+
+
+def test_a_stopped_completion_gets_other_random_numbers() -> None:
+    request = Request([[3], [3, 4, 5]], [2, 1], [7, 8, 7], SAMPLING, written=[0, 2])
+    assert request.written_B().tolist() == [0, 0, 2]
+    assert request.own_seeds()[:2] == [7, 8]
+    assert request.own_seeds()[2] not in (7, 8)
 
 
 def test_stop_and_length(engine: Engine, prompts: list[list[int]]) -> None:

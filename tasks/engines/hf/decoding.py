@@ -48,7 +48,8 @@ class Slots:
         self.logprobs = np.zeros(shape, dtype=np.float32)
         self.uniforms = np.zeros(shape)
         self.position = np.zeros(capacity, dtype=np.int64)
-        self.count = np.zeros(capacity, dtype=np.int64)
+        self.count = np.zeros(capacity, dtype=np.int64)  # with what was written in earlier calls
+        self.first = np.zeros(capacity, dtype=np.int64)  # the first token of this call
         self.stopped = np.zeros(capacity, dtype=np.bool_)
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Prefill:
@@ -67,15 +68,17 @@ class Slots:
         ends = torch.from_numpy(segments.starts + segments.lengths - 1).to(self.device)
         return Prefill(states, segments, self.forward.logits(hidden.index_select(0, ends)))
 
-    def start(self, rows: list[int], seeds: list[int], prefill: Prefill, owners: Ints) -> None:
-        """Start row i after prompt `owners[i]` of `prefill`, in the next free slot, and choose its
-        first token."""
+    def start(
+        self, rows: list[int], seeds: list[int], written: Ints, prefill: Prefill, owners: Ints
+    ) -> None:
+        """Start row i, of which `written[i]` tokens are part of its prompt, after prompt
+        `owners[i]` of `prefill`, in the next free slot, and choose its first token."""
         first = len(self.rows)
         slots = slice(first, first + len(rows))
         self.cache.fill(first, prefill, owners)
         self.rows += rows
         self.position[slots] = prefill.segments.lengths[owners]
-        self.count[slots] = 0
+        self.count[slots] = self.first[slots] = written
         self.uniforms[slots] = hashed_uniforms(seeds, self.sampling.max_tokens)
         owners_on_device = torch.from_numpy(owners).to(self.device)
         self.choose_tokens(slots, prefill.logits.index_select(0, owners_on_device))
@@ -110,14 +113,16 @@ class Slots:
         gaps they leave."""
         active = len(self.rows)
         ended = self.stopped[:active] | (self.count[:active] >= self.sampling.max_tokens)
-        finished = []
-        for slot in np.flatnonzero(ended).tolist():
-            tokens = self.tokens[slot, : self.count[slot]].tolist()
-            logprobs = self.logprobs[slot, : self.count[slot]].tolist()
-            finished.append((self.rows[slot], tokens, logprobs, bool(self.stopped[slot])))
+        finished = [self.written(slot) for slot in np.flatnonzero(ended).tolist()]
         if finished:
             self.compact(np.flatnonzero(~ended))
         return finished
+
+    def written(self, slot: int) -> tuple[int, list[int], list[float], bool]:
+        """What the row in a slot has so far: (row, tokens, logprobs, stopped)."""
+        own = slice(self.first[slot], self.count[slot])
+        tokens, logprobs = self.tokens[slot, own].tolist(), self.logprobs[slot, own].tolist()
+        return self.rows[slot], tokens, logprobs, bool(self.stopped[slot])
 
     def compact(self, kept: Ints) -> None:
         """Keep the slots `kept` only: rows from the end move into the gaps, the others stay where
@@ -133,6 +138,7 @@ class Slots:
                 self.uniforms,
                 self.position,
                 self.count,
+                self.first,
                 self.stopped,
             ):
                 state[gaps] = state[movers]

@@ -13,7 +13,15 @@ import torch
 from transformers import PreTrainedModel
 
 from tasks.common.params import at_least
-from tasks.engines.engine import EngineSettings, Ints, Request, Samples, check_lengths
+from tasks.engines.engine import (
+    Ended,
+    EngineSettings,
+    Ints,
+    Request,
+    Samples,
+    check_lengths,
+    counting,
+)
 from tasks.engines.hf.cache import Prefill
 from tasks.engines.hf.decoding import Slots
 from tasks.models.packing import check_forward
@@ -78,8 +86,11 @@ class HfEngine:
     def generate(
         self, request: Request, on_finished: Callable[[int], object] | None = None
     ) -> Samples:
+        return self.generate_until(request, counting(on_finished))
+
+    def generate_until(self, request: Request, ended: Ended) -> Samples:
         order_B = longest_first(request.prompts, request.owner_B())
-        return self.decode(request, order_B, self.max_rows, REFILL_RATE, on_finished)
+        return self.decode(request, order_B, self.max_rows, REFILL_RATE, ended)
 
     def generate_in_order(
         self,
@@ -88,7 +99,7 @@ class HfEngine:
         max_rows: int,
         on_finished: Callable[[int], object] | None = None,
     ) -> Samples:
-        return self.decode(request, order_B, max_rows, 0.0, on_finished)
+        return self.decode(request, order_B, max_rows, 0.0, counting(on_finished))
 
     @torch.inference_mode()
     def decode(
@@ -97,28 +108,31 @@ class HfEngine:
         order_B: Ints,
         max_rows: int,
         refill_rate: float,
-        on_finished: Callable[[int], object] | None,
+        ended: Ended,
     ) -> Samples:
         """Decode every row: they start in the order `order_B`, at most `max_rows` are in flight,
         and others start as soon as `refill_rate` of the slots are free. `peak_cache_bytes` records
-        the most memory that took. Neither order nor slots change a sample."""
+        the most memory that took. Neither order nor slots change a sample, nor does an earlier call
+        that was stopped."""
         prompts = request.prompts
-        owners = request.owner_B()
-        check_lengths(prompts, request.sampling.max_tokens, self.max_length)
-        tokens: list[list[int]] = [[] for _ in owners]
+        owners, written = request.owner_B(), request.written_B()
+        check_lengths(request, self.max_length)
+        token_ids: list[list[int]] = [[] for _ in owners]
         logprobs: list[list[float]] = [[] for _ in owners]
         reasons = ["length"] * len(owners)
         capacity = min(max_rows, len(owners))
-        longest = max((len(prompt) for prompt in prompts), default=0)
+        own = zip(owners.tolist(), written.tolist(), strict=True)
+        longest = max((len(prompts[owner]) - tokens for owner, tokens in own), default=0)
         slots = Slots(self.model, capacity, longest, request.sampling, self.stop_ids)
         cached = PromptCache(prompts, owners)
         pending = deque(order_B.tolist())
-        while pending or slots.rows:
+        is_enough = False
+        while (pending or slots.rows) and not is_enough:
             free = capacity - len(slots.rows)
             # either start rows in the free slots, or decode one token of every row in flight
             if pending and (not slots.rows or free >= max(refill_rate * capacity, 1)):
                 rows = [pending.popleft() for _ in range(min(free, len(pending)))]
-                self.prefilled_tokens += cached.start(slots, rows, request.seeds)
+                self.prefilled_tokens += cached.start(slots, rows, request.seeds, written)
                 held = slots.cache.num_bytes() + cached.peak_bytes
                 self.peak_cache_bytes = max(self.peak_cache_bytes, held)
             else:
@@ -126,12 +140,16 @@ class HfEngine:
             # hand out what ended, also rows whose first token was a stop token
             finished = slots.collect()
             for row, row_tokens, row_logprobs, stopped in finished:
-                tokens[row] = row_tokens
+                token_ids[row] = row_tokens
                 logprobs[row] = row_logprobs
                 reasons[row] = "stop" if stopped else "length"
-            if finished and on_finished:
-                on_finished(len(finished))
-        return Samples(tokens, logprobs, reasons)
+                is_enough |= ended(row, row_tokens, reasons[row])
+        # what is left when it was enough
+        for slot in range(len(slots.rows)):
+            row, token_ids[row], logprobs[row], _ = slots.written(slot)
+        for row in [*slots.rows, *pending]:
+            reasons[row] = "abort"
+        return Samples(token_ids, logprobs, reasons)
 
 
 class PromptCache:
@@ -148,7 +166,7 @@ class PromptCache:
         self.kept: dict[int, Prefill] = {}
         self.peak_bytes = 0
 
-    def start(self, slots: Slots, rows: list[int], seeds: Sequence[int]) -> int:
+    def start(self, slots: Slots, rows: list[int], seeds: Sequence[int], written: Ints) -> int:
         """Start `rows`, with a prefill of the prompts that have none yet. Return the number of
         prompt tokens that were computed."""
         owner = self.owner[rows]
@@ -158,14 +176,15 @@ class PromptCache:
         for prompt in set(owner.tolist()) - set(new):
             mine = [row for row in rows if self.owner[row] == prompt]
             only = np.zeros(len(mine), dtype=np.int64)
-            slots.start(mine, [seeds[row] for row in mine], self.kept[prompt], only)
+            of_mine = [seeds[row] for row in mine]
+            slots.start(mine, of_mine, written[mine], self.kept[prompt], only)
         # rows of new prompts, a prefill a batch of prompts
         for batch in self.batches(new):
             prefill = slots.prefill([self.prompts[prompt] for prompt in batch])
             index = {prompt: number for number, prompt in enumerate(batch)}
             mine = [row for row in rows if self.owner[row] in index]
             owners = np.array([index[prompt] for prompt in self.owner[mine].tolist()])
-            slots.start(mine, [seeds[row] for row in mine], prefill, owners)
+            slots.start(mine, [seeds[row] for row in mine], written[mine], prefill, owners)
             self.peak_bytes = max(self.peak_bytes, prefill.num_bytes() + self.num_bytes())
             for prompt in batch:
                 if self.waiting[prompt]:

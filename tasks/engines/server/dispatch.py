@@ -37,14 +37,12 @@ class Dispatch(Generic[S, T]):
         check: Callable[[S], Awaitable[object]],
         max_in_flight: int,
         max_retries: int,
-        on_finished: Callable[[int], object] | None = None,
     ) -> None:
         self.servers = servers
         self.ask = ask
         self.check = check
         self.max_in_flight = max_in_flight
         self.max_retries = max_retries
-        self.on_finished = on_finished
         self.answers: dict[int, T] = {}
         self.attempts: Counter[int] = Counter()  # failures of a row
         self.failures: Counter[int] = Counter()  # failures in a row of a server, by its number
@@ -81,8 +79,6 @@ class Dispatch(Generic[S, T]):
                 await self.on_failure(number, row, error)
                 continue
             self.failures[number] = 0
-            if self.on_finished:
-                self.on_finished(1)
             if self.is_done():
                 await self.notify()
 

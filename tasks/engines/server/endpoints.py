@@ -72,7 +72,8 @@ def parse_url(url: str) -> str:
 
 @dataclass(frozen=True)
 class Wanted:
-    """A completion that is asked for, of the model of this name; it ends at `stop_ids`."""
+    """A completion that is asked for, of the model of this name; it ends at `stop_ids`. One with a
+    `name` may be stopped, and then ends with the finish reason "abort"."""
 
     model: str
     prompt: Sequence[int]
@@ -80,6 +81,7 @@ class Wanted:
     seed: int
     stop_ids: Sequence[int]
     with_logprobs: bool = True
+    name: str = ""
 
     def parameters(self) -> dict[str, Any]:
         """Every setting of it that a server may have its own default for."""
@@ -194,13 +196,16 @@ class Connection:
             "model": wanted.model,
             "token_ids": list(wanted.prompt),
             "sampling_params": settings,
+            **({"request_id": wanted.name} if wanted.name else {}),
         }
         answer = await self.request("POST", f"{self.endpoint.root}/inference/v1/generate", body)
         try:
             (choice,) = answer["choices"]
             content = (choice.get("logprobs") or {}).get("content") or []
             choice["logprobs"] = {"token_logprobs": [each["logprob"] for each in content]}
-            spans = tuple((s["version"], s["start"], s["end"]) for s in choice["weight_versions"])
+            spans = tuple(
+                (s["version"], s["start"], s["end"]) for s in choice["weight_versions"] or ()
+            )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ArtifactError(
                 f"{self.endpoint.url} answers with something that is not a completion with the "
@@ -214,6 +219,13 @@ class Connection:
                 f"{spans} of {len(completion.token_ids)}"
             )
         return replace(completion, versions=spans)
+
+    async def stop(self, names: Sequence[str]) -> None:
+        """End completions that were asked for by `generate` with these names: they return what was
+        written of them. One that the server has not begun is not found, and goes on."""
+        ids = [f"generate-tokens-{name}" for name in names]
+        url = f"{self.endpoint.root}/abort_requests"
+        await self.request("POST", url, {"request_ids": ids})
 
     def parse(self, answer: Any, wanted: Wanted) -> Completion:
         """Return the completion in a response. Raises ArtifactError when it is not what was asked
@@ -238,7 +250,7 @@ class Connection:
                 f"{self.endpoint.url} did not use the prompt tokens that it was sent: turn off its "
                 "truncation of prompts"
             )
-        if choice["finish_reason"] not in ("stop", "length"):
+        if choice["finish_reason"] not in ("stop", "length", *(("abort",) if wanted.name else ())):
             raise Unavailable(
                 f"{self.endpoint.url} ended a completion with {choice['finish_reason']!r}"
             )

@@ -25,17 +25,20 @@ from transformers import PreTrainedModel
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError, at_least
 from tasks.engines.engine import (
+    Ended,
     EngineSettings,
     NoServerError,
     Request,
     Samples,
     Unavailable,
     check_lengths,
+    counting,
 )
 from tasks.engines.server.dispatch import Dispatch, chunked
 from tasks.engines.server.endpoints import Completion, Connection, Endpoint, Wanted, parse_url
 from tasks.engines.server.identity import Identity
 from tasks.engines.server.replicas import Replicas, local
+from tasks.engines.server.stopping import NOT_BEGUN, InFlight
 from tasks.engines.server.updates import Loading, Versions, check_transfer
 from tasks.models.policy import (
     Policy,
@@ -117,29 +120,44 @@ class ServerEngine:
     def generate(
         self, request: Request, on_finished: Callable[[int], object] | None = None
     ) -> Samples:
-        check_lengths(request.prompts, request.sampling.max_tokens, self.max_length)
+        return self.generate_until(request, counting(on_finished))
+
+    def generate_until(self, request: Request, ended: Ended) -> Samples:
+        """See `StoppableEngine`. Servers under URLs finish what they have begun."""
+        check_lengths(request, self.max_length)
         prompt_B = [request.prompts[owner] for owner in request.owner_B()]
+        seeds, written = request.own_seeds(), request.written_B().tolist()
+        in_flight = InFlight()
 
         async def ask(connection: Connection, row: int) -> Completion:
+            if in_flight.is_stopped:
+                return NOT_BEGUN
+            sampling = request.sampling
             wanted = Wanted(
                 self.models[connection.endpoint],
                 prompt_B[row],
-                request.sampling,
-                request.seeds[row],
+                replace(sampling, max_tokens=sampling.max_tokens - written[row]),
+                seeds[row],
                 self.stop_ids,
                 request.with_logprobs,
             )
-            if not self.identity.trusted:
-                return (await connection.complete(wanted))[0]
-            completion = await connection.generate(wanted)
-            self.versions.check(connection.endpoint, completion)
+            if self.identity.trusted:
+                completion = await in_flight.generate(connection, wanted)
+                self.versions.check(connection.endpoint, completion)
+            else:
+                completion, _ = await connection.complete(wanted)
+            reason = completion.finish_reason
+            if reason == "abort":
+                if not in_flight.is_stopped:
+                    raise Unavailable(f"{connection.endpoint.url} stopped a completion by itself")
+            elif ended(row, completion.token_ids, reason) and not in_flight.is_stopped:
+                await in_flight.stop()
             return completion
 
-        answers = self.complete_all(
-            ask, chunked(request.counts, self.settings.max_rows), on_finished
-        )
+        answers = self.complete_all(ask, chunked(request.counts, self.settings.max_rows))
         rows = [answers[row] for row in range(len(prompt_B))]
-        self.prefilled_tokens += sum(map(len, prompt_B))
+        began = [place for place, row in enumerate(rows) if row.token_ids]
+        self.prefilled_tokens += sum(len(prompt_B[place]) for place in began)
         self.prefilled_tokens -= sum(row.cached_tokens for row in rows)
         return Samples(
             [row.token_ids for row in rows],
@@ -152,7 +170,6 @@ class ServerEngine:
         self,
         ask: Callable[[Connection, int], Awaitable[Completion]],
         chunks: Sequence[Sequence[int]],
-        on_finished: Callable[[int], object] | None,
     ) -> dict[int, Completion]:
         """Return every row's completion. When all servers that were started here have ended, they
         are started again; not where other processes sample from them, too."""
@@ -162,7 +179,7 @@ class ServerEngine:
             asked = self.endpoints
             left = [[row for row in chunk if row not in answers] for chunk in chunks]
             try:
-                asyncio.run(self.complete(ask, left, on_finished, answers))
+                asyncio.run(self.complete(ask, left, answers))
             except NoServerError as error:
                 with self.changing:  # new weights may have been sent to others meanwhile
                     has_others = bool(set(self.endpoints) - set(asked))
@@ -202,7 +219,6 @@ class ServerEngine:
         self,
         ask: Callable[[Connection, int], Awaitable[Completion]],
         chunks: Sequence[Sequence[int]],
-        on_finished: Callable[[int], object] | None,
         answers: dict[int, Completion],
     ) -> None:
         """Put every row's completion into `answers`, from whichever server is free. A server that
@@ -219,7 +235,6 @@ class ServerEngine:
                 self.identify,
                 settings.max_rows,
                 settings.max_retries,
-                on_finished,
             )
             for number, endpoint in enumerate(self.endpoints):
                 if endpoint not in self.models:

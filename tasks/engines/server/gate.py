@@ -23,6 +23,7 @@ ROUTES = {
     ("POST", "/v1/completions"),
     ("POST", "/inference/v1/generate"),
     ("GET", "/weight_info"),
+    ("POST", "/abort_requests"),
     ("POST", "/pause"),
     ("POST", "/resume"),
     ("POST", "/init_weight_transfer_engine"),

@@ -1,0 +1,39 @@
+"""Completions in flight at servers, all of which can be stopped at once."""
+
+import asyncio
+import uuid
+from dataclasses import replace
+
+from tasks.engines.server.endpoints import Completion, Connection, Wanted
+from tasks.engines.server.updates import attempt
+
+PAUSE = 0.1  # seconds between two tries
+NOT_BEGUN = Completion([], [], "abort", 0)
+
+
+class InFlight:
+    """What was asked of servers by vLLM's protocol for tokens, and is not answered yet."""
+
+    def __init__(self) -> None:
+        self.is_stopped = False
+        self.asked: dict[str, Connection] = {}
+
+    async def generate(self, connection: Connection, wanted: Wanted) -> Completion:
+        """As the connection; what is stopped has the finish reason "abort"."""
+        name = uuid.uuid4().hex
+        self.asked[name] = connection
+        try:
+            return await connection.generate(replace(wanted, name=name))
+        finally:
+            del self.asked[name]
+
+    async def stop(self) -> None:
+        """Stop all, and wait until every server has answered or failed. A server is told again: it
+        may not have read a request yet when it is told to stop it."""
+        self.is_stopped = True
+        while self.asked:
+            names: dict[Connection, list[str]] = {}
+            for name, connection in self.asked.items():
+                names.setdefault(connection, []).append(name)
+            await asyncio.gather(*(attempt(at.stop(asked)) for at, asked in names.items()))
+            await asyncio.sleep(PAUSE)
