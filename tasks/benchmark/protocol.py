@@ -20,7 +20,13 @@ from tasks.common.params import ParamsError
 Values = dict[str, Any]
 
 # keys of the section train since the first results
-ADDED = {"lora": None, "max_staleness": 0, "in_flight_updates": False, "optimizer_bits": 32}
+ADDED = {
+    "lora": None,
+    "max_staleness": 0,
+    "in_flight_updates": False,
+    "over_provision": 1.0,
+    "optimizer_bits": 32,
+}
 
 
 @dataclass(frozen=True)

@@ -244,7 +244,7 @@ def build(run: stage.Stage, told: Run, sections: Sections, grader: Grader) -> tu
     if is_quantized:
         quantize_base(model, device)
     memory = memory_of(model, settings, sections.learner, told.ranks.size)
-    is_ahead = settings.max_staleness > 0
+    is_ahead = settings.is_ahead
     of_engine = dataclasses.replace(sections.engine, sleep=sections.engine.sleep and not is_ahead)
     check_shared_gpu(of_engine, told.ranks.size, device, memory)
     learner = Learner(policy, model, settings, sections.learner, told.sampling, told.ranks, device)
@@ -322,6 +322,7 @@ def check_settings(settings: TrainSettings, sections: Sections) -> None:
             "train.branches leave the run and come back to it, and train.max_staleness has batches "
             "sampled ahead of it: set branches to [] or max_staleness to 0"
         )
+    check_provision(settings)
     if settings.in_flight_updates:
         if not settings.max_staleness:
             raise params.ParamsError(
@@ -358,6 +359,32 @@ def check_settings(settings: TrainSettings, sections: Sections) -> None:
             "training needs sampling.temperature > 0, top_p 1.0 and top_k 0 (no truncation); "
             f"sampling is {sampling}: with another distribution the ratio between trainer and "
             "sampler would be wrong"
+        )
+
+
+def check_provision(settings: TrainSettings) -> None:
+    """Raise ParamsError where `over_provision` cannot be, or not beside the other settings."""
+    if not 1.0 <= settings.over_provision <= 2.0:
+        raise params.ParamsError(
+            f"train.over_provision is {settings.over_provision:g}; it is how many times a step's "
+            "groups are in flight, from 1.0 (its own alone) to 2.0 (those of the next step, too)"
+        )
+    if not settings.is_provisioned:
+        return
+    if not settings.max_staleness:
+        raise params.ParamsError(
+            "train.over_provision has completions go on in the next step, with the weights of that "
+            "step: set train.max_staleness to 1 or more, or over_provision to 1.0"
+        )
+    if settings.in_flight_updates:
+        raise params.ParamsError(
+            "train.in_flight_updates samples during the update, and train.over_provision between "
+            "two updates: set in_flight_updates to false, or over_provision to 1.0"
+        )
+    if settings.generate["method"] != "batched":
+        raise params.ParamsError(
+            f"train.generate.method is {settings.generate['method']}, which does not stop "
+            "completions and go on with them: set it to batched, or train.over_provision to 1.0"
         )
 
 

@@ -73,13 +73,15 @@ class Lora:
 class TrainSettings:
     """The section `train`. With `lora` adapters are trained, else the whole policy. With
     `max_staleness` above 0 batches are sampled ahead (`loop/asynchronous.py`), and with
-    `in_flight_updates` completions go on with new weights in the middle. The last six are slots: a
-    mapping with `method` and that method's settings."""
+    `in_flight_updates` completions go on with new weights in the middle; or with `over_provision`
+    above 1 that many times a step's groups are in flight (`loop/provision.py`). The last six are
+    slots: a mapping with `method` and that method's settings."""
 
     batch: BatchSettings
     updates: Updates
     max_staleness: int
     in_flight_updates: bool
+    over_provision: float
     max_steps: int | None
     learning_rate: float
     warmup_steps: int
@@ -103,6 +105,16 @@ class TrainSettings:
     replay: Spec
     advantage: Spec
     loss: Spec
+
+    @property
+    def is_provisioned(self) -> bool:
+        """Whether more groups are in flight than a step takes."""
+        return self.over_provision > 1.0
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the engine samples while the policy is updated."""
+        return self.max_staleness > 0 and not self.is_provisioned
 
 
 @dataclass(frozen=True)

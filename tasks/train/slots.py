@@ -73,9 +73,11 @@ class SoFar:
 
 class Control(Protocol):
     """Which prompts are sampled next, and how often. Made with the run's plan, which it may walk
-    along or take as the pool of prompts and the budget."""
+    along or take as the pool of prompts and the budget. One that `asks_again` decides by a step's
+    rollouts whether the step needs more."""
 
     state: Any
+    asks_again: bool = False
 
     def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
         """The next groups of the step, or more rollouts of groups that it has. Asked again, with
@@ -296,8 +298,15 @@ def load_slots(
             alone,
             len(plan),
         )
+    chooser: Control = load(control, settings.control, plan)
+    if chooser.asks_again and settings.is_provisioned:
+        raise ParamsError(
+            f"train.control {settings.control['method']} asks for more once it has seen a step's "
+            "rollouts, and with train.over_provision the next step is asked for before that: set "
+            "over_provision to 1.0"
+        )
     return Slots(
-        load(control, settings.control, plan),
+        chooser,
         load(generate, settings.generate, len(prompts)),
         chosen,
         load(replay, settings.replay),

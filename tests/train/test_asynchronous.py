@@ -27,7 +27,7 @@ from tasks.train.run import Sections, check_settings
 from tasks.train.settings import CheckpointSettings, TrainSettings
 from tests.train.test_multi_turn import GENERATE
 from tests.train.test_whole_runs import changes_of
-from tests.train.worlds import make_trainer, make_world, outputs, run_in_process
+from tests.train.worlds import loop_of, make_trainer, make_world, outputs, run_in_process
 
 SIZES = [4] * 36  # 12 steps of three groups
 
@@ -48,7 +48,7 @@ def run(
     checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=2)
     with closing(trainer.collector.grader):
         settings = CheckpointSettings(every_seconds, 2)
-        lost = asynchronous.train(trainer, checkpoints, settings, lambda *_: None)
+        lost = loop_of(trainer)(trainer, checkpoints, settings, lambda *_: None)
     write_results(trainer, checkpoints, lost, layout.train("r", 0))
     return trainer
 

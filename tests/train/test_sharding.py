@@ -201,11 +201,15 @@ def test_rows_of_files_that_hold_uneven_parts(tmp_path: Path) -> None:
             assert torch.equal(saved.rows("w", slice(start, stop)), tensor[start:stop])
 
 
+def rollouts_of(layout: Layout) -> pl.DataFrame:
+    """All rollouts that a run's checkpoints have."""
+    parts = sorted(layout.checkpoints.glob("*/rollouts-*.parquet"))
+    return pl.concat([pl.read_parquet(part) for part in parts])
+
+
 def sampled(layout: Layout) -> list[Any]:
     """The tokens of a run's rollouts."""
-    parts = sorted(layout.checkpoints.glob("*/rollouts-*.parquet"))
-    table = pl.concat([pl.read_parquet(part) for part in parts])
-    return table.select("step", "group", "token_ids").rows()
+    return rollouts_of(layout).select("step", "group", "token_ids").rows()
 
 
 def copied(layout: Layout, root: Path, shard: str) -> Layout:

@@ -58,6 +58,7 @@ PARAMS: dict[str, Any] = {
         "updates": {"epochs": 1, "minibatches": 1},
         "max_staleness": 0,
         "in_flight_updates": False,
+        "over_provision": 1.0,
         "max_steps": None,
         "learning_rate": 1.0e-3,
         "warmup_steps": 0,

@@ -116,3 +116,9 @@ def mean_staleness(version: int, batch: Batch) -> float:
     versions = batch.fresh.token_versions_N()
     known = versions[versions >= 0]
     return float(version - known.mean()) if len(known) else 0.0
+
+
+def ages(version: int, batch: Batch) -> dict[str, float]:
+    """Both, for the record."""
+    oldest, mean = staleness(version, batch), mean_staleness(version, batch)
+    return {"staleness": float(oldest), "staleness_mean": mean}

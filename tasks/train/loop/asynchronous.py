@@ -30,7 +30,7 @@ import torch
 
 from tasks.common.files import ArtifactError
 from tasks.common.progress import progress
-from tasks.train.loop.ahead import Ahead, mean_staleness, num_a_round, staleness
+from tasks.train.loop.ahead import Ahead, ages, num_a_round
 from tasks.train.loop.batch import Batch, Start
 from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.save import resume_ahead, save
@@ -121,7 +121,6 @@ def learn_and_record(
     """Learn from a batch; its row of STEPS."""
     before, state = Before(trainer), trainer.state
     version = trainer.learner.version
-    age = staleness(version, batch)
     if (batch.fresh.token_versions_N() > version).any():
         raise ArtifactError(
             f"{trainer.where()}: the record has tokens of a later policy than this step's: it is "
@@ -132,8 +131,7 @@ def learn_and_record(
         checkpoints.journal(before.work(trainer, row))
     seconds = {**before.seconds(trainer), "generate": batch.seconds}
     state.seconds["generate"] += batch.seconds
-    ages = {"staleness": age, "staleness_mean": mean_staleness(version, batch)}
-    values = {**measurements(row, seconds, {}), **ages}
+    values = {**measurements(row, seconds, {}), **ages(version, batch)}
     record(values, row["step"], row["flops_charged"])
     return row
 

@@ -4,6 +4,7 @@ graded.
 
 import itertools
 import logging
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -86,25 +87,39 @@ class Collector:
         request = Request(token_ids, asked.counts.tolist(), seeds, sampling)
         samples = self.find_recorded(prompts, asked, place)
         samples = samples or self.sample(request, self.asked(prompts, asked.prompt_rows))
-        group_B = request.owner_B()
-        texts, verdicts = self.grade(prompts, asked.prompt_rows[group_B], samples)
         is_ours = sampling == self.run.sampling
-        versions_B, versions_N = versions_of(samples, place.version if is_ours else -1)
-        rollouts = Rollouts(
-            asked.prompt_rows,
+        versions = versions_of(samples, place.version if is_ours else -1)
+        rollouts = self.graded(
+            prompts, asked.prompt_rows, token_ids, request.owner_B(), samples, versions
+        )
+        return rollouts, self.cost(request, samples)
+
+    def graded(
+        self,
+        prompts: Prompts,
+        prompt_rows: Ints,
+        token_ids: list[list[int]],
+        group_B: Ints,
+        samples: Samples,
+        versions: tuple[Ints, Ints | None],
+    ) -> Rollouts:
+        """Samples of groups, whose prompts have these rows and token ids, as fresh rollouts, with
+        the `versions` of their policy (see `versions_of`)."""
+        texts, verdicts = self.grade(prompts, prompt_rows[group_B], samples)
+        return Rollouts(
+            prompt_rows,
             token_ids,
             group_B,
             replace(samples, is_action=None, versions=None),
             texts,
             [verdict.outcome for verdict in verdicts],
             np.array([verdict.reward for verdict in verdicts]),
-            versions_B,
+            versions[0],
             np.zeros(len(group_B), dtype=np.bool_),
             [dict(verdict.parts) for verdict in verdicts],
             None if samples.is_action is None else np.concatenate(samples.is_action),
-            versions_N=versions_N,
+            versions_N=versions[1],
         )
-        return rollouts, self.cost(request, samples)
 
     def asked(self, prompts: Prompts, rows: Ints, *, training: bool = True) -> Asked:
         """What `generate` may know of the prompts in `rows`."""
@@ -249,17 +264,24 @@ class Collector:
         )
 
     def cost(self, request: Request, samples: Samples) -> Cost:
-        """What sampling executed."""
-        lengths = [len(ids) for ids in samples.token_ids]
+        """What sampling executed. What was written before is read again, which takes FLOPs; it was
+        counted as tokens then. A completion that was stopped is no rollout yet, and one that was
+        not begun took nothing."""
+        lengths_B = np.array([len(ids) for ids in samples.token_ids], dtype=np.int64)
         prompt_tokens = [len(ids) for ids in request.prompts]
         architecture, block = self.run.policy.architecture, self.engine.prefix_block
+        begun = lengths_B > 0
+        counts = np.bincount(request.owner_B()[begun], minlength=len(prompt_tokens)).tolist()
         if samples.is_action is None:
-            flops = sample_flops(architecture, prompt_tokens, request.counts, lengths, block)
+            lengths = lengths_B[begun].tolist()
+            flops = sample_flops(architecture, prompt_tokens, counts, lengths, block)
         else:
             own = samples.is_action
             flops = turn_flops(architecture, prompt_tokens, request.counts, own, block)
-        tokens = sum(lengths) + int(np.dot(prompt_tokens, request.counts))
-        return Cost(float(flops.sum()), tokens, len(lengths))
+        is_new = [not written for written in request.written or [0] * len(counts)]
+        prompted = sum(itertools.compress(map(operator.mul, prompt_tokens, counts), is_new))
+        ended = len(lengths_B) - samples.finish_reasons.count("abort")
+        return Cost(float(flops.sum()), int(lengths_B.sum()) + prompted, ended)
 
 
 def versions_of(samples: Samples, version: int) -> tuple[Ints, Ints | None]:

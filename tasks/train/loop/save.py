@@ -15,6 +15,7 @@ from tasks.models.folder import policy_digest
 from tasks.models.policy import save_policy
 from tasks.train.learner.lora import save_adapter
 from tasks.train.learner.sharding import local, local_rows
+from tasks.train.loop import groups
 from tasks.train.loop.ahead import NAME, Ahead, read_ahead
 from tasks.train.loop.checkpoint import Checkpoints, Snapshot
 from tasks.train.loop.state import TrainingError
@@ -45,6 +46,9 @@ def save(trainer: Trainer, checkpoints: Checkpoints, ahead: Ahead | None = None)
     tables = {"steps": STEPS.frame(state.steps), "curve": CURVE.frame(state.curve)}
     copied = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
     numbers = {**state.numbers(), "version": learner.version}
+    if trainer.run.settings.is_provisioned:
+        copied |= state.pool.tensors()
+        numbers |= {groups.NAME: state.pool.numbers()}
     if ahead is not None:
         copied |= ahead.tensors()
         numbers |= {NAME: ahead.numbers()}
@@ -114,6 +118,8 @@ def restore(trainer: Trainer, loaded: Loaded) -> None:
         }
     )
     trainer.state.fill(numbers, tables["steps"].to_dicts(), tables["curve"].to_dicts())
+    if trainer.run.settings.is_provisioned:
+        trainer.state.pool.fill(tensors, numbers[groups.NAME])
     trainer.learner.version = numbers["version"]
     trainer.sync_engine()
 

@@ -1,7 +1,8 @@
 """The synchronous loop, from top to bottom: branch, validate, sample, grade, select, estimate,
 update, observe, checkpoint.
 
-Left out: sampling while the update runs, which is `asynchronous.py`."""
+Left out: sampling while the update runs (`asynchronous.py`). Sampling more groups than a step takes
+is in `provision.py`."""
 
 import logging
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 
 from tasks.common.artifacts import TRAIN_ROLLOUTS
 from tasks.common.progress import progress
+from tasks.train.loop import provision
 from tasks.train.loop.batch import Batch
 from tasks.train.loop.branches import is_end, leave_trunk_if_due, return_to_trunk
 from tasks.train.loop.charge import charge
@@ -44,6 +46,7 @@ def train(
     SIGTERM) is raised after the step in flight has been finished and checkpointed.
     """
     ranks, state, control = trainer.run.ranks, trainer.state, trainer.slots.control
+    is_provisioned = trainer.run.settings.is_provisioned
     resume(trainer, checkpoints, chosen)
     trainer.score_replay()
     lost = checkpoints.count_lost(state.num_steps) if ranks.is_main else {}
@@ -57,19 +60,19 @@ def train(
             leave_trunk_if_due(trainer, checkpoints)
 
             # validate, before the first step and whenever the next point of the curve is due
-            note(trainer.validate_if_due(control.progress()), record)
-            before = Before(trainer)
+            note(trainer.validate_if_due(trainer.progress), record)
+            before, version = Before(trainer), trainer.learner.version
 
             # sample and grade
             with state.timed("generate"):
-                batch = trainer.sample()
+                batch = provision.sample(trainer) if is_provisioned else trainer.sample()
             if batch is None and state.branch is not None:
                 note(return_to_trunk(trainer, checkpoints), record)
                 continue
             if batch is None:
                 break
             due = ranks.is_main and time.monotonic() - saved >= settings.every_seconds
-            if due:
+            if due and not is_provisioned:
                 keep_in_flight(trainer, checkpoints, batch)
 
             # update, and give the engine the new weights
@@ -88,12 +91,14 @@ def train(
             seconds = before.seconds(trainer)
             if state.branch is None:
                 values = measurements(row, seconds, control.describe())
+                if is_provisioned:
+                    values |= provision.measurements(trainer, batch, version)
                 record(values, row["step"], row["flops_charged"])
             show(row, sum(seconds.values()), bar, state.branch)
             if stop:
                 checkpoints.wait()
                 raise KeyboardInterrupt(f"stopped after step {row['step']}, which is checkpointed")
-        note(trainer.validate_if_due(control.progress(), last=True), record)
+        note(trainer.validate_if_due(trainer.progress, last=True), record)
         save(trainer, checkpoints)
         checkpoints.wait()
     return lost

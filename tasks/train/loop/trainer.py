@@ -63,7 +63,13 @@ class Trainer:
     @property
     def is_ahead(self) -> bool:
         """Whether the engine samples while the policy is updated."""
-        return self.run.settings.max_staleness > 0
+        return self.run.settings.is_ahead
+
+    @property
+    def progress(self) -> float:
+        """The share of the run that is done."""
+        is_provisioned = self.run.settings.is_provisioned
+        return self.state.pool.progress if is_provisioned else self.slots.control.progress()
 
     def rng(self, stream: int, step: int | None = None) -> np.random.Generator:
         """The random numbers of a step, by default this one, and one purpose."""

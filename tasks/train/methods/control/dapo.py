@@ -41,6 +41,8 @@ class State:
 
 
 class Method(Control):
+    asks_again = True
+
     def __init__(self, settings: Settings, plan: Plan) -> None:
         self.settings, self.plan, self.state = settings, plan, State()
 

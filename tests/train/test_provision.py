@@ -1,0 +1,295 @@
+"""More groups in flight than a step takes: every group is learned from once and whole, no token is
+older than the limit, and each has the log-probability of the policy that wrote it."""
+
+import json
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from tasks.common import params
+from tasks.common.artifacts import STEPS, TRAIN_ROLLOUTS, Layout
+from tasks.common.files import ArtifactError
+from tasks.common.params import ParamsError
+from tasks.engines.engine import Ended, Request, Samples
+from tasks.engines.hf.engine import HfEngine
+from tasks.train.loop import provision
+from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.loop.groups import GOING, Group, Pool, Row
+from tasks.train.loop.trainer import Trainer
+from tasks.train.rollouts import Features, Rollouts
+from tasks.train.run import Sections, check_settings
+from tasks.train.settings import CheckpointSettings, TrainSettings
+from tests.train import test_sharding as sharding
+from tests.train.test_asynchronous import Killed, dying_after, run
+from tests.train.test_whole_runs import changes_of
+from tests.train.worlds import loop_of, make_trainer, make_world, outputs
+
+SIZES = [4, 2, 6] * 12  # twelve steps of three groups, six in each phase
+CHANGES: dict[str, Any] = {
+    "over_provision": 2.0,
+    "max_staleness": 1,
+    "learning_rate": 3e-2,
+    "advantage": {"method": "rloo"},
+}
+
+
+def learned(layout: Layout) -> Counter[tuple[str, int]]:
+    """The groups that a run learned from, by prompt and size."""
+    rows = TRAIN_ROLLOUTS.read(layout.train("r", 0) / "rollouts.parquet")
+    groups = rows.group_by("step", "group").agg(pl.first("prompt_id"), pl.len())
+    return Counter(groups.select("prompt_id", "len").rows())
+
+
+PLANNED = Counter((f"p{visit % 6}", size) for visit, size in enumerate(SIZES))
+
+
+@pytest.mark.parametrize(("factor", "limit"), [(1.3, 1), (2.0, 1), (2.0, 3)])
+def test_every_group_is_learned_from_once_and_none_is_too_old(
+    factor: float, limit: int, guesser: Path, tmp_path: Path
+) -> None:
+    layout = make_world(tmp_path / "first", guesser, SIZES)
+    changes = {**CHANGES, "over_provision": factor, "max_staleness": limit}
+    trainer = run(layout, changes)
+    assert learned(layout) == PLANNED
+    assert trainer.state.num_steps == 12
+    assert trainer.state.pool.groups == trainer.state.pool.due == []
+    assert trainer.state.ledger.rollouts["generate"] == sum(SIZES)
+
+    rows = TRAIN_ROLLOUTS.read(layout.train("r", 0) / "rollouts.parquet")
+    made = np.cumsum([0, *STEPS.frame(trainer.state.steps)["num_updates"]])
+    age = made[rows["step"].to_numpy()] - rows["version"].to_numpy()
+    assert age.min() == 0 < age.max() <= limit
+    continued = rows.filter(pl.col("versions").is_not_null())
+    assert len(continued) > 0
+    assert (continued["versions"].list.min() == continued["version"]).all()
+    assert (continued["versions"].list.len() == continued["token_ids"].list.len()).all()
+    prompt_tokens = dict(
+        zip(trainer.prompts.ids, map(len, trainer.prompts.token_ids(np.arange(6))), strict=True)
+    )
+    tokens = sum(
+        len(ids) + prompt_tokens[name] for name, ids in rows["prompt_id", "token_ids"].rows()
+    )
+    assert trainer.state.ledger.tokens["generate"] == tokens
+
+    # what is whole first follows from the engine; what is learned from it, from the record
+    again = make_world(tmp_path / "again", guesser, SIZES)
+
+    def prepare(trainer: Trainer) -> None:
+        trainer.collector.recorded = rows
+
+    repeated = run(again, changes, prepare=prepare)
+    assert outputs(layout)["weights"] == outputs(again)["weights"]
+    assert outputs(layout)["rollouts"] == outputs(again)["rollouts"]
+    assert repeated.state.ledger.tokens["generate"] == tokens
+    # where a step updated nothing, the record does not show that tokens were read again after it
+    assert (
+        0 < repeated.state.ledger.executed["generate"] <= trainer.state.ledger.executed["generate"]
+    )
+
+
+def scale(trainer: Trainer, weights: dict[str, torch.Tensor], version: int) -> None:
+    """Make the policy the one of that version: its weights are scaled by so much."""
+    with torch.no_grad():
+        for name, tensor in trainer.learner.model.state_dict().items():
+            tensor.copy_(weights[name] * (1.0 + 0.2 * version))
+
+
+def test_a_continued_rollout_has_the_log_probabilities_of_its_policies(
+    guesser: Path, tmp_path: Path
+) -> None:
+    trainer = make_trainer(make_world(tmp_path, guesser, SIZES), **CHANGES)
+    model = trainer.learner.model
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    gaps, flops, again = dict[int, list[float]](), 0.0, 0.0
+    carried = 0
+    with closing(trainer.collector.grader):
+        for version in range(13):
+            scale(trainer, weights, version)
+            trainer.learner.version = trainer.state.num_steps = version
+            batch = provision.sample(trainer)
+            if batch is None:
+                break
+            rows = [row for group in trainer.state.pool.groups for row in group.rows]
+            carried += sum(row.reason == GOING and bool(row.token_ids) for row in rows)
+            fresh = batch.fresh
+            versions_N, logprobs_N = (
+                fresh.token_versions_N(),
+                np.concatenate(fresh.samples.logprobs),
+            )
+            for old in set(versions_N.tolist()):
+                scale(trainer, weights, old)
+                seen = trainer.learner.observe(fresh, Features(), trainer.slots.loss)[0]
+                gap_N = np.abs(seen.logprobs_N - logprobs_N)
+                gaps.setdefault(version - old, []).extend(gap_N[versions_N == old])
+            flops += batch.costs[0].flops
+            again += provision.cost_of(trainer, groups_of(fresh)).flops
+    assert version == 12
+    assert carried > 20
+    assert set(gaps) == {0, 1}
+    assert len(gaps[1]) > 20
+    assert max(map(max, gaps.values())) < 1e-4
+    assert flops == pytest.approx(again, rel=1e-12)
+
+
+def groups_of(rollouts: Rollouts) -> list[Group]:
+    """The groups as they were in flight."""
+    lengths, samples = rollouts.completion_tokens_B(), rollouts.samples
+    versions = np.split(rollouts.token_versions_N(), np.cumsum(lengths)[:-1])
+    rows = [
+        Row(0, ids, logprobs, each.tolist(), reason)
+        for ids, logprobs, each, reason in zip(
+            samples.token_ids, samples.logprobs, versions, samples.finish_reasons, strict=True
+        )
+    ]
+    return [
+        Group(prompt_row, [rows[row] for row in np.flatnonzero(rollouts.group_B == place)])
+        for place, prompt_row in enumerate(rollouts.prompt_rows_Q.tolist())
+    ]
+
+
+@pytest.mark.parametrize("name", ["grpo", "sgpo", "winnow", "knapsack", "dots_replay"])
+def test_a_killed_run_ends_as_one_that_was_not(name: str, guesser: Path, tmp_path: Path) -> None:
+    changes = {**changes_of(name), "over_provision": 1.5, "max_staleness": 1, "learning_rate": 1e-3}
+    layouts = [make_world(tmp_path / side, guesser, SIZES) for side in ("whole", "killed")]
+    whole = run(layouts[0], changes)
+    assert max(row["step"] for row in whole.state.steps) >= 3
+    kills = 0
+    for last in (1, 2, 5, 8):
+        with dying_after(last) as prepare:
+            try:
+                run(layouts[1], changes, prepare=prepare)
+            except Killed:
+                kills += 1
+    run(layouts[1], changes)
+    assert kills >= 2
+    assert outputs(layouts[0]) == outputs(layouts[1])
+
+
+def test_a_late_group_is_waited_for(guesser: Path, tmp_path: Path) -> None:
+    """An engine that decodes the run's first prompt after all others."""
+    trainer = make_trainer(make_world(tmp_path, guesser, SIZES), **{**CHANGES, "max_staleness": 2})
+    engine = trainer.collector.engine
+    assert isinstance(engine, HfEngine)
+    first = trainer.prompts.token_ids(np.array([0]))[0]
+
+    def holding(request: Request, ended: Ended) -> Samples:
+        is_held = np.array([prompt[: len(first)] == first for prompt in request.prompts])
+        order_B = np.argsort(is_held[request.owner_B()], kind="stable")
+        return engine.decode(request, order_B, 4, 0.0, ended)
+
+    engine.generate_until = holding  # type: ignore[method-assign]
+    taken = []
+    with closing(trainer.collector.grader):
+        for step in range(4):
+            trainer.state.num_steps = trainer.learner.version = step
+            batch = provision.sample(trainer)
+            assert batch is not None
+            taken.append(batch.fresh.prompt_rows_Q.tolist())
+    assert taken == [[1, 2, 3], [4, 5, 1], [0, 2, 3], [0, 4, 5]]
+
+
+def test_an_engine_that_cannot_be_stopped_is_refused(guesser: Path, tmp_path: Path) -> None:
+    trainer = make_trainer(make_world(tmp_path, guesser, SIZES), **CHANGES)
+
+    class Plain:
+        name = "plain"
+
+        def generate(self, request: Request, *more: Any) -> Samples:
+            raise AssertionError("it must not be asked")
+
+    trainer.collector.engine = Plain()  # type: ignore[assignment]
+    with closing(trainer.collector.grader), pytest.raises(ParamsError, match="the engine plain"):
+        provision.sample(trainer)
+
+
+def test_the_record_of_another_run_is_refused(guesser: Path, tmp_path: Path) -> None:
+    layout = make_world(tmp_path / "first", guesser, SIZES)
+    run(layout, CHANGES)
+    rows = TRAIN_ROLLOUTS.read(layout.train("r", 0) / "rollouts.parquet")
+    second = pl.col("step") == 1
+    other = rows.with_columns(
+        prompt_id=pl.when(second).then(pl.lit("p9")).otherwise(pl.col("prompt_id"))
+    )
+    short = rows.filter(~(second & (pl.col("group") == 2)))
+    for name, record in (("other", other), ("short", short)):
+        trainer = make_trainer(make_world(tmp_path / name, guesser, SIZES), **CHANGES)
+        trainer.collector.recorded = record
+        checkpoints = Checkpoints(tmp_path / name / "checkpoints", {}, keep=1)
+        with (
+            closing(trainer.collector.grader),
+            pytest.raises(ArtifactError, match=r"step 1: .* the record of another run"),
+        ):
+            loop_of(trainer)(trainer, checkpoints, CheckpointSettings(1e9, 1), lambda *_: None)
+
+
+def test_two_ranks_sample_the_groups_of_one(guesser: Path, tmp_path: Path) -> None:
+    """Each stops when its share is whole, so they take others in a step than one process does."""
+    case = {"train": {**CHANGES, "learning_rate": 1e-3}}
+    found = {}
+    for name, shard, size, changes in (
+        ("plain", "none", 0, {}),
+        ("two", "none", 2, case),
+        ("sharded", "fsdp2", 2, case),
+    ):
+        layout = sharding.world(tmp_path / name, guesser, changes, shard)
+        out = sharding.run(layout, size, 6, tmp_path / f"{name}-out")
+        steps = json.loads((out / "steps.json").read_text())
+        rows = sharding.rollouts_of(layout)
+        groups = rows.group_by("step", "group").agg(pl.first("prompt_id"), pl.len())
+        visits = sorted(groups.select("prompt_id", "len").rows())
+        found[name] = ([row["num_prompts"] for row in steps], visits, rows)
+    assert found["plain"][:2] == found["two"][:2] == found["sharded"][:2]
+    assert found["two"][2].equals(found["sharded"][2])
+    assert found["two"][2]["versions"].is_not_null().any()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"over_provision": 0.5, "max_staleness": 1}, "over_provision is 0.5"),
+        ({"over_provision": 2.1, "max_staleness": 1}, "over_provision is 2.1"),
+        ({"over_provision": 1.5}, "set train.max_staleness to 1 or more"),
+        (
+            {"over_provision": 1.5, "max_staleness": 1, "in_flight_updates": True},
+            "train.over_provision between two updates",
+        ),
+        (
+            {
+                "over_provision": 1.5,
+                "max_staleness": 1,
+                "generate": {"method": "micro_groups", "cache_megabytes": 1.0, "order": "lpt"},
+            },
+            "micro_groups, which does not stop completions",
+        ),
+    ],
+)
+def test_what_cannot_be_provisioned_is_refused(
+    changes: dict[str, Any], message: str, guesser: Path, tmp_path: Path
+) -> None:
+    values = params.load(make_world(tmp_path, guesser, SIZES).root / "params.yaml")
+    settings = params.parse({**values["train"], **changes}, TrainSettings, "train")
+    with pytest.raises(ParamsError, match=message):
+        check_settings(settings, params.sections(values, Sections))
+
+
+@pytest.mark.parametrize("name", ["dapo", "dars"])
+def test_a_control_that_asks_again_is_refused(name: str, guesser: Path, tmp_path: Path) -> None:
+    changes = {**changes_of(name), "over_provision": 1.5, "max_staleness": 1}
+    with pytest.raises(ParamsError, match="asks for more once it has seen a step's"):
+        make_trainer(make_world(tmp_path, guesser, SIZES), **changes)
+
+
+def test_a_checkpoint_keeps_what_is_in_flight(guesser: Path, tmp_path: Path) -> None:
+    trainer = make_trainer(make_world(tmp_path, guesser, SIZES), **CHANGES)
+    with closing(trainer.collector.grader):
+        assert provision.sample(trainer) is not None
+    pool, again = trainer.state.pool, Pool()
+    assert any(row.token_ids for group in pool.groups for row in group.rows)
+    again.fill(pool.tensors(), json.loads(json.dumps(pool.numbers())))
+    assert again == pool
