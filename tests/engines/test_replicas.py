@@ -8,18 +8,22 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import torch
 import torch.distributed as distributed
+from transformers import PreTrainedModel
 
 from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError
-from tasks.engines.engine import Request, Samples, Sampling, Unavailable, load_engine
+from tasks.engines.engine import Engine, Request, Samples, Sampling, Unavailable, load_engine
 from tasks.engines.server.endpoints import Connection
 from tasks.engines.server.engine import ServerEngine
 from tasks.engines.server.replicas import choose_devices, local
@@ -32,6 +36,7 @@ from tests.stages import FORKS
 
 SAMPLING = Sampling(temperature=0.8, top_p=1.0, top_k=0, max_tokens=12, seed=0)
 PROMPTS = [[20 + i, 14, 20, 3, 32] for i in range(40)]
+LONG = Request(PROMPTS[:2], [8] * 2, list(range(16)), dataclasses.replace(SAMPLING, max_tokens=300))
 COUNTS, SEEDS = [8] * 40, list(range(320))
 
 
@@ -178,9 +183,27 @@ def train_beside(layout: Layout, environment: dict[str, str], out: Path) -> None
     engine.set_weights(NamedWeights(model))
     distributed.barrier()
     second = engine.generate(request)
-    out.write_text(json.dumps([first, second.token_ids, second.logprobs]))
+    third = swap_in_the_middle(engine, model)
+    out.write_text(json.dumps([first, *map(vars, (second, third))]))
     distributed.barrier()  # the servers end with the first process
     engine.close()
+
+
+def swap_in_the_middle(engine: Engine, model: PreTrainedModel) -> Samples:
+    """What this process samples while all of them swap the weights, once a completion has ended in
+    each."""
+    assert isinstance(engine, ServerEngine)
+    engine.set_weights(NamedWeights(model), 1)
+    began = threading.Event()
+    with ThreadPoolExecutor(1) as thread:
+        going = thread.submit(engine.generate, LONG, lambda num: began.set())
+        assert began.wait(60.0)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.3)
+        distributed.barrier()
+        engine.swap_weights(NamedWeights(model), 2)
+        return going.result()
 
 
 @pytest.mark.vllm
@@ -199,17 +222,25 @@ def test_several_training_processes_sample_from_the_servers_of_the_first(
         process.start()
     for process in processes:
         process.join()
-    (first, second, logprobs), (others, others_second, _) = (
-        json.loads(out.read_text()) for out in outs
+    (first, *sampled), (others, *others_sampled) = (json.loads(out.read_text()) for out in outs)
+    (second, third), (others_second, others_third) = (
+        [Samples(**values) for values in each] for each in (sampled, others_sampled)
     )
     assert others == first[:2]
-    assert others_second == second[:2] != others
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1.3)
-    samples = Samples(second, logprobs, ["length"] * 4)
+    assert others_second.token_ids == second.token_ids[:2] != others
     request = Request(PROMPTS[:2], [2] * 2, [1, 2, 3, 4], SAMPLING)
-    assert max(gaps.max() for gaps in logprob_gaps(model, request, samples)) < 1e-4
+    for version in (1, 2):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.3)
+        if version == 1:
+            assert max(gaps.max() for gaps in logprob_gaps(model, request, second)) < 1e-4
+        for samples in (third, others_third):
+            assert samples.versions is not None
+            versions_N = np.concatenate(samples.versions)
+            gaps_N = np.concatenate(logprob_gaps(model, LONG, samples))
+            assert set(versions_N.tolist()) == {1, 2}
+            assert gaps_N[versions_N == version].max() < 1e-4 < gaps_N[versions_N != version].max()
 
 
 def test_a_gpu_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
