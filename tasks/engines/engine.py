@@ -140,6 +140,10 @@ class NoServerError(ArtifactError):
     """Every server that samples has failed too often."""
 
 
+OnEnded = Callable[[int, Sequence[int], str], object]
+IsEnough = Callable[[int, Sequence[int], str], bool]
+
+
 class Engine(Protocol):
     """Samples completions. `prefix_block` is the number of tokens in a block of the prefix cache,
     in whole blocks of which the completions of a prompt share its prefill. `prefilled_tokens`
@@ -152,13 +156,12 @@ class Engine(Protocol):
     prefilled_tokens: int
     shares_weights: bool
 
-    def generate(
-        self, request: Request, on_finished: Callable[[int], object] | None = None
-    ) -> Samples:
+    def generate(self, request: Request, on_ended: OnEnded | None = None) -> Samples:
         """Return the completions that `request` asks for.
 
-        `on_finished(n)` is called whenever n more completions have ended, for progress bars. Raises
-        ArtifactError naming the index of a prompt that leaves no room for `sampling.max_tokens`.
+        `on_ended(row, token_ids, finish_reason)` is called as each completion ends: for progress
+        bars, and for graders that need not wait for the last. Raises ArtifactError naming the index
+        of a prompt that leaves no room for `sampling.max_tokens`.
         """
         ...
 
@@ -186,7 +189,7 @@ class ScheduledEngine(Engine, Protocol):
         request: Request,
         order_B: Ints,
         max_rows: int,
-        on_finished: Callable[[int], object] | None = None,
+        on_ended: OnEnded | None = None,
     ) -> Samples:
         """Return the completions that `request` asks for, with at most `max_rows` in flight.
 
@@ -195,17 +198,14 @@ class ScheduledEngine(Engine, Protocol):
         ...
 
 
-Ended = Callable[[int, Sequence[int], str], bool]
-
-
 @runtime_checkable
 class StoppableEngine(Engine, Protocol):
-    """An engine whose caller sees every completion as it ends, and may stop the others then."""
+    """An engine whose caller may stop it when a completion has ended."""
 
-    def generate_until(self, request: Request, ended: Ended) -> Samples:
-        """As `generate`. `ended(row, token_ids, finish_reason)` is called as each completion ends.
-        Once it returns True the others end, too, with the finish reason "abort" and the tokens that
-        they have so far, maybe none."""
+    def generate_until(self, request: Request, is_enough: IsEnough) -> Samples:
+        """As `generate`, with `is_enough` called as `on_ended` is. Once it returns True the others
+        end, too, with the finish reason "abort" and the tokens that they have so far, maybe
+        none."""
         ...
 
 
@@ -312,15 +312,15 @@ def check_shared_gpu(
     )
 
 
-def counting(on_finished: Callable[[int], object] | None) -> Ended:
-    """What tells `on_finished` of every completion that ends, and stops none."""
+def never(on_ended: OnEnded | None) -> IsEnough:
+    """What tells `on_ended` of every completion, and is never enough."""
 
-    def ended(row: int, token_ids: Sequence[int], reason: str) -> bool:
-        if on_finished:
-            on_finished(1)
+    def is_enough(row: int, token_ids: Sequence[int], reason: str) -> bool:
+        if on_ended:
+            on_ended(row, token_ids, reason)
         return False
 
-    return ended
+    return is_enough
 
 
 def check_lengths(request: Request, max_length: int) -> None:

@@ -7,7 +7,7 @@ nothing made up may get into it."""
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +18,13 @@ from transformers import PreTrainedModel
 from tasks.common.files import ArtifactError, read_json
 from tasks.engines.choosing import choose, hashed_uniforms
 from tasks.engines.engine import (
-    Ended,
     EngineSettings,
+    IsEnough,
+    OnEnded,
     Request,
     Samples,
     check_lengths,
-    counting,
+    never,
 )
 from tasks.models.policy import Policy, load_tokenizer, stop_token_ids
 
@@ -60,12 +61,10 @@ class FakeEngine:
     def sleep(self) -> None:
         """Nothing is held between calls."""
 
-    def generate(
-        self, request: Request, on_finished: Callable[[int], object] | None = None
-    ) -> Samples:
-        return self.generate_until(request, counting(on_finished))
+    def generate(self, request: Request, on_ended: OnEnded | None = None) -> Samples:
+        return self.generate_until(request, never(on_ended))
 
-    def generate_until(self, request: Request, ended: Ended) -> Samples:
+    def generate_until(self, request: Request, is_enough: IsEnough) -> Samples:
         prompts = request.prompts
         sampling = request.sampling
         check_lengths(request, self.max_length)
@@ -78,8 +77,8 @@ class FakeEngine:
         uniforms = torch.from_numpy(hashed_uniforms(request.seeds, sampling.max_tokens))
         samples = Samples([[] for _ in owners], [[] for _ in owners], ["abort"] * len(owners))
         rows, places = np.arange(len(owners)), request.written_B()
-        is_enough = False
-        while len(rows) and not is_enough:
+        has_enough = False
+        while len(rows) and not has_enough:
             logits = next_logits(states[rows], self.vocab_size, self.stop_ids)
             tokens, logprobs = choose(logits, uniforms[rows, places[rows], None], sampling)
             stopped = self.keep(samples, rows, tokens[:, 0].tolist(), logprobs[:, 0].tolist())
@@ -89,7 +88,7 @@ class FakeEngine:
             for row in rows[is_full & ~stopped].tolist():
                 samples.finish_reasons[row] = "length"
             for row in rows[is_full | stopped].tolist():
-                is_enough |= ended(row, samples.token_ids[row], samples.finish_reasons[row])
+                has_enough |= is_enough(row, samples.token_ids[row], samples.finish_reasons[row])
             rows = rows[~(is_full | stopped)]
         return samples
 

@@ -6,22 +6,22 @@ the distribution sampled from (`processed_logprobs`). In training on a GPU it sl
 update: weights move to main memory, and the cache's memory is freed. For engines in other processes
 and on other machines see `server`."""
 
-import io
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from tasks.common.files import ArtifactError
 from tasks.engines.engine import (
-    Ended,
     EngineSettings,
+    IsEnough,
+    OnEnded,
     Request,
     Samples,
     check_lengths,
+    never,
 )
 from tasks.models.policy import Policy, load_tokenizer, stop_token_ids, torch_device
 
@@ -80,45 +80,28 @@ class VllmEngine:
         )
         self.prefix_block = int(self.llm.llm_engine.vllm_config.cache_config.block_size)
 
-    def generate(
-        self, request: Request, on_finished: Callable[[int], object] | None = None
-    ) -> Samples:
-        check_lengths(request, self.max_length)
-        repeated = [list(request.prompts[owner]) for owner in request.owner_B()]
-        if not repeated:
-            return Samples([], [], [])
-        self.wake()
-        outputs = self.llm.generate(
-            [self.vllm.inputs.TokensPrompt(prompt_token_ids=prompt) for prompt in repeated],
-            self.sampling_params(request),
-            use_tqdm=forwarding_bar(on_finished) if on_finished else False,
-        )
-        self.prefilled_tokens += sum(
-            len(o.prompt_token_ids or []) - (o.num_cached_tokens or 0) for o in outputs
-        )
-        completions = [output.outputs[0] for output in outputs]
-        return Samples(
-            [list(completion.token_ids) for completion in completions],
-            [chosen_logprobs(completion) for completion in completions],
-            [str(completion.finish_reason) for completion in completions],
-        )
+    def generate(self, request: Request, on_ended: OnEnded | None = None) -> Samples:
+        return self.decode(request, never(on_ended), "FINAL_ONLY")
 
-    def generate_until(self, request: Request, ended: Ended) -> Samples:
+    def generate_until(self, request: Request, is_enough: IsEnough) -> Samples:
+        # of a completion that is stopped nothing more is said, so each step must say its token
+        return self.decode(request, is_enough, "DELTA")
+
+    def decode(self, request: Request, is_enough: IsEnough, kind: str) -> Samples:
+        """The loop of `LLM.generate`; `kind` is that of vLLM's outputs."""
         check_lengths(request, self.max_length)
         owners = request.owner_B().tolist()
         samples = Samples([[] for _ in owners], [[] for _ in owners], ["abort"] * len(owners))
         self.wake()
-        engine, kind = self.llm.llm_engine, self.vllm.sampling_params.RequestOutputKind.DELTA
-        for row, params in enumerate(self.sampling_params(request)):
-            params.output_kind = kind  # of one that is stopped nothing more is said
-            prompt = self.vllm.inputs.TokensPrompt(
-                prompt_token_ids=list(request.prompts[owners[row]])
-            )
-            engine.add_request(str(row), prompt, params)
-        going = set(range(len(owners)))
-        is_enough = False
+        engine, vllm = self.llm.llm_engine, self.vllm
+        going, has_enough = set[int](), False
         try:
-            while going and not is_enough:
+            for row, params in enumerate(self.sampling_params(request)):
+                params.output_kind = vllm.sampling_params.RequestOutputKind[kind]
+                ids = list(request.prompts[owners[row]])
+                engine.add_request(str(row), vllm.inputs.TokensPrompt(prompt_token_ids=ids), params)
+                going.add(row)
+            while going and not has_enough:
                 outputs: list[Any] = engine.step()
                 for output in outputs:
                     row, (completion,) = int(output.request_id), output.outputs
@@ -130,7 +113,7 @@ class VllmEngine:
                     if output.finished:
                         going.remove(row)
                         samples.finish_reasons[row] = reason = str(completion.finish_reason)
-                        is_enough |= ended(row, samples.token_ids[row], reason)
+                        has_enough |= is_enough(row, samples.token_ids[row], reason)
         finally:
             engine.abort_request([str(row) for row in going])
         return samples
@@ -201,21 +184,6 @@ def chosen_logprobs(completion: Any) -> list[float]:
         position[token].logprob
         for token, position in zip(completion.token_ids, completion.logprobs, strict=True)
     ]
-
-
-def forwarding_bar(on_finished: Callable[[int], object]) -> Callable[..., "tqdm[Any]"]:
-    """Return what vLLM uses as its progress bar. It passes each finished request to
-    `on_finished`."""
-
-    class Forwarding(tqdm):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **{**kwargs, "file": io.StringIO()})
-
-        def update(self, n: float | None = 1) -> bool | None:
-            on_finished(int(n or 0))
-            return super().update(n)  # type: ignore[no-any-return]
-
-    return Forwarding
 
 
 def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None) -> VllmEngine:

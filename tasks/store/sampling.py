@@ -122,7 +122,7 @@ def sample_batch(
     seeds = [sample_seed(sampler.sampling.seed, name, index) for name, index in keys]
     with_logprobs = sampler.store.logprobs
     request = Request(prompts, counts, seeds, sampler.sampling, with_logprobs)
-    samples = engine.generate(request, on_finished)
+    samples = engine.generate(request, lambda *_: on_finished(1))
     lengths = [len(ids) for ids in samples.token_ids]
     prompt_tokens = np.repeat([len(ids) for ids in prompts], counts)
     seconds = (time.perf_counter() - started) * np.array(lengths) / max(sum(lengths), 1)

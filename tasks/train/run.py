@@ -27,7 +27,8 @@ from tasks.engines.engine import (
     engine_name,
     load_engine,
 )
-from tasks.grading.grader import Grader, Verify
+from tasks.grading.background import BackgroundGrader
+from tasks.grading.grader import Verify
 from tasks.models.folder import policy_digest
 from tasks.models.policy import (
     Policy,
@@ -48,7 +49,7 @@ from tasks.train.learner.ranks import (
 )
 from tasks.train.loop import asynchronous, finished, sync
 from tasks.train.loop.checkpoint import Checkpoints
-from tasks.train.loop.collect import Collector
+from tasks.train.loop.collect import MIN_JUDGED, Collector
 from tasks.train.loop.save import write_results
 from tasks.train.loop.state import Run, State, TrainingError
 from tasks.train.loop.trainer import Trainer
@@ -114,7 +115,9 @@ def main(run: stage.Stage) -> None:
         if any(ranks.all_gather(is_whole)):
             return
         told = Run(policy, settings, sections.sampling, ranks, seed)
-        grader = stack.enter_context(Grader(sections.verify, layout.judged))
+        grader = stack.enter_context(
+            BackgroundGrader(sections.verify, judged=layout.judged, min_judged=MIN_JUDGED)
+        )
         trainer, plan = build(run, told, sections, grader)
         built.append(trainer)
         if replayed is not None:
@@ -218,7 +221,9 @@ def run_parameters(settings: TrainSettings, sections: Sections) -> dict[str, Any
     }
 
 
-def build(run: stage.Stage, told: Run, sections: Sections, grader: Grader) -> tuple[Trainer, Plan]:
+def build(
+    run: stage.Stage, told: Run, sections: Sections, grader: BackgroundGrader
+) -> tuple[Trainer, Plan]:
     """The trainer at step 0, and its plan: the initial policy in float32 (the optimizer's
     precision), the engine, the prompts."""
     policy, settings = told.policy, told.settings

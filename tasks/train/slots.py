@@ -36,7 +36,7 @@ from transformers import PreTrainedTokenizerBase
 from tasks.common import registry
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError, parse
-from tasks.engines.engine import Engine, Request, Samples
+from tasks.engines.engine import Engine, OnEnded, Request, Samples
 from tasks.train.methods import advantage, control, generate, loss, replay, select
 from tasks.train.plan import Plan
 from tasks.train.profile import Profile
@@ -100,12 +100,14 @@ class Control(Protocol):
 class Asked:
     """The prompts of a request: their rows of PROMPTS (`prompt`, `messages`, `answer`), which
     training prompts they are, None for others; the policy's tokenizer, and every token that ends a
-    completion of it."""
+    completion of it. A method that asks the engine for exactly the request may have it call
+    `on_ended`: what has ended is judged while others are sampled."""
 
     prompts: pl.DataFrame
     prompt_rows: Ints | None
     tokenizer: PreTrainedTokenizerBase
     stop_ids: tuple[int, ...]
+    on_ended: OnEnded | None = None
 
     def take(self, groups: Sequence[int]) -> "Asked":
         """Those of a part of the request."""

@@ -46,7 +46,7 @@ def run(root: Path, steps: int, limit: int, engine: Callable[[Generate], Generat
     trainer.collector.engine.generate = engine(trainer.collector.engine.generate)  # type: ignore[method-assign]
     loop = asynchronous if limit else sync
     with tempfile.TemporaryDirectory() as folder, closing(trainer.collector.grader) as grader:
-        grader.started(set(trainer.prompts.table["verifier"]))
+        grader.grader.started(set(trainer.prompts.table["verifier"]))
         checkpoints = Checkpoints(Path(folder), {"recipe": "bench", "seed": 0}, 1)
         trainer.validate_if_due(0.0)
         started = time.perf_counter()

@@ -55,7 +55,7 @@ def run(root: Path, steps: int, rollouts: int, factor: float) -> dict[str, float
     Slots.step = counted  # type: ignore[method-assign]
     try:
         with tempfile.TemporaryDirectory() as folder, closing(trainer.collector.grader) as grader:
-            grader.started(set(trainer.prompts.table["verifier"]))
+            grader.grader.started(set(trainer.prompts.table["verifier"]))
             checkpoints = Checkpoints(Path(folder), {"recipe": "bench", "seed": 0}, 1)
             sync.train(trainer, checkpoints, CheckpointSettings(NEVER, 1), record)
     finally:

@@ -55,7 +55,7 @@ def main() -> None:
     )
     trainer.validate_if_due(0.0)
     with closing(trainer.collector.grader):
-        trainer.collector.grader.started(set(trainer.prompts.table["verifier"]))
+        trainer.collector.grader.grader.started(set(trainer.prompts.table["verifier"]))
         clock = Clock()
 
         def record(values: Any, step: int, flops: float) -> None:

@@ -112,9 +112,15 @@ def logprobs_of(logits: torch.Tensor, completion: list[int], temperature: float)
 
 def test_counts_and_logprobs(engine: Engine, logits: Reference, prompts: list[list[int]]) -> None:
     counts = [3, 1, 7, 2, 4]  # more rows than slots, and groups that end at different times
-    finished: list[int] = []
-    samples = engine.generate(Request(prompts, counts, list(range(17)), SAMPLING), finished.append)
-    assert sum(finished) == len(samples.token_ids) == len(samples.finish_reasons) == 17
+    ended: dict[int, tuple[list[int], str]] = {}
+
+    def on_ended(row: int, token_ids: Sequence[int], reason: str) -> None:
+        assert row not in ended
+        ended[row] = (list(token_ids), reason)
+
+    samples = engine.generate(Request(prompts, counts, list(range(17)), SAMPLING), on_ended)
+    rows = zip(samples.token_ids, samples.finish_reasons, strict=True)
+    assert [ended[row] for row in range(17)] == list(rows)
     for row, owner in enumerate(np.repeat(np.arange(5), counts)):
         ids = samples.token_ids[row]
         expected = logprobs_of(logits(prompts[owner], ids), ids, SAMPLING.temperature)

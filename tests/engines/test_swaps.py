@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedModel
 
-from tasks.engines.engine import Request, Samples, Sampling, load_engine
+from tasks.engines.engine import OnEnded, Request, Samples, Sampling, load_engine
 from tasks.engines.server.engine import ServerEngine
 from tasks.models.policy import Policy
 from tasks.models.weights import NamedWeights
@@ -31,11 +31,11 @@ def engine(policy: Policy) -> Iterator[ServerEngine]:
     engine.close()
 
 
-def in_the_middle(change: Callable[[], None]) -> Callable[[int], None]:
+def in_the_middle(change: Callable[[], None]) -> OnEnded:
     """What `generate` calls when a completion has ended: the first time it starts `change`."""
     began = threading.Event()
 
-    def call(num: int) -> None:
+    def call(*_: object) -> None:
         if not began.is_set():
             began.set()
             threading.Thread(target=change).start()

@@ -7,7 +7,7 @@ from pathlib import Path
 import polars as pl
 
 from tasks.common.artifacts import PROMPTS
-from tasks.grading.grader import Grader
+from tasks.grading.background import BackgroundGrader
 from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.sync import train
 from tasks.train.settings import CheckpointSettings
@@ -24,8 +24,8 @@ def test_judging_is_charged_as_scoring(tmp_path: Path, guesser: Path) -> None:
         PROMPTS.write(path, PROMPTS.read(path).with_columns(verifier=pl.lit("j")))
     with judge_server() as server:
         trainer = make_trainer(layout)
-        settings = replace(trainer.collector.grader.settings, verifiers=configured(server))
-        with closing(Grader(settings, layout.judged)) as grader:
+        settings = replace(trainer.collector.grader.grader.settings, verifiers=configured(server))
+        with closing(BackgroundGrader(settings, judged=layout.judged)) as grader:
             trainer.collector.grader = grader
             checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=1)
             train(trainer, checkpoints, CheckpointSettings(1e9, 1), lambda *_: None)

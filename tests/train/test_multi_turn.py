@@ -2,7 +2,6 @@
 cost."""
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from tasks.common.files import ArtifactError
 from tasks.common.ledger import Architecture, prefill_flops
 from tasks.common.params import ParamsError
 from tasks.engines.engine import (
+    OnEnded,
     Request,
     Samples,
     Sampling,
@@ -51,7 +51,7 @@ class Script:
     def __init__(self, *turns: list[str], prefix_block: int = 1) -> None:
         self.turns, self.prefix_block, self.requests = list(turns), prefix_block, []
 
-    def generate(self, request: Request, on_finished: Callable[[int], object] | None = None) -> Any:
+    def generate(self, request: Request, on_ended: OnEnded | None = None) -> Any:
         self.requests.append(request)
         told = self.turns[len(self.requests) - 1]
         assert len(told) == len(request.seeds)

@@ -16,7 +16,7 @@ from tasks.common import params
 from tasks.common.artifacts import STEPS, TRAIN_ROLLOUTS, Layout
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
-from tasks.engines.engine import Ended, Request, Samples
+from tasks.engines.engine import IsEnough, Request, Samples
 from tasks.engines.hf.engine import HfEngine
 from tasks.train.loop import provision
 from tasks.train.loop.checkpoint import Checkpoints
@@ -178,10 +178,10 @@ def test_a_late_group_is_waited_for(guesser: Path, tmp_path: Path) -> None:
     assert isinstance(engine, HfEngine)
     first = trainer.prompts.token_ids(np.array([0]))[0]
 
-    def holding(request: Request, ended: Ended) -> Samples:
+    def holding(request: Request, is_enough: IsEnough) -> Samples:
         is_held = np.array([prompt[: len(first)] == first for prompt in request.prompts])
         order_B = np.argsort(is_held[request.owner_B()], kind="stable")
-        return engine.decode(request, order_B, 4, 0.0, ended)
+        return engine.decode(request, order_B, 4, 0.0, is_enough)
 
     engine.generate_until = holding  # type: ignore[method-assign]
     taken = []

@@ -2,7 +2,6 @@
 
 import copy
 import tracemalloc
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from types import ModuleType
 from typing import Any
@@ -18,7 +17,7 @@ from tasks.common.artifacts import PROMPTS, SAMPLES
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
 from tasks.common.registry import names
-from tasks.engines.engine import Request, Samples, Sampling
+from tasks.engines.engine import OnEnded, Request, Samples, Sampling
 from tasks.train.methods import advantage, control, generate, loss, replay, select
 from tasks.train.plan import Plan
 from tasks.train.profile import Profile
@@ -258,7 +257,7 @@ class CountingEngine:
     name, version, prefix_block, prefilled_tokens = "hf", "1", 1, 0
     shares_weights = True
 
-    def generate(self, request: Request, on_finished: Callable[[int], object] | None = None) -> Any:
+    def generate(self, request: Request, on_ended: OnEnded | None = None) -> Any:
         assert len(set(request.seeds)) == len(request.seeds) == sum(request.counts)
         return Samples(
             [[seed] for seed in request.seeds],
@@ -276,7 +275,7 @@ class CountingEngine:
         return 1000 * positions
 
     def generate_in_order(
-        self, request: Request, order_B: Ints, max_rows: int, on_finished: Any = None
+        self, request: Request, order_B: Ints, max_rows: int, on_ended: Any = None
     ) -> Samples:
         assert sorted(order_B) == list(range(len(request.seeds)))
         return self.generate(request)

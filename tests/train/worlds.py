@@ -12,11 +12,12 @@ import yaml
 
 from tasks.common import params, stage
 from tasks.common.artifacts import PLAN, PROMPTS, SAMPLES, Layout
-from tasks.grading.grader import Grader
+from tasks.grading.background import BackgroundGrader
 from tasks.models.policy import load_model, load_tokenizer, read_policy
 from tasks.train.learner.ranks import Ranks
 from tasks.train.loop import asynchronous, sync
 from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.loop.collect import MIN_JUDGED
 from tasks.train.loop.state import Run
 from tasks.train.loop.trainer import Trainer
 from tasks.train.run import Sections, build
@@ -180,7 +181,8 @@ def make_trainer(
     sections = params.sections(values, Sections)
     run = stage.Stage.unrecorded("train", values, layout, recipe, seed)
     told = Run(read_policy(layout), settings, sections.sampling, ranks, seed)
-    return build(run, told, sections, Grader(sections.verify))[0]
+    grader = BackgroundGrader(sections.verify, min_judged=MIN_JUDGED)
+    return build(run, told, sections, grader)[0]
 
 
 def loop_of(trainer: Trainer) -> Callable[..., dict[str, float]]:

@@ -5,7 +5,7 @@ completions, and freed slots are refilled. Left out: what packed sequences canno
 recurrent layers (refused; use the `vllm` engine)."""
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 
 import numpy as np
@@ -14,13 +14,14 @@ from transformers import PreTrainedModel
 
 from tasks.common.params import at_least
 from tasks.engines.engine import (
-    Ended,
     EngineSettings,
     Ints,
+    IsEnough,
+    OnEnded,
     Request,
     Samples,
     check_lengths,
-    counting,
+    never,
 )
 from tasks.engines.hf.cache import Prefill
 from tasks.engines.hf.decoding import Slots
@@ -83,23 +84,21 @@ class HfEngine:
     def sleep(self) -> None:
         """Nothing is held between calls."""
 
-    def generate(
-        self, request: Request, on_finished: Callable[[int], object] | None = None
-    ) -> Samples:
-        return self.generate_until(request, counting(on_finished))
+    def generate(self, request: Request, on_ended: OnEnded | None = None) -> Samples:
+        return self.generate_until(request, never(on_ended))
 
-    def generate_until(self, request: Request, ended: Ended) -> Samples:
+    def generate_until(self, request: Request, is_enough: IsEnough) -> Samples:
         order_B = longest_first(request.prompts, request.owner_B())
-        return self.decode(request, order_B, self.max_rows, REFILL_RATE, ended)
+        return self.decode(request, order_B, self.max_rows, REFILL_RATE, is_enough)
 
     def generate_in_order(
         self,
         request: Request,
         order_B: Ints,
         max_rows: int,
-        on_finished: Callable[[int], object] | None = None,
+        on_ended: OnEnded | None = None,
     ) -> Samples:
-        return self.decode(request, order_B, max_rows, 0.0, counting(on_finished))
+        return self.decode(request, order_B, max_rows, 0.0, never(on_ended))
 
     @torch.inference_mode()
     def decode(
@@ -108,7 +107,7 @@ class HfEngine:
         order_B: Ints,
         max_rows: int,
         refill_rate: float,
-        ended: Ended,
+        is_enough: IsEnough,
     ) -> Samples:
         """Decode every row: they start in the order `order_B`, at most `max_rows` are in flight,
         and others start as soon as `refill_rate` of the slots are free. `peak_cache_bytes` records
@@ -126,8 +125,8 @@ class HfEngine:
         slots = Slots(self.model, capacity, longest, request.sampling, self.stop_ids)
         cached = PromptCache(prompts, owners)
         pending = deque(order_B.tolist())
-        is_enough = False
-        while (pending or slots.rows) and not is_enough:
+        has_enough = False
+        while (pending or slots.rows) and not has_enough:
             free = capacity - len(slots.rows)
             # either start rows in the free slots, or decode one token of every row in flight
             if pending and (not slots.rows or free >= max(refill_rate * capacity, 1)):
@@ -143,7 +142,7 @@ class HfEngine:
                 token_ids[row] = row_tokens
                 logprobs[row] = row_logprobs
                 reasons[row] = "stop" if stopped else "length"
-                is_enough |= ended(row, row_tokens, reasons[row])
+                has_enough |= is_enough(row, row_tokens, reasons[row])
         # what is left when it was enough
         for slot in range(len(slots.rows)):
             row, token_ids[row], logprobs[row], _ = slots.written(slot)

@@ -25,14 +25,15 @@ from transformers import PreTrainedModel
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError, at_least
 from tasks.engines.engine import (
-    Ended,
     EngineSettings,
+    IsEnough,
     NoServerError,
+    OnEnded,
     Request,
     Samples,
     Unavailable,
     check_lengths,
-    counting,
+    never,
 )
 from tasks.engines.server.dispatch import Dispatch, chunked
 from tasks.engines.server.endpoints import Completion, Connection, Endpoint, Wanted, parse_url
@@ -117,12 +118,10 @@ class ServerEngine:
         self.version = "-".join(re.findall(r"^[a-z]+|\d[\d.]*", found.fingerprint)[:2]) or "unknown"
         return found.probe
 
-    def generate(
-        self, request: Request, on_finished: Callable[[int], object] | None = None
-    ) -> Samples:
-        return self.generate_until(request, counting(on_finished))
+    def generate(self, request: Request, on_ended: OnEnded | None = None) -> Samples:
+        return self.generate_until(request, never(on_ended))
 
-    def generate_until(self, request: Request, ended: Ended) -> Samples:
+    def generate_until(self, request: Request, is_enough: IsEnough) -> Samples:
         """See `StoppableEngine`. Servers under URLs finish what they have begun."""
         check_lengths(request, self.max_length)
         prompt_B = [request.prompts[owner] for owner in request.owner_B()]
@@ -150,7 +149,7 @@ class ServerEngine:
             if reason == "abort":
                 if not in_flight.is_stopped:
                     raise Unavailable(f"{connection.endpoint.url} stopped a completion by itself")
-            elif ended(row, completion.token_ids, reason) and not in_flight.is_stopped:
+            elif is_enough(row, completion.token_ids, reason) and not in_flight.is_stopped:
                 await in_flight.stop()
             return completion
 

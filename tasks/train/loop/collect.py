@@ -5,7 +5,9 @@ graded.
 import itertools
 import logging
 import operator
+import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -23,7 +25,8 @@ from tasks.engines.engine import (
     turn_flops,
     turns_of,
 )
-from tasks.grading.grader import Answer, Grader
+from tasks.grading.background import BackgroundGrader
+from tasks.grading.grader import Answer
 from tasks.grading.verdict import Verdict
 from tasks.models.policy import stop_token_ids
 from tasks.models.prompts import decode
@@ -34,6 +37,9 @@ from tasks.train.slots import Asked, Generate
 logger = logging.getLogger(__name__)
 
 MIN_JUDGED = 1000  # answers of a run before too high a share of failures stops it
+EARLY_SECONDS = 0.1  # between two lists of answers that are judged while others are sampled
+
+Graded = tuple[list[str], list[Verdict]]  # the text of each completion, and the verdict on it
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,7 @@ class Collector:
         engine: Engine,
         generate: Generate,
         tokenizer: PreTrainedTokenizerBase,
-        grader: Grader,
+        grader: BackgroundGrader,
     ) -> None:
         self.run, self.engine, self.generate = run, engine, generate
         self.tokenizer, self.grader = tokenizer, grader
@@ -86,62 +92,44 @@ class Collector:
         sampling = asked.sampling or self.run.sampling
         request = Request(token_ids, asked.counts.tolist(), seeds, sampling)
         samples = self.find_recorded(prompts, asked, place)
-        samples = samples or self.sample(request, self.asked(prompts, asked.prompt_rows))
+        if samples is None:
+            samples, graded = self.sample(request, self.asked(prompts, asked.prompt_rows))
+        else:
+            graded = self.grade(prompts, asked.prompt_rows[request.owner_B()], samples)
         is_ours = sampling == self.run.sampling
         versions = versions_of(samples, place.version if is_ours else -1)
-        rollouts = self.graded(
-            prompts, asked.prompt_rows, token_ids, request.owner_B(), samples, versions
+        rollouts = fresh_rollouts(
+            asked.prompt_rows, token_ids, request.owner_B(), samples, graded, versions
         )
         return rollouts, self.cost(request, samples)
-
-    def graded(
-        self,
-        prompts: Prompts,
-        prompt_rows: Ints,
-        token_ids: list[list[int]],
-        group_B: Ints,
-        samples: Samples,
-        versions: tuple[Ints, Ints | None],
-    ) -> Rollouts:
-        """Samples of groups, whose prompts have these rows and token ids, as fresh rollouts, with
-        the `versions` of their policy (see `versions_of`)."""
-        texts, verdicts = self.grade(prompts, prompt_rows[group_B], samples)
-        return Rollouts(
-            prompt_rows,
-            token_ids,
-            group_B,
-            replace(samples, is_action=None, versions=None),
-            texts,
-            [verdict.outcome for verdict in verdicts],
-            np.array([verdict.reward for verdict in verdicts]),
-            versions[0],
-            np.zeros(len(group_B), dtype=np.bool_),
-            [dict(verdict.parts) for verdict in verdicts],
-            None if samples.is_action is None else np.concatenate(samples.is_action),
-            versions_N=versions[1],
-        )
 
     def asked(self, prompts: Prompts, rows: Ints, *, training: bool = True) -> Asked:
         """What `generate` may know of the prompts in `rows`."""
         prompt_rows = rows if training else None
         return Asked(prompts.table[rows], prompt_rows, self.tokenizer, self.stop_ids)
 
-    def sample(self, request: Request, asked: Asked) -> Samples:
-        """The samples of `request`. Ranks sample whole groups each, and all of them get all."""
+    def sample(self, request: Request, asked: Asked) -> tuple[Samples, Graded]:
+        """The samples of `request`, judged while others are sampled. Ranks sample whole groups
+        each, judge them, and all of them get all."""
         ranks = self.run.ranks
-        if ranks.size == 1:
-            return self.generate.generate(self.engine, request, asked)
         groups = ranks.shard(range(len(request.counts)))
-        mine = shard_of(request, groups)
+        mine, asked = shard_of(request, groups), asked.take(groups)
+        early = Early(self.grader, self.tokenizer, asked.prompts[mine.owner_B()])
         samples = Samples([], [], [])
         if groups:
-            samples = self.generate.generate(self.engine, mine, asked.take(groups))
+            asked = replace(asked, on_ended=early.on_ended)
+            samples = self.generate.generate(self.engine, mine, asked)
+        texts, verdicts = early.finish(samples)
+        self.count_judged()
+        if ranks.size == 1:
+            return samples, (texts, verdicts)
         # put each group's rows together, exchange the groups, and lay their rows out in order
-        rows_B = rows_of(samples)
+        rows_B = list(zip(rows_of(samples), texts, verdicts, strict=True))
         ends = np.cumsum([0, *mine.counts])
         sampled = [rows_B[start:end] for start, end in itertools.pairwise(ends)]
         every = itertools.chain(*ranks.gather_shards(sampled, len(request.counts)))
-        return samples_of(list(every))
+        rows, all_texts, all_verdicts = zip(*every, strict=True)
+        return samples_of(rows), (list(all_texts), list(all_verdicts))
 
     def find_recorded(self, prompts: Prompts, asked: GroupRequest, place: Place) -> Samples | None:
         """The samples at this place of the run from the record, if it has them.
@@ -213,23 +201,21 @@ class Collector:
                 f"{num_rollouts}: it is the record of another run"
             )
 
-    def grade(
-        self, prompts: Prompts, rows_B: Ints, samples: Samples
-    ) -> tuple[list[str], list[Verdict]]:
-        """Texts and verdicts of completions of the prompts in `rows_B`."""
+    def grade(self, prompts: Prompts, rows_B: Ints, samples: Samples) -> Graded:
+        """Texts and verdicts of completions of the prompts in `rows_B`, which all ranks have."""
         ranks = self.run.ranks
         texts = decode_samples(samples, self.tokenizer)
-        golds = prompts.table.select("verifier", "answer")[rows_B].iter_rows()
-        answers = [
-            Answer(verifier, text, gold, reason == "length")
-            for (verifier, gold), text, reason in zip(
-                golds, texts, samples.finish_reasons, strict=True
-            )
-        ]
-        verdicts = self.grader.grade(ranks.shard(answers), min_judged=MIN_JUDGED)
-        if self.grader.may_judge:
-            self.judged_flops += sum(ranks.all_gather(self.grader.judge_cost().flops))
+        golds = prompts.table[rows_B].select("verifier", "answer").rows()
+        answers = answers_of(golds, texts, samples.finish_reasons)
+        verdicts = self.grader.submit(ranks.shard(answers)).result()
+        self.count_judged()
         return texts, ranks.gather_shards(verdicts, len(answers))
+
+    def count_judged(self) -> None:
+        """Count what language models that judge have computed, on all ranks."""
+        grader = self.grader.grader
+        if grader.may_judge:
+            self.judged_flops += sum(self.run.ranks.all_gather(grader.judge_cost().flops))
 
     def take_judged(self) -> float:
         """The FLOPs of judging since this was asked last."""
@@ -243,9 +229,8 @@ class Collector:
         seeds = [sample_seed("validation", i, k) for i in range(num) for k in range(num_samples)]
         every = np.arange(num)
         request = Request(prompts.token_ids(every), [num_samples] * num, seeds, self.run.sampling)
-        samples = self.sample(request, self.asked(prompts, every, training=False))
+        samples, (_, verdicts) = self.sample(request, self.asked(prompts, every, training=False))
         rows_B = request.owner_B()
-        _, verdicts = self.grade(prompts, rows_B, samples)
         correct = np.bincount(rows_B, [verdict.outcome == "correct" for verdict in verdicts])
         graded = np.bincount(rows_B, [verdict.outcome != "error" for verdict in verdicts])
         rates = np.asarray(correct[graded > 0] / graded[graded > 0])
@@ -282,6 +267,86 @@ class Collector:
         prompted = sum(itertools.compress(map(operator.mul, prompt_tokens, counts), is_new))
         ended = len(lengths_B) - samples.finish_reasons.count("abort")
         return Cost(float(flops.sum()), int(lengths_B.sum()) + prompted, ended)
+
+
+class Early:
+    """Completions that are judged while others are sampled. `prompts_B` has the row of PROMPTS of
+    each completion."""
+
+    def __init__(
+        self, grader: BackgroundGrader, tokenizer: PreTrainedTokenizerBase, prompts_B: pl.DataFrame
+    ) -> None:
+        self.grader, self.tokenizer = grader, tokenizer
+        self.golds_B = prompts_B.select("verifier", "answer").rows()
+        self.waiting: list[tuple[int, list[int], str]] = []
+        self.submitted: list[tuple[list[int], list[str], Future[list[Verdict]]]] = []
+        self.since = time.monotonic()
+
+    def on_ended(self, row: int, token_ids: Sequence[int], reason: str) -> None:
+        """Have a completion judged, together with those that end within a moment."""
+        self.waiting.append((row, list(token_ids), reason))
+        if time.monotonic() - self.since >= EARLY_SECONDS:
+            rows, ids, reasons = map(list, zip(*self.waiting, strict=True))
+            self.waiting.clear()
+            self.submit(rows, decode(ids, reasons, self.tokenizer), reasons)
+            self.since = time.monotonic()
+
+    def submit(self, rows: list[int], texts: list[str], reasons: list[str]) -> None:
+        """Have these completions judged."""
+        golds = [self.golds_B[row] for row in rows]
+        answers = answers_of(golds, texts, reasons)
+        self.submitted.append((rows, texts, self.grader.submit(answers)))
+
+    def finish(self, samples: Samples) -> Graded:
+        """The texts and verdicts of all, also of those that were not said to have ended."""
+        known = {row for rows, _, _ in self.submitted for row in rows}
+        if left := [row for row in range(len(samples.token_ids)) if row not in known]:
+            rest = samples if not known else take(samples, left)
+            self.submit(left, decode_samples(rest, self.tokenizer), rest.finish_reasons)
+        found = {
+            row: (text, verdict)
+            for rows, texts, verdicts in self.submitted
+            for row, text, verdict in zip(rows, texts, verdicts.result(), strict=True)
+        }
+        every = [found[row] for row in range(len(found))]
+        return [text for text, _ in every], [verdict for _, verdict in every]
+
+
+def answers_of(
+    golds_B: Sequence[tuple[str, str]], texts: Sequence[str], reasons: Sequence[str]
+) -> list[Answer]:
+    """Completions as a grader takes them; of each the verifier and the gold answer."""
+    return [
+        Answer(verifier, text, gold, reason == "length")
+        for (verifier, gold), text, reason in zip(golds_B, texts, reasons, strict=True)
+    ]
+
+
+def fresh_rollouts(
+    prompt_rows: Ints,
+    token_ids: list[list[int]],
+    group_B: Ints,
+    samples: Samples,
+    graded: Graded,
+    versions: tuple[Ints, Ints | None],
+) -> Rollouts:
+    """Samples of groups, whose prompts have these rows and token ids, as fresh rollouts, with the
+    `versions` of their policy (see `versions_of`)."""
+    texts, verdicts = graded
+    return Rollouts(
+        prompt_rows,
+        token_ids,
+        group_B,
+        replace(samples, is_action=None, versions=None),
+        texts,
+        [verdict.outcome for verdict in verdicts],
+        np.array([verdict.reward for verdict in verdicts]),
+        versions[0],
+        np.zeros(len(group_B), dtype=np.bool_),
+        [dict(verdict.parts) for verdict in verdicts],
+        None if samples.is_action is None else np.concatenate(samples.is_action),
+        versions_N=versions[1],
+    )
 
 
 def versions_of(samples: Samples, version: int) -> tuple[Ints, Ints | None]:
@@ -335,6 +400,12 @@ def samples_of(rows: Sequence[tuple[Any, ...]]) -> Samples:
     return Samples(
         token_ids, logprobs, reasons, *(None if None in column else column for column in more)
     )
+
+
+def take(samples: Samples, rows: Sequence[int]) -> Samples:
+    """The samples `rows`, in that order."""
+    every = rows_of(samples)
+    return samples_of([every[row] for row in rows])
 
 
 def shard_of(request: Request, groups: Sequence[int]) -> Request:

@@ -27,7 +27,7 @@ from tasks.engines.engine import Request, Samples, StoppableEngine
 from tasks.train.buffer import flat
 from tasks.train.loop.ahead import ages
 from tasks.train.loop.batch import Batch
-from tasks.train.loop.collect import Cost
+from tasks.train.loop.collect import Cost, fresh_rollouts
 from tasks.train.loop.groups import GOING, Due, Group, Pool, Row
 from tasks.train.loop.trainer import CONTROL_STREAM, SAMPLING_STREAM, Trainer
 from tasks.train.rollouts import GroupRequest, Rollouts, mixed_versions
@@ -186,7 +186,8 @@ def graded(trainer: Trainer, groups: Sequence[Group]) -> Rollouts:
     every_N = flat([row.versions for row in rows], np.int64)
     versions = versions_B, mixed_versions(versions_B, every_N, lengths_B)
     token_ids = prompts.token_ids(prompt_rows)
-    return trainer.collector.graded(prompts, prompt_rows, token_ids, group_B, samples, versions)
+    judged = trainer.collector.grade(prompts, prompt_rows[group_B], samples)
+    return fresh_rollouts(prompt_rows, token_ids, group_B, samples, judged, versions)
 
 
 def find_recorded(

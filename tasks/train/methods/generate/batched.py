@@ -9,4 +9,4 @@ class Method(Generate):
         """Nothing is remembered of prompts."""
 
     def generate(self, engine: Engine, request: Request, asked: Asked) -> Samples:
-        return engine.generate(request)
+        return engine.generate(request, asked.on_ended)

@@ -1,0 +1,104 @@
+"""Completions are judged while others are sampled, in processes that live as long as the run."""
+
+import random
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tasks.engines.engine import OnEnded, Request, Samples
+from tasks.train.loop import collect
+from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.loop.trainer import Trainer
+from tasks.train.rollouts import Rollouts
+from tasks.train.settings import CheckpointSettings
+from tests.train.worlds import loop_of, make_trainer, make_world
+
+SIZES = [4] * 36
+PATIENCE = 60.0  # seconds
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collect, "EARLY_SECONDS", 0.0)
+
+
+def sample_with(trainer: Trainer, say: Callable[[Trainer, Samples, OnEnded], None]) -> Rollouts:
+    """A step's rollouts of an engine that says in its own way what has ended."""
+    generate = trainer.collector.engine.generate
+
+    def saying(request: Request, on_ended: OnEnded | None = None) -> Samples:
+        samples = generate(request)
+        assert on_ended is not None
+        say(trainer, samples, on_ended)
+        return samples
+
+    trainer.collector.engine.generate = saying  # type: ignore[method-assign]
+    with closing(trainer.collector.grader):
+        batch = trainer.sample()
+    assert batch is not None
+    return batch.fresh
+
+
+def test_a_completion_is_judged_before_the_last_has_ended(guesser: Path, tmp_path: Path) -> None:
+    def one_and_wait(trainer: Trainer, samples: Samples, on_ended: OnEnded) -> None:
+        on_ended(0, samples.token_ids[0], samples.finish_reasons[0])
+        deadline = time.monotonic() + PATIENCE
+        while not trainer.collector.grader.grader.num_graded and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert trainer.collector.grader.grader.num_graded == 1
+
+    trainer = make_trainer(make_world(tmp_path, guesser, SIZES))
+    rollouts = sample_with(trainer, one_and_wait)
+    assert trainer.collector.grader.grader.num_graded == len(rollouts.group_B) == 12
+
+
+@pytest.mark.parametrize("num_said", [0, 5, 12])
+def test_verdicts_do_not_depend_on_when_they_were_asked_for(
+    num_said: int, guesser: Path, tmp_path: Path
+) -> None:
+    def some(trainer: Trainer, samples: Samples, on_ended: OnEnded) -> None:
+        for row in random.Random(num_said).sample(range(12), num_said):
+            on_ended(row, samples.token_ids[row], samples.finish_reasons[row])
+
+    def grade_after(trainer: Trainer) -> Rollouts:
+        """As the record's are: all at once, after the engine."""
+        with closing(trainer.collector.grader):
+            batch = trainer.sample()
+            assert batch is not None
+            fresh = batch.fresh
+            rows_B = fresh.prompt_rows_Q[fresh.group_B]
+            texts, verdicts = trainer.collector.grade(trainer.prompts, rows_B, fresh.samples)
+        assert fresh.texts == texts
+        assert fresh.outcomes == [verdict.outcome for verdict in verdicts]
+        return fresh
+
+    expected = grade_after(make_trainer(make_world(tmp_path / "late", guesser, SIZES)))
+    found = sample_with(make_trainer(make_world(tmp_path / "early", guesser, SIZES)), some)
+    assert len(set(expected.outcomes)) > 1
+    assert (found.texts, found.outcomes) == (expected.texts, expected.outcomes)
+    np.testing.assert_array_equal(found.rewards_B, expected.rewards_B)
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1])
+def test_verifiers_are_loaded_once_a_run(max_staleness: int, guesser: Path, tmp_path: Path) -> None:
+    """They die with the thread that started them, and a round is sampled in a thread of its own."""
+    layout = make_world(tmp_path, guesser, SIZES)
+    trainer = make_trainer(layout, max_staleness=max_staleness)
+    loaders: list[int] = []
+
+    def record(*_: object) -> None:
+        pool = trainer.collector.grader.grader.pool
+        assert pool is not None
+        assert pool.loader is not None
+        assert pool.loader.popen.poll() is None
+        loaders.append(pool.loader.popen.pid)
+
+    with closing(trainer.collector.grader):
+        checkpoints = Checkpoints(layout.checkpoints, {}, keep=1)
+        loop_of(trainer)(trainer, checkpoints, CheckpointSettings(1e9, 1), record)
+    assert len(loaders) > 12
+    assert len(set(loaders)) == 1
