@@ -22,8 +22,9 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
 
 
 def to_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors of floating point numbers in main memory, by one copy, for which the host waits."""
-    # float64 holds every number of the other formats
+    """Tensors of floating point numbers or token ids in main memory, by one copy, for which the
+    host waits."""
+    # float64 holds every number of the other formats, and integers below 2**53
     flat = torch.cat([tensor.detach().flatten().double() for tensor in tensors]).cpu()
     parts = flat.split([tensor.numel() for tensor in tensors])
     return [

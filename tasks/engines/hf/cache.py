@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from tasks.models.packing import Ints, Segments
+from tasks.models.transfer import to_device
 
 # one layer's keys and values
 KeysValues = tuple[torch.Tensor, torch.Tensor]
@@ -31,8 +32,8 @@ class Prefill:
         tokens = np.concatenate(
             [start + np.arange(length) for start, length in zip(starts, lengths, strict=True)]
         )
-        rows = torch.from_numpy(tokens).to(self.logits.device)
-        chosen = torch.from_numpy(prompts).to(self.logits.device)
+        rows = to_device(tokens, self.logits.device)
+        chosen = to_device(prompts, self.logits.device)
         states = [
             (keys.index_select(0, rows), values.index_select(0, rows))
             for keys, values in self.states
@@ -68,7 +69,7 @@ class KVCache:
         Behind a shorter prompt its last token is repeated: those positions are overwritten before
         anything attends to them."""
         indices, _ = prefill.segments.padded_indices(owners)  # [rows, longest prompt]
-        flat = torch.from_numpy(indices).flatten().to(prefill.logits.device)
+        flat = to_device(indices.ravel(), prefill.logits.device)
         slots = slice(first, first + len(owners))
         for layer, pair in enumerate(prefill.states):
             for cached, new in zip((self.keys, self.values), pair, strict=True):
@@ -87,8 +88,8 @@ class KVCache:
     def move(self, target: Ints, source: Ints, length: int) -> None:
         """Copy the first `length` positions of the slots `source` to the slots `target`."""
         device = self.keys[0].device
-        to = torch.from_numpy(target).to(device)
-        of = torch.from_numpy(source).to(device)
+        to = to_device(target, device)
+        of = to_device(source, device)
         for states in (*self.keys, *self.values):
             states[to, :, :length] = states[of, :, :length]
 

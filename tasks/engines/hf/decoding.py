@@ -20,6 +20,7 @@ from tasks.engines.engine import Sampling
 from tasks.engines.hf.cache import KeysValues, KVCache, Prefill
 from tasks.models.fused import FusedForward, fits
 from tasks.models.packing import Ints, ModuleForward, pack
+from tasks.models.transfer import to_device, to_host
 
 
 class Slots:
@@ -65,7 +66,7 @@ class Slots:
 
         hidden = self.forward(packing.ids, packing.positions, attend)
         # the first completion token is chosen from the logits of each prompt's last token
-        ends = torch.from_numpy(segments.starts + segments.lengths - 1).to(self.device)
+        ends = to_device(segments.starts + segments.lengths - 1, self.device)
         return Prefill(states, segments, self.forward.logits(hidden.index_select(0, ends)))
 
     def start(
@@ -80,16 +81,15 @@ class Slots:
         self.position[slots] = prefill.segments.lengths[owners]
         self.count[slots] = self.first[slots] = written
         self.uniforms[slots] = hashed_uniforms(seeds, self.sampling.max_tokens)
-        owners_on_device = torch.from_numpy(owners).to(self.device)
-        self.choose_tokens(slots, prefill.logits.index_select(0, owners_on_device))
+        self.choose_tokens(slots, prefill.logits.index_select(0, to_device(owners, self.device)))
 
     def step(self) -> None:
         """Decode one token for every row in flight."""
         active = len(self.rows)
         # feed each row's latest token at its own position; the cache takes its key and value
         latest = self.tokens[np.arange(active), self.count[:active] - 1]
-        ids = torch.from_numpy(latest).to(self.device)
-        positions = torch.from_numpy(self.position[:active].copy()).to(self.device)
+        ids = to_device(latest, self.device)
+        positions = to_device(self.position[:active].copy(), self.device)
         self.cache.start_step(positions, int(self.position[:active].max()) + 1)
         hidden = self.forward(ids, positions, self.cache.attend)
         self.position[:active] += 1
@@ -100,11 +100,12 @@ class Slots:
         the row's own uniform number."""
         slots = np.arange(rows.start, rows.stop)
         count = self.count[rows]
-        uniforms = torch.from_numpy(self.uniforms[slots, count]).to(logits.device)
-        chosen, logprobs = choose(logits, uniforms[:, None], self.sampling)
-        tokens = chosen[:, 0].cpu().numpy()
+        uniforms = to_device(self.uniforms[slots, count], logits.device)
+        # all that the host waits for in a step
+        chosen, logprobs = to_host(choose(logits, uniforms[:, None], self.sampling))
+        tokens = chosen[:, 0].numpy()
         self.tokens[slots, count] = tokens
-        self.logprobs[slots, count] = logprobs[:, 0].cpu().numpy()
+        self.logprobs[slots, count] = logprobs[:, 0].numpy()
         self.count[rows] += 1
         self.stopped[rows] = (tokens[:, None] == self.stop_ids).any(1)
 

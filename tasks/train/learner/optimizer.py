@@ -1,5 +1,5 @@
 """AdamW, with its two moments of every weight in 32 bits by torch or in 8 by torchao (Dettmers et
-al., arXiv 2110.02861), an extra. The only file that imports it.
+al., arXiv 2110.02861), an extra.
 
 A moment in 8 bits is a code for each weight, a float32 scale for every 256 of them, and the table
 of 256 values that the codes stand for. Tensors of fewer than 4,096 weights, or not of a multiple of

@@ -200,20 +200,21 @@ def find_recorded(
     left = list(groups)
     for _, table in record.sort("group", "sample_index").group_by("group", maintain_order=True):
         name = (table["prompt_id"][0], len(table))
-        match = [group for group in left if (ids[group.prompt_row], len(group.rows)) == name]
-        if not match:
+        matches = (group for group in left if (ids[group.prompt_row], len(group.rows)) == name)
+        match = next(matches, None)
+        if match is None:
             raise ArtifactError(
                 f"step {step}: the record has {len(table)} rollouts of {name[0]}, which are not in "
                 "flight: it is the record of another run"
             )
-        left.remove(match[0])
-        match[0].rows = [
+        left = [group for group in left if group is not match]
+        match.rows = [
             Row(0, ids, logprobs, versions or [version] * len(ids), reason)
             for ids, logprobs, versions, version, reason in table.select(
                 "token_ids", "sampler_logprobs", "versions", "version", "finish_reason"
             ).rows()
         ]
-        found.append(match[0])
+        found.append(match)
     if len(found) != num:
         raise ArtifactError(
             f"step {step}: the record has {len(found)} groups, and control asked for {num}: it is "

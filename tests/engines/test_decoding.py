@@ -1,0 +1,33 @@
+"""What a decode step of `hf` asks of its device."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tasks.engines.engine import Sampling
+from tasks.engines.hf.decoding import Slots
+from tasks.models.policy import load_model
+from tests.waits import num_waits
+
+SAMPLING = Sampling(1.0, 1.0, 0, 64, 0)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_host_waits_once_a_step(device: str, guesser: Path) -> None:
+    """For the tokens. On a CPU copies are not counted, and it would wait for nothing else."""
+    model = load_model(guesser, dtype=torch.float32, device=torch.device(device))
+    with torch.inference_mode():
+        slots = Slots(model, 4, 5, SAMPLING, np.array([], dtype=np.int64))
+        owners = np.array([0, 0, 1, 1])
+        prefill = slots.prefill([[20, 14, 20, 3, 32], [20, 3, 32]])
+        slots.start([0, 1, 2, 3], [5, 6, 7, 8], np.zeros(4, dtype=np.int64), prefill, owners)
+        slots.step()  # what is made once
+
+        def decode() -> None:
+            for _ in range(10):
+                slots.step()
+
+        assert num_waits(decode, torch.device(device)) == (10 if device == "cuda" else 0)
+    assert slots.count.tolist() == [12] * 4
