@@ -107,7 +107,8 @@ class BackgroundGrader:
                 except BaseException as error:  # the caller's, whatever it is
                     failure = error
                     for _, future in requests:
-                        future.set_exception(error)
+                        if not future.done():
+                            future.set_exception(error)
 
     def take(self) -> list[Request]:
         """All requests that wait, at least one; none when there is nothing more to come."""

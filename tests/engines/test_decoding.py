@@ -15,8 +15,17 @@ SAMPLING = Sampling(1.0, 1.0, 0, 64, 0)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_the_host_waits_once_a_step(device: str, guesser: Path) -> None:
-    """For the tokens. On a CPU copies are not counted, and it would wait for nothing else."""
+def test_the_host_waits_once_a_step(
+    device: str, guesser: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the tokens, which are copied at once. On a CPU it would wait for nothing else."""
+    copies: list[int] = []
+    copy = torch.Tensor.cpu
+
+    def counted(tensor: torch.Tensor) -> torch.Tensor:
+        copies.append(tensor.numel())
+        return copy(tensor)
+
     model = load_model(guesser, dtype=torch.float32, device=torch.device(device))
     with torch.inference_mode():
         slots = Slots(model, 4, 5, SAMPLING, np.array([], dtype=np.int64))
@@ -25,9 +34,12 @@ def test_the_host_waits_once_a_step(device: str, guesser: Path) -> None:
         slots.start([0, 1, 2, 3], [5, 6, 7, 8], np.zeros(4, dtype=np.int64), prefill, owners)
         slots.step()  # what is made once
 
+        monkeypatch.setattr(torch.Tensor, "cpu", counted)
+
         def decode() -> None:
             for _ in range(10):
                 slots.step()
 
         assert num_waits(decode, torch.device(device)) == (10 if device == "cuda" else 0)
+    assert copies == [8] * 10  # a token and its log-probability for each of four rows
     assert slots.count.tolist() == [12] * 4

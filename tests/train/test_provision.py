@@ -1,6 +1,7 @@
 """More groups in flight than a step takes: every group is learned from once and whole, no token is
 older than the limit, and each has the log-probability of the policy that wrote it."""
 
+import dataclasses
 import json
 from collections import Counter
 from contextlib import closing
@@ -21,6 +22,7 @@ from tasks.engines.hf.engine import HfEngine
 from tasks.train.loop import provision
 from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.groups import GOING, Group, Pool, Row
+from tasks.train.loop.state import TrainingError
 from tasks.train.loop.trainer import Trainer
 from tasks.train.rollouts import Features, Rollouts
 from tasks.train.run import Sections, check_settings
@@ -208,6 +210,23 @@ def test_an_engine_that_cannot_be_stopped_is_refused(guesser: Path, tmp_path: Pa
         provision.sample(trainer)
 
 
+def test_a_step_takes_no_fewer_groups_than_were_asked_for(guesser: Path, tmp_path: Path) -> None:
+    """An engine that loses what has ended."""
+    trainer = make_trainer(make_world(tmp_path, guesser, SIZES), **CHANGES)
+    engine = trainer.collector.engine
+    assert isinstance(engine, HfEngine)
+    generate = engine.generate_until
+
+    def losing(request: Request, is_enough: IsEnough) -> Samples:
+        samples = generate(request, is_enough)
+        return dataclasses.replace(samples, finish_reasons=[GOING] * len(samples.token_ids))
+
+    engine.generate_until = losing  # type: ignore[method-assign]
+    message = "step 0: 0 groups are whole, and control asked for 3: sampling ended"
+    with closing(trainer.collector.grader), pytest.raises(TrainingError, match=message):
+        provision.sample(trainer)
+
+
 def test_the_record_of_another_run_is_refused(guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path / "first", guesser, SIZES)
     run(layout, CHANGES)
@@ -217,13 +236,17 @@ def test_the_record_of_another_run_is_refused(guesser: Path, tmp_path: Path) -> 
         prompt_id=pl.when(second).then(pl.lit("p9")).otherwise(pl.col("prompt_id"))
     )
     short = rows.filter(~(second & (pl.col("group") == 2)))
-    for name, record in (("other", other), ("short", short)):
+    later = rows.with_columns(version=pl.when(second).then(7).otherwise(pl.col("version")))
+    later = later.with_columns(versions=pl.lit(None, dtype=pl.List(pl.Int32)))
+    for name, record in (("other", other), ("short", short), ("later", later)):
         trainer = make_trainer(make_world(tmp_path / name, guesser, SIZES), **CHANGES)
         trainer.collector.recorded = record
         checkpoints = Checkpoints(tmp_path / name / "checkpoints", {}, keep=1)
         with (
             closing(trainer.collector.grader),
-            pytest.raises(ArtifactError, match=r"step 1: .* the record of another run"),
+            pytest.raises(
+                (ArtifactError, TrainingError), match=r"step 1: .* the record of another run"
+            ),
         ):
             loop_of(trainer)(trainer, checkpoints, CheckpointSettings(1e9, 1), lambda *_: None)
 

@@ -126,11 +126,11 @@ class ServerEngine:
         check_lengths(request, self.max_length)
         prompt_B = [request.prompts[owner] for owner in request.owner_B()]
         seeds, written = request.own_seeds(), request.written_B().tolist()
-        in_flight = InFlight()
+        in_flight, done = InFlight(), dict[int, Completion]()
 
         async def ask(connection: Connection, row: int) -> Completion:
-            if in_flight.is_stopped:
-                return NOT_BEGUN
+            if in_flight.is_stopped:  # it may be asked again when all servers have failed
+                return done.get(row, NOT_BEGUN)
             sampling = request.sampling
             wanted = Wanted(
                 self.models[connection.endpoint],
@@ -146,10 +146,11 @@ class ServerEngine:
             else:
                 completion, _ = await connection.complete(wanted)
             reason = completion.finish_reason
-            if reason == "abort":
-                if not in_flight.is_stopped:
-                    raise Unavailable(f"{connection.endpoint.url} stopped a completion by itself")
-            elif is_enough(row, completion.token_ids, reason) and not in_flight.is_stopped:
+            if reason == "abort" and not in_flight.is_stopped:
+                raise Unavailable(f"{connection.endpoint.url} stopped a completion by itself")
+            done[row] = completion
+            is_last = reason != "abort" and is_enough(row, completion.token_ids, reason)
+            if is_last and not in_flight.is_stopped:
                 await in_flight.stop()
             return completion
 

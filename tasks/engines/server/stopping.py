@@ -1,11 +1,14 @@
 """Completions in flight at servers, all of which can be stopped at once."""
 
 import asyncio
+import logging
 import uuid
 from dataclasses import replace
 
 from tasks.engines.server.endpoints import Completion, Connection, Wanted
 from tasks.engines.server.updates import attempt
+
+logger = logging.getLogger(__name__)
 
 PAUSE = 0.1  # seconds between two tries
 NOT_BEGUN = Completion([], [], "abort", 0)
@@ -16,6 +19,7 @@ class InFlight:
 
     def __init__(self) -> None:
         self.is_stopped = False
+        self.has_failed = False
         self.asked: dict[str, Connection] = {}
 
     async def generate(self, connection: Connection, wanted: Wanted) -> Completion:
@@ -35,5 +39,11 @@ class InFlight:
             names: dict[Connection, list[str]] = {}
             for name, connection in self.asked.items():
                 names.setdefault(connection, []).append(name)
-            await asyncio.gather(*(attempt(at.stop(asked)) for at, asked in names.items()))
+            answers = await asyncio.gather(
+                *(attempt(at.stop(asked)) for at, asked in names.items())
+            )
+            failed = [answer for answer in answers if answer is not None]
+            if failed and not self.has_failed:
+                logger.warning("%s: what it samples is waited for", failed[0])
+                self.has_failed = True
             await asyncio.sleep(PAUSE)

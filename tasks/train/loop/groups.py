@@ -30,8 +30,8 @@ class Row:
 
 @dataclass
 class Group:
-    """A group that was asked for and is not learned from yet. `since` is the step in which the
-    engine was asked for it first, -1 before that."""
+    """A group that was asked for and is not learned from yet. `since` is the step in which it was
+    in flight first, -1 before that."""
 
     prompt_row: int
     rows: list[Row]

@@ -29,6 +29,7 @@ from tasks.train.loop.ahead import ages
 from tasks.train.loop.batch import Batch
 from tasks.train.loop.collect import Cost, fresh_rollouts
 from tasks.train.loop.groups import GOING, Due, Group, Pool, Row
+from tasks.train.loop.state import TrainingError
 from tasks.train.loop.trainer import CONTROL_STREAM, SAMPLING_STREAM, Trainer
 from tasks.train.rollouts import GroupRequest, Rollouts, mixed_versions
 from tasks.train.slots import SoFar
@@ -52,8 +53,16 @@ def sample(trainer: Trainer) -> Batch | None:
         pool.groups[:num], cost = advance(trainer, pool.groups[:num], due.num_groups)
         whole = [group for group in pool.groups[:num] if group.is_whole][: due.num_groups]
     else:
-        whole = find_recorded(trainer, record, pool.groups[:num], due.num_groups)
+        whole = find_recorded(trainer, record, pool.groups[:num])
         cost = cost_of(trainer, whole)
+    if len(whole) != due.num_groups:
+        what = "sampling ended" if record is None else "this is the record of another run"
+        raise TrainingError(
+            f"{trainer.where()}: {len(whole)} groups are whole, and control asked for "
+            f"{due.num_groups}: {what}"
+        )
+    for group in pool.groups[:num]:
+        group.since = trainer.state.num_steps if group.since < 0 else group.since
     taken = set(map(id, whole))
     pool.groups = [group for group in pool.groups if id(group) not in taken]
     pool.progress = due.progress
@@ -133,8 +142,6 @@ def advance(trainer: Trainer, groups: list[Group], num: int) -> tuple[list[Group
             row.logprobs += logprobs
             row.versions += [trainer.learner.version] * len(token_ids)
             row.reason = reason
-        for group in mine:
-            group.since = step if group.since < 0 else group.since
     costs = ranks.all_gather(cost)
     total = Cost(*(sum(values) for values in zip(*map(astuple, costs), strict=True)))
     return ranks.gather_shards(mine, len(groups)), total
@@ -190,12 +197,10 @@ def graded(trainer: Trainer, groups: Sequence[Group]) -> Rollouts:
     return fresh_rollouts(prompt_rows, token_ids, group_B, samples, judged, versions)
 
 
-def find_recorded(
-    trainer: Trainer, record: pl.DataFrame, groups: Sequence[Group], num: int
-) -> list[Group]:
-    """The `num` groups that the step of the recorded run took, as they were recorded. Raises
-    ArtifactError where it had others than these."""
-    step, ids = trainer.state.num_steps, trainer.prompts.ids
+def find_recorded(trainer: Trainer, record: pl.DataFrame, groups: Sequence[Group]) -> list[Group]:
+    """The groups that the step of the recorded run took, as they were recorded. Raises
+    ArtifactError where it had others than these, or tokens of a later policy."""
+    step, ids, latest = trainer.state.num_steps, trainer.prompts.ids, trainer.learner.version
     found = list[Group]()
     left = list(groups)
     for _, table in record.sort("group", "sample_index").group_by("group", maintain_order=True):
@@ -214,12 +219,12 @@ def find_recorded(
                 "token_ids", "sampler_logprobs", "versions", "version", "finish_reason"
             ).rows()
         ]
+        if max(max(row.versions) for row in match.rows) > latest:
+            raise ArtifactError(
+                f"step {step}: the record has tokens of a later policy than that after {latest} "
+                "updates: it is the record of another run"
+            )
         found.append(match)
-    if len(found) != num:
-        raise ArtifactError(
-            f"step {step}: the record has {len(found)} groups, and control asked for {num}: it is "
-            "the record of another run"
-        )
     return found
 
 
