@@ -1,0 +1,131 @@
+"""What it saves to judge completions while others are sampled: the wall time of the same steps with
+it and without, by how long the verifiers take.
+
+    python -m tests.bench.early [--steps 4] [--repeats 5] [--rollouts 1024] [--rows 128]
+
+The embedded policy learns in this process and samples by the engine `hf`, whose rows are fewer than
+a step's rollouts, so that completions end all along; a step samples for over a second, in which
+there are a dozen lists of them. The verifiers stand for ones with processors of their own: before a
+list of answers is judged, the grader's thread waits, so long an answer. The wait for a step's
+answers is a given multiple of the time in which they are sampled. Without, the engine does not say
+what has ended. Both give the same rewards and gradients, which is checked. They alternate; medians,
+and ratios within one repeat.
+"""
+
+import argparse
+import json
+import logging
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tasks.engines.engine import OnEnded, Request, Samples
+from tasks.engines.hf.engine import HfEngine
+from tasks.grading.grader import Answer, Grader
+from tasks.grading.verdict import Verdict
+from tasks.train.loop import sync
+from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.loop.trainer import Trainer
+from tasks.train.settings import CheckpointSettings
+from tests.bench.ahead import rewards_of
+from tests.bench.side_winnow import bench_trainer
+from tests.bench.world import NEVER, make_world
+
+MULTIPLES = (0.0, 0.25, 0.5, 1.0)
+"""Seconds of judging a step's answers over those of sampling them."""
+
+
+def run(root: Path, steps: int, rows: int, seconds: float, is_early: bool) -> Trainer:
+    """A run of `steps` steps, whose verifiers take so many seconds an answer."""
+    trainer = bench_trainer(root, 0, max_steps=steps)
+    engine, grader = trainer.collector.engine, trainer.collector.grader
+    if not isinstance(engine, HfEngine):
+        raise RuntimeError(f"the benchmark sets the rows of hf, not of {engine.name}")
+    engine.max_rows = rows
+    wait(grader.grader, seconds)
+    if not is_early:
+        say_nothing(engine)
+    with tempfile.TemporaryDirectory() as folder, closing(grader):
+        grader.grader.started(set(trainer.prompts.table["verifier"]))
+        checkpoints = Checkpoints(Path(folder), {"recipe": "bench", "seed": 0}, 1)
+        trainer.validate_if_due(0.0)
+        started = time.perf_counter()
+        sync.train(trainer, checkpoints, CheckpointSettings(NEVER, 1), lambda *_: None)
+        trainer.state.seconds["all"] = time.perf_counter() - started
+    return trainer
+
+
+def wait(grader: Grader, seconds: float) -> None:
+    """Have a grader wait so long an answer before it judges."""
+    grade = grader.grade
+
+    def slow(answers: Sequence[Answer], *more: Any, **named: Any) -> list[Verdict]:
+        time.sleep(seconds * len(answers))
+        return grade(answers, *more, **named)
+
+    grader.grade = slow  # type: ignore[method-assign]
+
+
+def say_nothing(engine: HfEngine) -> None:
+    """Have an engine not say what has ended."""
+    generate = engine.generate
+
+    def silent(request: Request, on_ended: OnEnded | None = None) -> Samples:
+        return generate(request)
+
+    engine.generate = silent  # type: ignore[method-assign]
+
+
+def compare(root: Path, steps: int, rollouts: int, rows: int, repeats: int) -> list[dict[str, Any]]:
+    """A row for every multiple."""
+    first = run(root, steps, rows, 0.0, is_early=True)
+    sampled = first.state.seconds["generate"] / (steps * rollouts)
+    found = []
+    for multiple in MULTIPLES:
+        seconds: dict[bool, list[float]] = {True: [], False: []}
+        for repeat in range(repeats):
+            for is_early in (repeat % 2 == 0, repeat % 2 == 1):
+                trainer = run(root, steps, rows, multiple * sampled, is_early)
+                if rewards_of(trainer) != rewards_of(first):
+                    raise RuntimeError("the run depends on when its completions are judged")
+                seconds[is_early].append(trainer.state.seconds["all"])
+        ratios = [own / late for own, late in zip(seconds[True], seconds[False], strict=True)]
+        row = {
+            "judging_over_sampling": multiple,
+            "seconds_early": statistics.median(seconds[True]),
+            "seconds_late": statistics.median(seconds[False]),
+            "ratio": statistics.median(ratios),
+            "ratio_least": min(ratios),
+            "ratio_most": max(ratios),
+        }
+        print(json.dumps(row), flush=True)
+        found.append(row)
+    return found
+
+
+def main() -> None:
+    logging.disable(logging.WARNING)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--rollouts", type=int, default=1024, help="of a batch")
+    parser.add_argument("--rows", type=int, default=128, help="of the engine")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "data"
+        make_world(root, steps=options.steps, rollouts=options.rollouts)
+        rows = compare(root, options.steps, options.rollouts, options.rows, options.repeats)
+    if options.out:
+        options.out.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
