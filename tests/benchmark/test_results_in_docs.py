@@ -17,7 +17,7 @@ RESULTS = ROOT / "docs" / "results"
 COMMAND = "python -m flows.benchmark docs/results/{}.yaml --tables"
 
 
-@pytest.mark.parametrize("name", ["protocol", "all", "ahead", "paper-passes"])
+@pytest.mark.parametrize("name", sorted(path.stem for path in RESULTS.glob("*.yaml")))
 def test_the_pages_are_those_of_the_results(tmp_path: Path, name: str) -> None:
     protocol, values = read_protocol(RESULTS / f"{name}.yaml")
     for part in ("jsonl", "facts.json"):
@@ -33,6 +33,21 @@ def test_the_pages_are_those_of_the_results(tmp_path: Path, name: str) -> None:
         assert ours.read_text() == there.read_text(), f"{there}: {COMMAND.format(name)}"
     figures = {path.name for path in RESULTS.glob(f"{name}-*.svg")}
     assert figures == {path.name for path in tmp_path.glob("*.svg")}
+
+
+@pytest.mark.parametrize("name", ["ahead", "provision"])
+def test_the_guide_says_what_each_setting_reached(name: str) -> None:
+    lines = (RESULTS / f"{name}.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if row["measures"] == "test"]
+    guide = " ".join((ROOT / "docs/guide/training.md").read_text().split())
+    before, link, _ = guide.partition(f"([the results](../results/{name}.md))")
+    assert link
+    said = before.rpartition("What it costs")[2]
+    for family in {row["family"] for row in rows}:
+        for recipe in ("grpo", "winnow"):
+            of = [r["test"] for r in rows if (r["family"], r["recipe"]) == (family, recipe)]
+            assert len(of) == 3
+            assert f"{mean(of):.1%}".rstrip("%") in said, (family, recipe)
 
 
 def test_the_guide_says_of_sgpos_regime_what_was_measured() -> None:
