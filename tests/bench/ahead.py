@@ -12,9 +12,7 @@ runs differ a little in their tokens, which are in the rows. The verifier runs i
 own.
 """
 
-import argparse
 import json
-import logging
 import statistics
 import tempfile
 import time
@@ -23,15 +21,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tasks.engines.engine import Request, Samples
 from tasks.train.loop import asynchronous, sync
 from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.trainer import Trainer
 from tasks.train.settings import CheckpointSettings
 from tests.bench.side_winnow import bench_trainer
-from tests.bench.world import NEVER, make_world
+from tests.bench.world import NEVER, compare_in_world, ratios
 
 Generate = Callable[..., Samples]
 Tape = list[tuple[Request, Samples]]
@@ -86,7 +82,7 @@ def player(tape: Tape, seconds: float) -> Callable[[Generate], Generate]:
     return changed
 
 
-def compare(root: Path, steps: int, repeats: int) -> list[dict[str, float]]:
+def compare(root: Path, steps: int, repeats: int, rollouts: int) -> list[dict[str, float]]:
     """A row for every speed of the engine and limit."""
     tapes: dict[int, Tape] = {limit: [] for limit in LIMITS}
     rewards = {
@@ -108,15 +104,12 @@ def compare(root: Path, steps: int, repeats: int) -> list[dict[str, float]]:
                     raise RuntimeError(f"max_staleness {limit}: not the run that was recorded")
                 found[limit].append(trainer.state.seconds["all"])
         for limit in LIMITS:
-            ratios = [own / base for own, base in zip(found[limit], found[0], strict=True)]
             row = {
                 "sampling_over_rest": speed,
                 "max_staleness": limit,
                 "tokens": tokens[limit],
                 "seconds": statistics.median(found[limit]),
-                "ratio": statistics.median(ratios),
-                "ratio_least": min(ratios),
-                "ratio_most": max(ratios),
+                **ratios("ratio", found[limit], found[0]),
             }
             print(json.dumps(row), flush=True)
             rows.append(row)
@@ -132,22 +125,5 @@ def rewards_of(trainer: Trainer) -> list[tuple[float, float]]:
     return [(row["reward_mean"], row["grad_norm"]) for row in trainer.state.steps]
 
 
-def main() -> None:
-    logging.disable(logging.WARNING)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--steps", type=int, default=48)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--rollouts", type=int, default=64, help="of a batch")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder) / "data"
-        make_world(root, steps=options.steps, rollouts=options.rollouts)
-        rows = compare(root, options.steps, options.repeats)
-    if options.out:
-        options.out.write_text(json.dumps(rows, indent=1) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    compare_in_world(__doc__, compare, steps=48, repeats=5, rollouts=64)

@@ -12,9 +12,7 @@ what has ended. Both give the same rewards and gradients, which is checked. They
 and ratios within one repeat.
 """
 
-import argparse
 import json
-import logging
 import statistics
 import tempfile
 import time
@@ -22,8 +20,6 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from tasks.engines.engine import OnEnded, Request, Samples
 from tasks.engines.hf.engine import HfEngine
@@ -35,7 +31,7 @@ from tasks.train.loop.trainer import Trainer
 from tasks.train.settings import CheckpointSettings
 from tests.bench.ahead import rewards_of
 from tests.bench.side_winnow import bench_trainer
-from tests.bench.world import NEVER, make_world
+from tests.bench.world import NEVER, compare_in_world, ratios
 
 MULTIPLES = (0.0, 0.25, 0.5, 1.0)
 """Seconds of judging a step's answers over those of sampling them."""
@@ -82,7 +78,9 @@ def say_nothing(engine: HfEngine) -> None:
     engine.generate = silent  # type: ignore[method-assign]
 
 
-def compare(root: Path, steps: int, rollouts: int, rows: int, repeats: int) -> list[dict[str, Any]]:
+def compare(
+    root: Path, steps: int, repeats: int, rollouts: int, rows: int
+) -> list[dict[str, float]]:
     """A row for every multiple."""
     first = run(root, steps, rows, 0.0, is_early=True)
     sampled = first.state.seconds["generate"] / (steps * rollouts)
@@ -95,37 +93,16 @@ def compare(root: Path, steps: int, rollouts: int, rows: int, repeats: int) -> l
                 if rewards_of(trainer) != rewards_of(first):
                     raise RuntimeError("the run depends on when its completions are judged")
                 seconds[is_early].append(trainer.state.seconds["all"])
-        ratios = [own / late for own, late in zip(seconds[True], seconds[False], strict=True)]
         row = {
             "judging_over_sampling": multiple,
             "seconds_early": statistics.median(seconds[True]),
             "seconds_late": statistics.median(seconds[False]),
-            "ratio": statistics.median(ratios),
-            "ratio_least": min(ratios),
-            "ratio_most": max(ratios),
+            **ratios("ratio", seconds[True], seconds[False]),
         }
         print(json.dumps(row), flush=True)
         found.append(row)
     return found
 
 
-def main() -> None:
-    logging.disable(logging.WARNING)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--rollouts", type=int, default=1024, help="of a batch")
-    parser.add_argument("--rows", type=int, default=128, help="of the engine")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder) / "data"
-        make_world(root, steps=options.steps, rollouts=options.rollouts)
-        rows = compare(root, options.steps, options.rollouts, options.rows, options.repeats)
-    if options.out:
-        options.out.write_text(json.dumps(rows, indent=1) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    compare_in_world(__doc__, compare, steps=4, repeats=5, rollouts=1024, rows=128)

@@ -11,16 +11,12 @@ compared factors alternate; medians, and ratios within one repeat. All take the 
 and rollouts.
 """
 
-import argparse
 import json
-import logging
 import statistics
 import tempfile
 from contextlib import closing
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from tasks.engines.hf.decoding import Slots
 from tasks.engines.hf.engine import HfEngine
@@ -28,7 +24,7 @@ from tasks.train.loop import sync
 from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.settings import CheckpointSettings
 from tests.bench.side_winnow import bench_trainer
-from tests.bench.world import NEVER, make_world
+from tests.bench.world import NEVER, compare_in_world, ratios
 
 FACTORS = (1.0, 1.5, 2.0)
 
@@ -70,7 +66,7 @@ def run(root: Path, steps: int, rollouts: int, factor: float) -> dict[str, float
     }
 
 
-def compare(root: Path, steps: int, rollouts: int, repeats: int) -> list[dict[str, float]]:
+def compare(root: Path, steps: int, repeats: int, rollouts: int) -> list[dict[str, float]]:
     """A row for every factor; seconds and decode steps are of a token that is learned from."""
     found: dict[float, list[dict[str, float]]] = {factor: [] for factor in FACTORS}
     for repeat in range(repeats):
@@ -81,37 +77,19 @@ def compare(root: Path, steps: int, rollouts: int, repeats: int) -> list[dict[st
     for factor, runs in found.items():
         row = {"over_provision": factor, **runs[0], "seconds": median(runs, "seconds")}
         for name in ("seconds", "decode_steps"):
-            ratios = [
-                own[name] / own["tokens"] / (base[name] / base["tokens"])
-                for own, base in zip(runs, found[1.0], strict=True)
-            ]
-            row |= {f"{name}_ratio": statistics.median(ratios)}
-            row |= {f"{name}_ratio_least": min(ratios), f"{name}_ratio_most": max(ratios)}
+            row |= ratios(f"{name}_ratio", a_token(runs, name), a_token(found[1.0], name))
         print(json.dumps(row), flush=True)
         rows.append(row)
     return rows
+
+
+def a_token(runs: list[dict[str, float]], name: str) -> list[float]:
+    return [run[name] / run["tokens"] for run in runs]
 
 
 def median(runs: list[dict[str, float]], name: str) -> float:
     return statistics.median(run[name] for run in runs)
 
 
-def main() -> None:
-    logging.disable(logging.WARNING)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--steps", type=int, default=48)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--rollouts", type=int, default=64, help="of a batch")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder) / "data"
-        make_world(root, steps=options.steps, rollouts=options.rollouts)
-        rows = compare(root, options.steps, options.rollouts, options.repeats)
-    if options.out:
-        options.out.write_text(json.dumps(rows, indent=1) + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    compare_in_world(__doc__, compare, steps=48, repeats=5, rollouts=64)

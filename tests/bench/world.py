@@ -7,13 +7,18 @@ and with tracking, checkpoints and validation out of the way."""
 
 import argparse
 import json
+import logging
 import shutil
+import statistics
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import yaml
 
 from tasks.common.artifacts import PLAN, PROMPTS, SAMPLES, Layout
@@ -96,6 +101,40 @@ def write_plan(
         PLAN.write(layout.plan(recipe, seed) / "plan.parquet", PLAN.frame(rows))
         SAMPLES.write(layout.plan(recipe, seed) / "samples.parquet", SAMPLES.frame([]))
     return chosen
+
+
+def compare_in_world(
+    description: str | None, compare: Callable[..., list[dict[str, float]]], **defaults: int
+) -> None:
+    """The command line of a comparison in this process: its options are `defaults`, which have
+    `steps` and `rollouts`; `compare(root, **options)` gives its rows."""
+    logging.disable(logging.WARNING)
+    parser = argparse.ArgumentParser(
+        description=description.splitlines()[0] if description else None
+    )
+    for name, value in defaults.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--out", type=Path)
+    options = vars(parser.parse_args())
+    out = options.pop("out")
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "data"
+        make_world(root, steps=options["steps"], rollouts=options["rollouts"])
+        rows = compare(root, **options)
+    if out:
+        out.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def ratios(name: str, values: Sequence[float], base: Sequence[float]) -> dict[str, float]:
+    """How values compare with others of the same repeats: the median ratio, the least and the
+    most."""
+    found = [own / other for own, other in zip(values, base, strict=True)]
+    return {
+        name: statistics.median(found),
+        f"{name}_least": min(found),
+        f"{name}_most": max(found),
+    }
 
 
 def side_options(description: str | None) -> argparse.Namespace:
