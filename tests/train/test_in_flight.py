@@ -41,19 +41,25 @@ class Swapping:
     shares_weights = False
 
     def __init__(self, engine: Engine) -> None:
-        self.engine, self.version = engine, 0
+        self.engine, self.policy_version = engine, 0
+        self.name, self.version = engine.name, engine.version
+        self.prefix_block = engine.prefix_block
         self.changed, self.lock = threading.Event(), threading.Lock()
         self.num_swaps = 0
         self.between: Callable[[], object] = lambda: self.changed.wait(PATIENCE)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.engine, name)
+    @property
+    def prefilled_tokens(self) -> int:
+        return self.engine.prefilled_tokens
+
+    def sleep(self) -> None:
+        self.engine.sleep()
 
     def set_weights(self, weights: Mapping[str, torch.Tensor], version: int | None = None) -> None:
         assert version is not None
         with self.lock:
             self.engine.set_weights(weights)
-            self.version = version
+            self.policy_version = version
 
     def swap_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         self.set_weights(weights, version)
@@ -62,7 +68,7 @@ class Swapping:
 
     def part(self, request: Request) -> tuple[Samples, int]:
         with self.lock:
-            return self.engine.generate(request), self.version
+            return self.engine.generate(request), self.policy_version
 
     def generate(self, request: Request, *more: Any) -> Samples:
         sampling = dataclasses.replace(request.sampling, max_tokens=1)
