@@ -46,12 +46,12 @@ class Spill:
         # the oldest level copies only what a piece has, not what it was cut from
         buffer = io.BytesIO()
         piece.write_ipc(buffer, compression="lz4", compat_level=pl.CompatLevel.oldest())
-        content = buffer.getbuffer()
-        with writing(self.folder):
+        # released here: one that an error's traceback keeps crashes the garbage collector of 3.12.1
+        with buffer.getbuffer() as content, writing(self.folder):
             offset = self.file.seek(0, io.SEEK_END)
             self.file.write(content)
             self.file.flush()
-        self.pieces.setdefault(part, []).append((offset, len(content)))
+            self.pieces.setdefault(part, []).append((offset, len(content)))
 
     def part(self, number: int) -> pl.DataFrame:
         """Return the rows of one part in order. Of a row that was added again, the last counts."""
