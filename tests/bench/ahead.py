@@ -40,13 +40,17 @@ def run(root: Path, steps: int, limit: int, engine: Callable[[Generate], Generat
     """A run of `steps` steps with another engine."""
     trainer = bench_trainer(root, 0, max_staleness=limit, max_steps=steps)
     trainer.collector.engine.generate = engine(trainer.collector.engine.generate)  # type: ignore[method-assign]
-    loop = asynchronous if limit else sync
+    return timed(trainer, asynchronous.train if limit else sync.train)
+
+
+def timed(trainer: Trainer, train: Callable[..., object]) -> Trainer:
+    """The trainer at the end of its loop, with the seconds that it took."""
     with tempfile.TemporaryDirectory() as folder, closing(trainer.collector.grader) as grader:
         grader.grader.started(set(trainer.prompts.table["verifier"]))
         checkpoints = Checkpoints(Path(folder), {"recipe": "bench", "seed": 0}, 1)
         trainer.validate_if_due(0.0)
         started = time.perf_counter()
-        loop.train(trainer, checkpoints, CheckpointSettings(NEVER, 1), lambda *_: None)
+        train(trainer, checkpoints, CheckpointSettings(NEVER, 1), lambda *_: None)
         trainer.state.seconds["all"] = time.perf_counter() - started
     return trainer
 

@@ -14,10 +14,8 @@ and ratios within one repeat.
 
 import json
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +24,10 @@ from tasks.engines.hf.engine import HfEngine
 from tasks.grading.grader import Answer, Grader
 from tasks.grading.verdict import Verdict
 from tasks.train.loop import sync
-from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.trainer import Trainer
-from tasks.train.settings import CheckpointSettings
-from tests.bench.ahead import rewards_of
+from tests.bench.ahead import rewards_of, timed
 from tests.bench.side_winnow import bench_trainer
-from tests.bench.world import NEVER, compare_in_world, ratios
+from tests.bench.world import compare_in_world, ratios
 
 MULTIPLES = (0.0, 0.25, 0.5, 1.0)
 """Seconds of judging a step's answers over those of sampling them."""
@@ -47,14 +43,7 @@ def run(root: Path, steps: int, rows: int, seconds: float, is_early: bool) -> Tr
     wait(grader.grader, seconds)
     if not is_early:
         say_nothing(engine)
-    with tempfile.TemporaryDirectory() as folder, closing(grader):
-        grader.grader.started(set(trainer.prompts.table["verifier"]))
-        checkpoints = Checkpoints(Path(folder), {"recipe": "bench", "seed": 0}, 1)
-        trainer.validate_if_due(0.0)
-        started = time.perf_counter()
-        sync.train(trainer, checkpoints, CheckpointSettings(NEVER, 1), lambda *_: None)
-        trainer.state.seconds["all"] = time.perf_counter() - started
-    return trainer
+    return timed(trainer, sync.train)
 
 
 def wait(grader: Grader, seconds: float) -> None:
