@@ -18,6 +18,8 @@ import torch
 from s3fs import S3FileSystem
 
 from tasks.common.locations import open_location
+from tasks.grading import sandbox
+from tasks.grading.sandbox_command import Sandbox
 from tests import once, s3_server
 from tests.policies import make_guesser, make_policy
 from tests.report import browser
@@ -73,10 +75,11 @@ def skip_what_is_lacking(items: list[pytest.Item]) -> None:
         else "vLLM is not installed (make test VLLM=cpu)",
         "gpu": None if torch.cuda.is_available() else "no NVIDIA GPU",
         "s3": s3_server.missing(),
+        "sandbox": sandbox.problem(Sandbox("bubblewrap", 512, False)),
         "browser": browser.missing(),
         "real_data": None if os.environ.get("WINNOW_REAL_DATA") else "WINNOW_REAL_DATA is not set",
     }
-    for name in ("vllm", "s3", "browser"):
+    for name in ("vllm", "s3", "sandbox", "browser"):
         if os.environ.get("CI") and missing[name]:
             raise pytest.UsageError(
                 f"CI installs what the tests marked {name} need, and may not skip them: "

@@ -105,6 +105,7 @@ def test_the_verifier(install: Any) -> None:
     assert verifier.check("many").outcome == "error"
 
 
+@pytest.mark.sandbox
 def test_verifiers_in_the_guide_can_be_loaded() -> None:
     configured = values("docs/guide/verifiers.md", "verify")["verifiers"]
     assert configured

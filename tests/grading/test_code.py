@@ -1,7 +1,6 @@
 """The verifier `code`: golds, blocks, comparisons, and verdicts on honest programs."""
 
 import json
-import os
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from tasks.grading.asserts import read
 from tasks.grading.blocks import last_block
 from tasks.grading.code_tests import gold_of_apps, gold_of_humaneval, gold_of_mbpp
 from tasks.grading.loading import load
-from tasks.grading.sandbox_command import Sandbox
 from tasks.grading.verdict import Verdict
 from tasks.grading.verifiers.code import LANGUAGES
 
@@ -29,10 +27,6 @@ SETTINGS: dict[str, Any] = {
     "other_asserts": "refuse",
     "stop_at_failure": False,
 }
-MISSING = sandbox.problem(Sandbox("bubblewrap", 512, False))
-needs_sandbox = pytest.mark.skipif(
-    MISSING is not None and not os.environ.get("CI"), reason=f"no sandbox: {MISSING}"
-)
 
 ADD = json.dumps({"fn_name": "add", "inputs": [[1, 2], [-1, 1]], "outputs": [3, 0]})
 SUM = json.dumps({"stdin_stdout": {"inputs": ["1 2\n", "5 -7\n"], "outputs": ["3\n", "-2\n"]}})
@@ -203,7 +197,7 @@ def test_golds_of_published_forms() -> None:
         gold_of_humaneval("assert f(1) == 2", "f")
 
 
-@needs_sandbox
+@pytest.mark.sandbox
 @pytest.mark.parametrize(
     ("program", "gold", "outcome", "partial", "said"),
     [
@@ -234,7 +228,7 @@ def test_verdicts_on_programs(
     assert said in verdict.answer
 
 
-@needs_sandbox
+@pytest.mark.sandbox
 @pytest.mark.parametrize(
     ("result", "wanted", "outcome"),
     [
@@ -255,7 +249,7 @@ def test_results_are_compared_as_json(result: str, wanted: Any, outcome: str) ->
     assert graded(f"def f(): return {result}", gold).outcome == outcome
 
 
-@needs_sandbox
+@pytest.mark.sandbox
 def test_an_expected_list_of_apps_also_stands_for_its_first_element() -> None:
     gold = gold_of_apps({"fn_name": "f", "inputs": [[1]], "outputs": [[2]]})
     assert graded("def f(x): return x + 1", gold).outcome == "correct"
@@ -263,7 +257,7 @@ def test_an_expected_list_of_apps_also_stands_for_its_first_element() -> None:
     assert graded("def f(x): return x", gold).outcome == "wrong"
 
 
-@needs_sandbox
+@pytest.mark.sandbox
 def test_a_tolerance_holds_for_results_and_outputs() -> None:
     gold = json.dumps({"fn_name": "f", "inputs": [[]], "outputs": [[0.3, "a"]]})
     program = "def f(): return [0.1 + 0.2, 'a']"
@@ -271,7 +265,7 @@ def test_a_tolerance_holds_for_results_and_outputs() -> None:
     assert graded(program, gold, float_tolerance=1e-9).outcome == "correct"
 
 
-@needs_sandbox
+@pytest.mark.sandbox
 def test_other_assertions_run_beside_the_program_where_that_is_allowed() -> None:
     test = (
         "def check(candidate):\n    for i in range(3):\n        assert candidate(i) == i * 2\n"
@@ -284,7 +278,7 @@ def test_other_assertions_run_beside_the_program_where_that_is_allowed() -> None
     assert (verdict.outcome, "AssertionError" in verdict.answer) == ("wrong", True)
 
 
-@needs_sandbox
+@pytest.mark.sandbox
 def test_setup_runs_after_the_program_and_before_the_assertions() -> None:
     gold = gold_of_mbpp(["assert depth(root) == 2"], "root = Node(Node(None))")
     program = (
@@ -294,7 +288,7 @@ def test_setup_runs_after_the_program_and_before_the_assertions() -> None:
     assert graded(program, gold).outcome == "correct"
 
 
-@needs_sandbox
+@pytest.mark.sandbox
 def test_tests_go_on_after_one_that_stops_the_program() -> None:
     gold = json.dumps({"fn_name": "f", "inputs": [[0], [1], [2], [3]], "outputs": [0, 1, 2, 3]})
     program = "import os\ndef f(x):\n    if x == 1: os._exit(0)\n    return x"
@@ -306,7 +300,7 @@ def test_tests_go_on_after_one_that_stops_the_program() -> None:
     assert graded(program, gold, stop_at_failure=True).partial == 0.25
 
 
-@needs_sandbox
+@pytest.mark.sandbox
 def test_a_program_may_have_many_tests() -> None:
     numbers = range(150)
     texts = {"inputs": [f"{i}\n" for i in numbers], "outputs": [f"{i + 1}\n" for i in numbers]}
@@ -314,7 +308,7 @@ def test_a_program_may_have_many_tests() -> None:
     assert (verdict.outcome, verdict.answer) == ("correct", "150 tests passed")
 
 
-@needs_sandbox
+@pytest.mark.sandbox
 def test_all_tests_together_have_a_limit() -> None:
     gold = json.dumps({"fn_name": "f", "inputs": [[0]] * 50, "outputs": [0] * 50})
     verdict = graded("import time\ndef f(x): time.sleep(1); return x", gold, total_seconds=2.5)
@@ -323,7 +317,7 @@ def test_all_tests_together_have_a_limit() -> None:
     assert 0 < verdict.partial <= 2 / 50
 
 
-@needs_sandbox
+@pytest.mark.sandbox
 def test_packages_of_the_environment_can_be_imported_where_that_is_set() -> None:
     gold = json.dumps({"fn_name": "f", "inputs": [[2]], "outputs": [[1, 1]]})
     program = "import numpy\ndef f(x): return numpy.ones(x, int)"

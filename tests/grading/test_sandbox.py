@@ -18,9 +18,9 @@ from tasks.grading.grader import Answer, Grader, Verify
 from tasks.grading.sandbox import Session, Stopped
 from tasks.grading.sandbox_command import Sandbox, python
 from tasks.grading.sandbox_filter import seccomp_filter
-from tests.grading.test_code import ADD, SETTINGS, SUM, graded, needs_sandbox
+from tests.grading.test_code import ADD, SETTINGS, SUM, graded
 
-pytestmark = needs_sandbox
+pytestmark = pytest.mark.sandbox
 
 RIGHT_ADD = "def add(a, b): return a + b"
 RIGHT_SUM = "print(sum(map(int, input().split())))"

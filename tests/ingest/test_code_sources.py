@@ -9,7 +9,7 @@ import pytest
 
 from tasks.common.params import ParamsError
 from tasks.ingest.candidates import Row
-from tests.grading.test_code import graded, needs_sandbox
+from tests.grading.test_code import graded
 from tests.ingest.helpers import found, lines, preset
 
 APPS: dict[str, Any] = {
@@ -100,7 +100,7 @@ def test_tests_of_mbpp_that_cannot_be_read_are_rejected(tmp_path: Path) -> None:
     assert [one.reason for one in rejected] == ["malformed", "empty_answer", "missing_field"]
 
 
-@needs_sandbox
+@pytest.mark.sandbox
 def test_the_solutions_of_the_rows_are_correct_and_other_programs_are_not(tmp_path: Path) -> None:
     solutions = [json.loads(row["solutions"])[0] for row in (APPS, CALLS)]
     wrong = ["print(3)", "class Solution:\n    def add(self, a, b): return 3"]

@@ -3,8 +3,8 @@ older than the limit. With vLLM's servers see tests/engines/test_swaps.py."""
 
 import dataclasses
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,16 @@ CHANGES = {
     "learning_rate": 3e-2,
     "advantage": {"method": "rloo"},
 }
-PATIENCE = 0.5  # seconds
+POLL_SECONDS = 0.01
+SAMPLER = "sampler"  # the thread of the asynchronous loop
 
 
 class Swapping:
-    """An engine that takes new weights after the first token of its completions, if they come
-    then. `between` is called then."""
+    """An engine that takes new weights after the first token of its completions.
+
+    Sampling stops there (`between`) until the weights are new, or until the trainer waits for the
+    samples (`is_awaited`). New weights wait until sampling has stopped there, or has ended. So
+    weights change in the middle of completions whichever side is fast."""
 
     shares_weights = False
 
@@ -44,9 +48,10 @@ class Swapping:
         self.engine, self.policy_version = engine, 0
         self.name, self.version = engine.name, engine.version
         self.prefix_block = engine.prefix_block
-        self.changed, self.lock = threading.Event(), threading.Lock()
+        self.condition = threading.Condition(threading.RLock())
+        self.is_between = self.is_awaited = False
         self.num_swaps = 0
-        self.between: Callable[[], object] = lambda: self.changed.wait(PATIENCE)
+        self.between: Callable[[], object] = self.wait_for_weights
 
     @property
     def prefilled_tokens(self) -> int:
@@ -57,24 +62,40 @@ class Swapping:
 
     def set_weights(self, weights: Mapping[str, torch.Tensor], version: int | None = None) -> None:
         assert version is not None
-        with self.lock:
+        with self.condition:
             self.engine.set_weights(weights)
             self.policy_version = version
+            self.condition.notify_all()
 
     def swap_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        self.set_weights(weights, version)
+        with self.condition:
+            while not self.is_between and is_sampling():
+                self.condition.wait(POLL_SECONDS)
+            self.set_weights(weights, version)
         self.num_swaps += 1
-        self.changed.set()
+
+    def await_samples(self, is_awaited: bool) -> None:
+        with self.condition:
+            self.is_awaited = is_awaited
+            self.condition.notify_all()
+
+    def wait_for_weights(self) -> None:
+        version = self.policy_version
+        if threading.current_thread().name == SAMPLER:  # and not the trainer, which probes
+            self.condition.wait_for(lambda: self.is_awaited or self.policy_version != version)
 
     def part(self, request: Request) -> tuple[Samples, int]:
-        with self.lock:
+        with self.condition:
             return self.engine.generate(request), self.policy_version
 
     def generate(self, request: Request, *more: Any) -> Samples:
         sampling = dataclasses.replace(request.sampling, max_tokens=1)
-        self.changed.clear()
-        first, version = self.part(dataclasses.replace(request, sampling=sampling))
-        self.between()
+        with self.condition:
+            first, version = self.part(dataclasses.replace(request, sampling=sampling))
+            self.is_between = True
+            self.condition.notify_all()
+            self.between()
+            self.is_between = False
         going = [row for row, reason in enumerate(first.finish_reasons) if reason == "length"]
         owner_B = request.owner_B()
         rest = Request(
@@ -93,10 +114,26 @@ class Swapping:
         return dataclasses.replace(first, versions=versions)
 
 
+def is_sampling() -> bool:
+    return any(thread.name == SAMPLER for thread in threading.enumerate())
+
+
 def swapping(found: list[Swapping]) -> Callable[[Trainer], None]:
     def prepare(trainer: Trainer) -> None:
-        found.append(Swapping(trainer.collector.engine))
-        trainer.collector.engine = found[-1]
+        engine = trainer.collector.engine = Swapping(trainer.collector.engine)
+        timed = trainer.state.timed
+
+        @contextmanager
+        def noticed(part: str) -> Iterator[None]:
+            if part == "wait":
+                engine.await_samples(True)
+            with timed(part):
+                yield
+            if part == "wait":
+                engine.await_samples(False)
+
+        trainer.state.timed = noticed  # type: ignore[method-assign]
+        found.append(engine)
 
     return prepare
 
