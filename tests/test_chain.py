@@ -15,6 +15,7 @@ import yaml
 from tasks.common.artifacts import CURVE, DECISIONS, PROFILE, PROMPTS, STEPS, TRAIN_ROLLOUTS, Layout
 from tasks.common.files import read_json
 from tasks.common.sealed import read_sealed
+from tests.bench import stage_start
 from tests.policies import make_policy
 from tests.stages import run_stage
 from tests.train.worlds import make_world
@@ -102,6 +103,9 @@ def test_gsm8k_on_a_small_hugging_face_model(real_data: Path, tmp_path: Path) ->
     by_recipe = {row["recipe"]: row for row in board}
     assert by_recipe["grpo"]["flops_charged"]["profile"] == 0.0
     assert by_recipe["sgpo"]["flops_charged"]["profile"] > 0.0
+    benchmark = [sys.executable, "-m", "tests.bench.stage_start", str(layout.root), "--repeat", "1"]
+    measured = subprocess.run(benchmark, capture_output=True, text=True, check=True).stdout
+    assert [line.split()[0] for line in measured.splitlines()] == [*stage_start.STAGES]
 
 
 @pytest.mark.slow

@@ -7,8 +7,9 @@ For the embedded tiny policy and for a 53-million-parameter Qwen3 with random we
 are invented, so that every group has a gradient), on one thread. The matmul rate is measured around
 each part; settings that are compared see the same rollouts and alternate, A B A B, medians. Shares
 are executed FLOPs (the ledger's) over seconds over that rate: 100 % would be a program that does
-nothing but its matrix products, all of them large. Seconds are CPU seconds of this process, which
-another job on the same cores disturbs least; the verifier's own process, beside it, is not in them.
+nothing but its matrix products, all of them large. Seconds are CPU seconds of the thread that does
+the work, which another job on the same cores disturbs least. Grading runs in a thread beside the
+step, and the verifier in a process of its own, which is not measured.
 """
 
 import argparse
@@ -57,9 +58,9 @@ class Stopwatch:
     @contextmanager
     def measure(self, part: str) -> Iterator[None]:
         """Enter the CPU seconds of the block under `part`."""
-        started = time.process_time()
+        started = time.thread_time()
         yield
-        self.entries[part].append(time.process_time() - started)
+        self.entries[part].append(time.thread_time() - started)
 
     def wrap(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function`, its calls measured."""
@@ -121,7 +122,7 @@ def run_steps(
     step(trainer, Stopwatch(), invent_rewards)
     trainer.state = State(num_steps=trainer.state.num_steps)
     engine: Any = trainer.collector.engine
-    grader: Any = trainer.collector.grader
+    grader: Any = trainer.collector.grader.grader
     optimizer: Any = trainer.learner.optimizer
     engine.generate = watch.wrap("generate", engine.generate)
     grader.grade = watch.wrap("grade", grader.grade)
@@ -159,16 +160,16 @@ def step(trainer: Trainer, watch: Stopwatch, invent_rewards: bool) -> Rollouts:
 def step_parts(watch: Stopwatch, passes: Stopwatch) -> dict[str, float]:
     """Seconds of all steps by part. Forward and backward are measured apart, on the same
     rollouts."""
-    parts = {name: watch.total(name) for name in ("generate", "grade")}
-    parts |= {
+    update = {
         "update: forward": passes.total("forward"),
         "update: backward": passes.total("backward"),
+        "update: optimizer": watch.total("optimizer"),
     }
-    parts["update: optimizer"] = watch.total("optimizer")
-    parts["update: batches, clipping, statistics"] = max(
-        watch.total("update") - sum(list(parts.values())[2:]), 0.0
-    )
+    rest = max(watch.total("update") - sum(update.values()), 0.0)
+    parts = {"generate": watch.total("generate"), **update}
+    parts["update: batches, clipping, statistics"] = rest
     parts["advantages, record, ledger, seeds"] = max(watch.total("step") - sum(parts.values()), 0.0)
+    parts["grade, beside the step"] = watch.total("grade")
     return parts
 
 

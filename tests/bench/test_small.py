@@ -1,0 +1,66 @@
+"""Every benchmark runs in a small form, so that none is found broken when its figures are needed.
+
+Its figures are not checked: seconds of a small form mean nothing."""
+
+import importlib.util
+import logging
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent
+SMALL = {
+    "against_trl": "--steps 2 --rollouts 16 --repeats 1 --warmup 1",
+    "agreement": "",
+    "ahead": "--steps 2 --rollouts 16 --repeats 1",
+    "allocate_scale": "--prompts 1000",
+    "early": "--steps 2 --rollouts 16 --rows 8 --repeats 1",
+    "engine_parity": "--engines hf fake",
+    "engine_throughput": "--repeats 1",
+    "flips": "--flips 3 --follow 0",
+    "grading": "--answers 100 --repeats 1",
+    "ingest_scale": "--rows 1000 --near 500",
+    "profile_scale": "--rollouts 1600 --characters 100",
+    "programs": "--programs 2 --tests 2",
+    "provision": "--steps 4 --rollouts 16 --repeats 1",
+    "schedule": "--steps 3",
+    "simulate": "--recipes grpo sgpo --passes 1 --seeds 1",
+    "store_scale": "--rollouts 2000",
+    "throughput": "--steps 2 --rounds 1 --no-large --no-compile",
+}
+PARTS = {"flips_world", "side_trl", "side_winnow"}  # commands that the benchmarks start
+ELSEWHERE = {"stage_start"}  # it needs a finished run: tests/test_chain.py
+NEEDS = {
+    "agreement": [pytest.mark.real_data],
+    "engine_throughput": [pytest.mark.vllm],
+    "programs": [pytest.mark.sandbox],
+    "schedule": [pytest.mark.real_data],
+    "simulate": [pytest.mark.real_data],
+}
+
+
+def test_no_benchmark_is_left_out() -> None:
+    commands = {
+        path.stem
+        for path in FOLDER.glob("*.py")
+        if not path.stem.startswith("test_") and '__name__ == "__main__"' in path.read_text()
+    }
+    assert commands == {*SMALL, *PARTS, *ELSEWHERE}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [pytest.param(n, marks=NEEDS.get(n, []), id=n) for n in SMALL])
+def test_it_runs(
+    name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if name == "against_trl" and importlib.util.find_spec("trl") is None:
+        pytest.skip("TRL is not installed: `make bench` installs it")
+    monkeypatch.setattr(sys, "argv", [name, *SMALL[name].split()])
+    try:
+        runpy.run_module(f"tests.bench.{name}", run_name="__main__")
+    finally:
+        logging.disable(logging.NOTSET)
+    printed = capfd.readouterr().out
+    assert any(character.isdigit() for character in printed)
