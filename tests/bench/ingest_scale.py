@@ -64,9 +64,11 @@ def write_source(path: Path, count: int) -> None:
         file.writelines(json.dumps(row) + "\n" for row in problems(count))
 
 
-def run(folder: Path, source: Path, contamination: dict[str, Any]) -> dict[str, float]:
+def run(
+    folder: Path, source: Path, contamination: dict[str, Any], num_evaluation: int = NUM_EVALUATION
+) -> dict[str, float]:
     """One run of the stage on a fresh data root: seconds, peak memory in MB, and the rows of its
-    tables."""
+    tables. A fifth of the evaluation prompts are for validation."""
     values = yaml.safe_load(Path("params.yaml").read_text())
     fields = {
         "name": "made",
@@ -76,7 +78,11 @@ def run(folder: Path, source: Path, contamination: dict[str, Any]) -> dict[str, 
         "verifier": "numeric",
     }
     values["ingest"] |= {
-        "splits": {"train": None, "validation": 1000, "test": NUM_EVALUATION - 1000},
+        "splits": {
+            "train": None,
+            "validation": num_evaluation // 5,
+            "test": num_evaluation - num_evaluation // 5,
+        },
         "sources": [{"preset": "mapping", "settings": {"path": str(source), **fields}}],
         "contamination": contamination,
     }
@@ -123,12 +129,14 @@ def main() -> None:
     exact = {**NEAR, "overlap": None}
     with tempfile.TemporaryDirectory() as name:
         folder, source = Path(name), Path(name) / "rows.jsonl.gz"
-        for count in (10_000, options.rows // 4, options.rows):
+        for count in (options.rows // 100, options.rows // 4, options.rows):
             write_source(source, count)
-            show(f"{count:,} rows", run(folder, source, exact))
+            evaluation = min(NUM_EVALUATION, count // 2)
+            show(f"{count:,} rows", run(folder, source, exact, evaluation))
         for count in (options.near // 4, options.near):
             write_source(source, count)
-            without, found = run(folder, source, exact), run(folder, source, NEAR)
+            evaluation = min(NUM_EVALUATION, count // 2)
+            without, found = (run(folder, source, each, evaluation) for each in (exact, NEAR))
             show(f"{count:,} rows, exact", without)
             show(f"{count:,} rows, near", found)
             print(

@@ -19,9 +19,8 @@ SMALL = {
     "early": "--steps 2 --rollouts 16 --rows 8 --repeats 1",
     "engine_parity": "--engines hf fake",
     "engine_throughput": "--repeats 1",
-    "flips": "--flips 3 --follow 0",
     "grading": "--answers 100 --repeats 1",
-    "ingest_scale": "--rows 1000 --near 500",
+    "ingest_scale": "--rows 2000 --near 400",
     "profile_scale": "--rollouts 1600 --characters 100",
     "programs": "--programs 2 --tests 2",
     "provision": "--steps 4 --rollouts 16 --repeats 1",
@@ -30,8 +29,8 @@ SMALL = {
     "store_scale": "--rollouts 2000",
     "throughput": "--steps 2 --rounds 1 --no-large --no-compile",
 }
-PARTS = {"flips_world", "side_trl", "side_winnow"}  # commands that the benchmarks start
-ELSEWHERE = {"stage_start"}  # it needs a finished run: tests/test_chain.py
+PARTS = {"side_trl", "side_winnow"}  # commands that the benchmarks start
+ELSEWHERE = {"flips", "stage_start"}  # run by test_flips.py, and by tests/test_chain.py
 NEEDS = {
     "agreement": [pytest.mark.real_data],
     "engine_throughput": [pytest.mark.vllm],
