@@ -8,6 +8,8 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from tasks.common import params
 from tasks.common.artifacts import STEPS, TRAIN_ROLLOUTS
@@ -238,15 +240,35 @@ def test_gradient_norms_are_of_one_rollout_each(guesser: Path, tmp_path: Path) -
     batch = trainer.sample()
     assert batch is not None
     wanted = Features(gradient_norms=True)
-    seen, flops = trainer.learner.observe(batch.fresh, wanted, trainer.slots.loss)
+    seen, _ = trainer.learner.observe(batch.fresh, wanted, trainer.slots.loss)
     assert seen.gradient_norms_B is not None
     for row in (0, 5, 11):
         alone = batch.fresh.take(np.array([row]))
         one, _ = trainer.learner.observe(alone, wanted, trainer.slots.loss)
         assert one.gradient_norms_B == pytest.approx(seen.gradient_norms_B[row : row + 1], rel=1e-4)
-    plain, forward = trainer.learner.observe(batch.fresh, Features(), trainer.slots.loss)
+    plain, _ = trainer.learner.observe(batch.fresh, Features(), trainer.slots.loss)
     np.testing.assert_allclose(seen.logprobs_N, plain.logprobs_N, atol=1e-4)
-    assert flops > 3.9 * forward  # a pass for the features, and three for the norms
+
+
+@pytest.mark.parametrize("chunk", [1, 50])
+@pytest.mark.parametrize("layer", [None, -1])
+def test_gradient_norms_take_one_forward_and_its_backward(
+    layer: int | None, chunk: int, guesser: Path, tmp_path: Path
+) -> None:
+    """6PT, as they are charged; by torch's own counter. Of logits in chunks the head is computed
+    again."""
+    trainer = make_trainer(make_world(tmp_path, guesser, [4] * 6), batch=BATCH)
+    learner, loss = trainer.learner, trainer.slots.loss
+    learner.memory = dataclasses.replace(learner.memory, tokens_per_logprob_chunk=chunk)
+    batch = trainer.sample()
+    assert batch is not None
+    wanted = Features(hidden_layer=layer, gradient_norms=True)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as computed:
+        _, flops = learner.observe(batch.fresh, wanted, loss)
+    assert flops == pytest.approx(computed.get_total_flops(), rel=1e-3)
+    alone = [batch.fresh.take(np.array([row])) for row in range(12)]
+    forward = sum(learner.observe(each, Features(layer), loss)[1] for each in alone)
+    assert 3.0 * forward <= flops < 3.03 * forward
 
 
 def test_replay_and_batches_of_kept_rollouts_are_refused(guesser: Path, tmp_path: Path) -> None:
