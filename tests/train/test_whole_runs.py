@@ -95,7 +95,7 @@ def test_the_profiles_rollouts_are_trained_on_first(guesser: Path, tmp_path: Pat
     assert trainer.slots.replay.unscored() is None
     # the policy's own log-probabilities, as the profile's engine would have kept them
     seen = trainer.slots.replay.state.rollouts()
-    assert trainer.learner.log_ratios(seen, trainer.slots.loss).abs().max() < 1e-6
+    assert trainer.learner.log_ratios(seen, trainer.slots.loss)[0].abs().max() < 1e-6
     charged = dict(trainer.state.ledger.charged)
     tokens = float(held.tokens_B().sum())
     architecture = trainer.run.policy.architecture

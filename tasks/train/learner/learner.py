@@ -268,8 +268,9 @@ class Learner:
         self.version += 1
 
     @torch.no_grad()
-    def log_ratios(self, rollouts: Rollouts, loss: Loss) -> torch.Tensor:
-        """[N] the trainer's log-probabilities less the sampler's, of all completion tokens."""
+    def log_ratios(self, rollouts: Rollouts, loss: Loss) -> tuple[torch.Tensor, float]:
+        """[N] the trainer's log-probabilities less the sampler's, of all completion tokens, and the
+        FLOPs that this rank executed."""
         batches = self.micro_batches(rollouts, np.arange(len(rollouts.group_B)))
         fillers = self.fillers(rollouts, batches)
         objective = self.objective(loss)
@@ -279,7 +280,11 @@ class Learner:
         ]
         for filler in fillers:
             token_logprobs(self.model, filler, objective)
-        return torch.cat(parts).cpu()
+        flops = sum(
+            sum(batch_flops(self.policy.architecture, batch, objective.share_prompts))
+            for batch in [*batches, *fillers]
+        )
+        return torch.cat(parts).cpu(), flops
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         """The policy's weights by name, as engines take them. Where they are sharded, all ranks

@@ -233,7 +233,7 @@ class Collector:
         rates = np.asarray(correct[graded > 0] / graded[graded > 0])
         return rates, self.cost(request, samples)
 
-    def probe(self, prompts: Prompts, num_tokens: int) -> Rollouts:
+    def probe(self, prompts: Prompts, num_tokens: int) -> tuple[Rollouts, Cost]:
         """One short rollout of the first prompt, from this rank's engine; it is not graded."""
         sampling = replace(self.run.sampling, max_tokens=num_tokens)
         token_ids = prompts.token_ids(np.zeros(1, dtype=np.int64))
@@ -241,9 +241,10 @@ class Collector:
         samples = self.engine.generate(request)
         rows, is_replayed = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.bool_)
         reward = np.zeros(1)
-        return Rollouts(
+        rollouts = Rollouts(
             rows, token_ids, rows, samples, [""], ["wrong"], reward, rows, is_replayed, [{}]
         )
+        return rollouts, self.cost(request, samples)
 
     def cost(self, request: Request, samples: Samples) -> Cost:
         """What sampling executed. Tokens that were written before a call were counted then. A
