@@ -160,6 +160,85 @@ def test_rollouts_that_weigh_nothing_are_not_charged_and_move_nothing(
         make_trainer(layout, **changes, divisor="kept")
 
 
+def test_with_a_kl_term_all_that_is_kept_is_computed_and_charged(
+    guesser: Path, tmp_path: Path
+) -> None:
+    layout = make_world(tmp_path, guesser, [3] * 24)
+    pods = {"select": {"method": "pods", "keep": 2}, "batch": {**BATCH, "size": 24}}
+    for coefficient in (0.0, 0.1):
+        trainer = make_trainer(layout, **pods, kl_coefficient=coefficient)
+        batch = trainer.sample()
+        assert batch is not None
+        rng = trainer.rng(1)
+        estimate = trainer.estimate(batch.fresh, rng)
+        learn(trainer, batch)
+        tokens_B = batch.fresh.tokens_B()
+        weighs_B = estimate.has_advantage_B(batch.fresh)
+        assert 0 < tokens_B[weighs_B].sum() < tokens_B[estimate.keep_B].sum() < tokens_B.sum()
+        updated = tokens_B[estimate.keep_B if coefficient else weighs_B].sum()
+        ledger, architecture = trainer.state.ledger, trainer.run.policy.architecture
+        charged = charged_flops(architecture, updated=float(updated))
+        assert ledger.charged_mixed["update"] == charged
+        # of what is computed, prompts are read once a group
+        whole = charged_flops(architecture, updated=float(tokens_B[estimate.keep_B].sum()))
+        assert ledger.charged["update"] == whole
+        assert 0.3 * charged < ledger.executed["update"] < charged
+
+
+@pytest.mark.parametrize("normalize", ["token", "sequence", "constant"])
+@pytest.mark.parametrize("divisor", ["generated", "kept"])
+@pytest.mark.parametrize("keep", [2, 4])
+def test_the_kl_term_is_the_mean_over_what_is_kept(
+    keep: int, divisor: str, normalize: str, guesser: Path, tmp_path: Path
+) -> None:
+    """Its gradient by plain autograd, of whole rollouts one at a time."""
+    loss = {"method": "clip", "clip_low": 0.2, "clip_high": 0.2, "ratio": "token"}
+    trainer = make_trainer(
+        make_world(tmp_path, guesser, [4] * 6),
+        batch=BATCH,
+        kl_coefficient=0.5,
+        max_grad_norm=1e9,
+        divisor=divisor,
+        loss={**loss, "normalize": normalize},
+    )
+    batch, learner = trainer.sample(), trainer.learner
+    assert batch is not None
+    assert learner.reference is not None
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in learner.reference.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    keep_B = np.arange(12) % 4 < keep
+    num_tokens = len(batch.fresh.owner_N())
+    learner.compute_gradient(
+        batch.fresh, Estimate(keep_B, np.zeros(num_tokens), None), trainer.slots.loss
+    )
+    found = [parameter.grad.clone() for parameter in learner.model.parameters()]
+
+    def logprobs(model: torch.nn.Module, row: int) -> torch.Tensor:
+        prompt = batch.fresh.prompts[batch.fresh.group_B[row]]
+        completion = torch.tensor(batch.fresh.samples.token_ids[row])
+        ids = torch.cat([torch.tensor(prompt), completion])[None]
+        logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1]
+        return logits.log_softmax(-1).gather(-1, completion[:, None])[:, 0]
+
+    terms = []
+    for row in np.flatnonzero(keep_B):
+        mine = logprobs(learner.model, row)
+        gap = logprobs(learner.reference, row).detach() - mine
+        # the gradient of the ratio to the sampler, which is the policy itself
+        terms.append((mine - mine.detach()).exp() * (gap.exp() - gap - 1.0))
+    mean = {
+        "token": torch.cat(terms).mean(),
+        "sequence": torch.stack([term.mean() for term in terms]).mean(),
+        "constant": torch.cat(terms).sum() / (len(terms) * 8),
+    }[normalize]
+    expected = torch.autograd.grad(0.5 * mean, [*learner.model.parameters()])
+    assert max(float(part.abs().max()) for part in expected) > 1e-3
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5)
+
+
 def test_several_updates_move_on_from_the_scored_policy(guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, [4] * 24)
     updates = {"epochs": 2, "minibatches": 3}
