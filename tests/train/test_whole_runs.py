@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tasks.common import params
-from tasks.common.artifacts import STEPS, TRAIN_ROLLOUTS
+from tasks.common.artifacts import SAMPLES, STEPS, TRAIN_ROLLOUTS
 from tasks.common.ledger import charged_flops
 from tasks.common.params import ParamsError
 from tasks.train.loop.checkpoint import Checkpoints
@@ -121,6 +121,30 @@ def test_a_group_of_the_profile_larger_than_its_share_is_used_all_the_same(
     replay = {"method": "profile", "share": 0.1, "capacity": 4}
     trainer = make_trainer(layout, replay=replay, batch=BATCH)
     assert [row["num_replayed"] for row in run_steps(trainer, 5)] == [4, 4, 4, 4, 0]
+
+
+@pytest.mark.parametrize(
+    "ahead",
+    [
+        {"max_staleness": 1},
+        {"max_staleness": 3},
+        {"max_staleness": 1, "over_provision": 2.0},
+    ],
+)
+def test_no_group_of_the_profile_is_promised_to_two_batches(
+    ahead: dict[str, Any], guesser: Path, tmp_path: Path
+) -> None:
+    """Those that are sampled before others were learned from: every batch is full."""
+    layout = make_world(tmp_path, guesser, [2] * 80)
+    samples = layout.plan("r", 0) / "samples.parquet"
+    table = SAMPLES.read(samples)
+    short = pl.col("prompt_id").is_in(["p1", "p3"]) & pl.col("sample_index").is_in([0, 3])
+    SAMPLES.write(samples, table.filter(~short))  # of two rollouts, others of four
+    replay = {"method": "profile", "share": 0.5, "capacity": 5}
+    changes = {"replay": replay, "batch": BATCH, "max_steps": 8, **ahead}
+    steps = run_in_process(layout, changes).state.steps
+    assert [row["num_replayed"] for row in steps] == [6, 6, 4, 0, 0, 0, 0, 0]
+    assert [row["num_rollouts"] for row in steps] == [6, 6, 8, 12, 12, 12, 12, 12]
 
 
 def test_an_engines_own_log_probabilities_of_the_profile_are_not_taken_for_a_stale_engine(
@@ -348,6 +372,18 @@ def test_gradient_norms_take_one_forward_and_its_backward(
     alone = [batch.fresh.take(np.array([row])) for row in range(12)]
     forward = sum(learner.observe(each, Features(layer), loss)[1] for each in alone)
     assert 3.0 * forward <= flops < 3.03 * forward
+
+
+@pytest.mark.parametrize("name", ["poise", "value_probe", "posterior"])
+@pytest.mark.parametrize("replay", [RECENT, {"method": "profile", "share": 0.5, "capacity": 4}])
+def test_what_a_baseline_was_made_of_is_not_replayed(
+    name: str, replay: dict[str, Any], guesser: Path, tmp_path: Path
+) -> None:
+    layout = make_world(tmp_path, guesser, [4] * 6)
+    advantage = {"poise": "poise", "value_probe": "value_probe", "posterior": "winnow"}[name]
+    changes = {"advantage": PROJECT["recipes"][advantage]["train"]["advantage"]}
+    with pytest.raises(ParamsError, match=rf"{name} measures .* set train\.replay none"):
+        make_trainer(layout, **changes, replay=replay)
 
 
 def test_replay_and_batches_of_kept_rollouts_are_refused(guesser: Path, tmp_path: Path) -> None:

@@ -75,7 +75,8 @@ def sample(trainer: Trainer) -> Batch | None:
 
 def ask(trainer: Trainer, pool: Pool) -> bool:
     """Have control ask for a step's groups; False at the end of its plan."""
-    control, replayed = trainer.slots.control, trainer.start().replayed
+    control, promised = trainer.slots.control, sum(due.replayed for due in pool.due)
+    replayed = trainer.start(promised=promised).replayed
     choices = trainer.rng(CONTROL_STREAM, pool.asked)
     request = control.next(SoFar(None, 0, replayed), choices)
     if request is None:

@@ -81,10 +81,10 @@ class Trainer:
         limit, step = self.run.settings.max_steps, self.state.num_steps if step is None else step
         return limit is not None and step >= limit
 
-    def start(self, ahead: int = 0) -> Start:
+    def start(self, ahead: int = 0, promised: int = 0) -> Start:
         """What is to be known to sample the step that is `ahead` of this one, from the policy as it
-        is now."""
-        replayed = self.slots.replay.room(self.run.settings.batch)
+        is now. Replay will have given as much as `promised` to the steps before it."""
+        replayed = self.slots.replay.room(self.run.settings.batch, promised)
         return Start(self.state.num_steps + ahead, self.learner.version, replayed)
 
     def sample(self, start: Start | None = None) -> Batch | None:
