@@ -3,11 +3,13 @@
 *charged* is what a method asks for, whatever the implementation saves: 2 P T for every generated
 token, 6 P T for every token that enters the loss, 2 P T for every token scored by a reference,
 where T counts prompt and completion of every rollout. *charged_mixed* is the same, but charges an
-update only for rollouts whose advantage is not zero: nobody pays for a group without a gradient,
-whichever slot leaves it out. *charged_paper* is sGPO's flat rate (arXiv
-2606.08854): 2 P T for profiling, 12 P T for training with a reference model and 8 P T without.
-*executed* is what really ran: shared prompts once, dead groups skipped, padding of the update and
-attention included. Every account is in plain FLOPs and Float64: a 7B run overflows Int64.
+update only for rollouts that have a gradient: those whose advantage is not zero, and with a KL term
+all that are kept. So nobody pays for a dead group, whichever slot leaves it out. *charged_paper* is
+sGPO's flat rate (arXiv 2606.08854): 2 P T for profiling, 12 P T for training with a reference model
+and 8 P T without. *executed* is what really ran: shared prompts once, what is read again after a
+swap of weights or a stop, the probe of the engine after an update, dead groups skipped, padding of
+the update and attention included. Left out of it: what a server samples to be identified, a few
+tokens. Every account is in plain FLOPs and Float64: a 7B run overflows Int64.
 
 P counts what multiplies a token: the weights of the linear layers, the output head among them (tied
 or not), of a mixture of experts the active share; not the embedding look-up, not the norms."""

@@ -73,9 +73,10 @@ def crossed_interval(
 
     The variance of the mean is that of the seeds' means over S plus that of the prompts' means over
     P, less what both count of the noise of single answers (two-way random effects; Searle, Casella
-    and McCulloch, Variance Components, 1992), with Satterthwaite's degrees of freedom. A bootstrap
-    of two or three seeds is far too narrow where seeds differ, and of noise alone too wide (Owen,
-    Annals of Applied Statistics 1, 2007)."""
+    and McCulloch, Variance Components, 1992), with Satterthwaite's degrees of freedom. Where the
+    seeds' means are equal it is that of the prompts' means alone, or if prompts differ no more than
+    noise, that of the noise. A bootstrap of two or three seeds is far too narrow where seeds
+    differ, and of noise alone too wide (Owen, Annals of Applied Statistics 1, 2007)."""
     values = np.asarray(values_SP, dtype=np.float64)
     num_seeds, num_prompts = values.shape
     mean, seeds_S, prompts_P = values.mean(), values.mean(axis=1), values.mean(axis=0)
@@ -90,7 +91,10 @@ def crossed_interval(
             -float((rest**2).sum()) / freedom[2] / values.size,
         ]
     )
-    if terms[1] + terms[2] < 0:  # prompts that differ no more than noise
+    is_noise = terms[1] + terms[2] < 0  # prompts that differ no more than noise
+    if len(np.unique(seeds_S.round(12))) == 1:  # their variance is 0, and has no noise either
+        terms = np.abs(terms) * (np.arange(3) == (2 if is_noise else 1))
+    elif is_noise:
         terms[1:] = 0.0
     variance = terms.sum()
     width = stats.t.ppf(0.5 + confidence / 2, variance**2 / (terms**2 / freedom).sum())

@@ -20,7 +20,6 @@ from transformers import PreTrainedModel
 from tasks import engines
 from tasks.common import registry
 from tasks.common.files import ArtifactError
-from tasks.common.ledger import Architecture, decode_flops, prefill_flops
 from tasks.common.params import ParamsError, at_least
 from tasks.engines.memory import TrainingMemory, check_memory
 from tasks.models.policy import Policy
@@ -346,64 +345,3 @@ def check_lengths(request: Request, max_length: int) -> None:
 def sample_seed(*parts: Any) -> int:
     """Return a 63-bit seed from the parts that name a completion: the same on every machine."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1
-
-
-def turn_flops(
-    architecture: Architecture,
-    prompt_tokens: Sequence[int],
-    num_samples: Sequence[int],
-    is_action: Sequence[Sequence[bool]],
-    prefix_block: int,
-) -> npt.NDArray[np.float64]:
-    """Return the executed forward FLOPs of each of B conversations, whose tokens are the policy's
-    where `is_action` says so.
-
-    The first turns share their prompt's prefill. A later turn reads its whole context, but for the
-    whole blocks that a prefix cache has of it: all that was fed before, without the last token."""
-    turns_B = [turns_of(own) for own in is_action]
-    lengths = [turns[0][1] for turns in turns_B]
-    flops = sample_flops(architecture, prompt_tokens, num_samples, lengths, prefix_block)
-    prompt_B = np.repeat(prompt_tokens, num_samples).tolist()
-    for row, (prompt, turns) in enumerate(zip(prompt_B, turns_B, strict=True)):
-        fed = prompt + lengths[row] - 1
-        for start, length in turns[1:]:
-            read = prompt + start
-            flops[row] += prefill_flops(architecture, read)
-            flops[row] += decode_flops(architecture, read, length)
-            cached = fed // prefix_block * prefix_block if prefix_block > 1 else 0
-            if cached:
-                flops[row] -= prefill_flops(architecture, cached)
-            fed = read + length - 1
-    return flops
-
-
-def turns_of(is_action: Sequence[bool]) -> list[tuple[int, int]]:
-    """Return where each of the policy's turns begins, and its length. The first begins at 0."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], is_action, [False]]).astype(np.int8)))
-    return [(int(start), int(end - start)) for start, end in edges.reshape(-1, 2)]
-
-
-def sample_flops(
-    architecture: Architecture,
-    prompt_tokens: Sequence[int],
-    num_samples: Sequence[int],
-    completion_tokens: Sequence[int],
-    prefix_block: int,
-) -> npt.NDArray[np.float64]:
-    """Return the executed forward FLOPs of each of B completions; the shared part of a prefill is
-    split evenly over the prompt's completions.
-
-    `completion_tokens` has one entry a completion, in the order of `Samples`. Padding is not
-    counted. The contract suite compares this with torch's own counter."""
-    flops = np.zeros(len(completion_tokens))
-    start = 0
-    for length, count in zip(prompt_tokens, num_samples, strict=True):
-        # whole blocks are shared, except that the last token is computed for every completion
-        shared = (length - 1) // prefix_block * prefix_block if prefix_block > 1 else length
-        shared_flops = prefill_flops(architecture, shared)
-        own_flops = prefill_flops(architecture, length) - shared_flops if shared < length else 0.0
-        for row in range(start, start + count):
-            decode = decode_flops(architecture, length, completion_tokens[row])
-            flops[row] = shared_flops / count + own_flops + decode
-        start += count
-    return flops

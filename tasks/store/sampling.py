@@ -20,9 +20,9 @@ from tasks.engines.engine import (
     Request,
     Sampling,
     load_engine,
-    sample_flops,
     sample_seed,
 )
+from tasks.engines.flops import sample_flops
 from tasks.models.policy import Policy
 from tasks.models.prompts import decode
 from tasks.store import compaction

@@ -150,9 +150,9 @@ class Replay(Protocol):
     def add(self, rollouts: Rollouts) -> None:
         """Keep what is wanted of the step's fresh rollouts."""
 
-    def room(self, batch: BatchSettings) -> int:
+    def room(self, batch: BatchSettings, promised: int = 0) -> int:
         """How much of the next batch `draw` will give, in the batch's unit; the fresh share shrinks
-        by that."""
+        by that. As much as `promised` will be drawn before it, by batches that are asked for."""
         return 0
 
     def draw(self, rng: np.random.Generator, room: int, batch: BatchSettings) -> Rollouts | None:
@@ -291,7 +291,7 @@ def load_slots(
         )
     if estimate.fresh_only and settings.replay["method"] != "none":
         raise ParamsError(
-            f"train.advantage {name} measures a reward against earlier outcomes of its prompt, its "
+            f"train.advantage {name} measures a reward against what earlier rollouts came to, its "
             "own among them where it is replayed: set train.replay none"
         )
     if estimate.needs_group and (alone := int((plan.group_sizes_V == 1).sum())):

@@ -119,6 +119,19 @@ def test_more_seeds_of_noise_alone_narrow_the_interval() -> None:
     assert widths[0] > 1.2 * widths[1] > 1.2 * 1.2 * widths[2]
 
 
+def test_seeds_of_equal_means_leave_the_interval_of_the_prompts() -> None:
+    # prompts' means 1, 1/2, 1/2, 0: a variance of 1/6 over 4 prompts, t with 3 degrees of freedom
+    half = 3.182446 * (1 / 24) ** 0.5
+    expected = pytest.approx((0.5 - half, 0.5 + half), abs=1e-6)
+    assert crossed_interval([[1, 1, 0, 0], [1, 0, 1, 0]], (-1.0, 2.0)) == expected
+    # the prompts' means are equal, too: noise alone, a sum of squares of 2 over 3
+    half = 3.182446 * (2 / 3 / 8) ** 0.5
+    expected = pytest.approx((0.5 - half, 0.5 + half), abs=1e-6)
+    assert crossed_interval([[1, 1, 0, 0], [0, 0, 1, 1]], (-1.0, 2.0)) == expected
+    # all values are equal
+    assert crossed_interval(np.zeros((3, 40)), (-1.0, 1.0)) == equal_interval(0.0, 40, (-1.0, 1.0))
+
+
 def test_seeds_do_not_multiply_the_prompts() -> None:
     """Three equal seeds say of the prompts what one says."""
     values = np.random.default_rng(1).random(80)

@@ -1,6 +1,7 @@
 """The ledger's executed FLOPs against torch's own counter, on real models, attention as plain
 products: of a fused kernel on a CPU it counts nothing."""
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from tasks.common.ledger import (
     paper_training_flops,
     prefill_flops,
 )
-from tasks.engines.engine import Request, Sampling, sample_flops
+from tasks.engines.engine import Request, Samples, Sampling
+from tasks.engines.flops import completion_flops, sample_flops
 from tasks.engines.hf.engine import HfEngine
 from tasks.models.policy import describe, load_model, load_tokenizer, read_policy
 from tasks.train.learner.micro_batches import micro_batches
@@ -108,6 +110,68 @@ def test_prompt_is_counted_once_a_group_and_by_blocks() -> None:
         architecture, [10], [4], [1, 1, 1, 1], 4
     )  # 8 of 10 tokens are shared, 2 are read again
     np.testing.assert_allclose(blocks, [(2 * 60 * 8 + 2 * 40) / 4 + 2 * 60 * 2] * 4)
+
+
+@pytest.mark.usefixtures("plain_attention")
+def test_what_goes_on_after_a_swap_agrees_with_torchs_counter(qwen: Path) -> None:
+    model = load_model(qwen, dtype=torch.float32, device=torch.device("cpu"))
+    engine, sampling = HfEngine(model, [1], 64, 512), Sampling(1.0, 1.0, 0, 6, 0)
+    prompts, seeds = [[7, 20, 31, 5, 9], [40, 8, 8]], list(range(16))
+    request = Request(prompts, [8, 8], seeds, sampling)
+    with FlopCounterMode(display=False) as computed:
+        first = engine.generate(request)
+        going = [row for row, reason in enumerate(first.finish_reasons) if reason == "length"]
+        whole = [[*prompts[row // 8], *first.token_ids[row]] for row in going]
+        longer = dataclasses.replace(sampling, max_tokens=20)
+        second = engine.generate(
+            Request(whole, [1] * len(going), going, longer, written=[6] * len(going))
+        )
+    versions = [[0] * len(ids) for ids in first.token_ids]
+    for row, ids in zip(going, second.token_ids, strict=True):
+        first.token_ids[row] += ids
+        versions[row] += [1] * len(ids)
+    samples = dataclasses.replace(first, versions=versions)
+    found = completion_flops(architecture_of(model), request, samples, 1)
+    assert len(going) > 8
+    assert found == pytest.approx(computed.get_total_flops(), rel=0.03)
+
+
+# a token of the body costs 120, one of the head 80; attention costs nothing
+WITHOUT_ATTENTION = Architecture(
+    num_matmul_parameters=100, num_head_parameters=40, num_layers=0, attention_width=0
+)
+PROMPT = [5] * 10
+
+
+def flops_of(versions: list[list[int]], prefix_block: int) -> float:
+    """What completions of one prompt executed whose tokens these versions of the weights wrote."""
+    num = len(versions)
+    request = Request([PROMPT], [num], [0] * num, Sampling(1.0, 1.0, 0, 9, 0))
+    tokens = [[5] * len(each) for each in versions]
+    samples = Samples(tokens, [], ["stop"] * num, versions=versions)
+    return completion_flops(WITHOUT_ATTENTION, request, samples, prefix_block)
+
+
+def test_what_was_written_is_read_again_when_weights_are_swapped() -> None:
+    # 10 tokens are read, 2 fed back; then 10 + 3 are read and 1 fed; then 10 + 5 are read
+    assert flops_of([[0, 0, 0, 1, 1, 4]], 1) == 120 * (10 + 2 + 13 + 1 + 15) + 80 * (3 + 2 + 1)
+    assert flops_of([[0] * 6], 1) == 120 * (10 + 5) + 80 * 6
+    # both went on with version 1: a cache of blocks of 4 has 8 tokens of the prompt for the second
+    pair = [[0, 1], [0, 0, 1]]
+    alone = sum(flops_of([each], 4) for each in pair)
+    first = sample_flops(WITHOUT_ATTENTION, [10], [2], [1, 2], 4).sum()
+    assert flops_of(pair, 4) == first + 120 * (11 + 12 - 8) + 80 * 2 < alone
+    # with different versions there is nothing to share, not even where a completion begins
+    apart = [[0, 1], [2, 2, 3]]
+    assert flops_of(apart, 4) == sum(flops_of([each], 4) for each in apart)
+
+
+def test_what_was_stopped_is_read_again_when_it_goes_on() -> None:
+    prompts, sampling = [[*PROMPT, 7], [*PROMPT, 7, 7]], Sampling(1.0, 1.0, 0, 9, 0)
+    request = Request(prompts, [1, 1], [0, 1], sampling, written=[1, 2])
+    samples = Samples([[5], [5, 5]], [], ["stop", "stop"])
+    found = completion_flops(WITHOUT_ATTENTION, request, samples, 4)
+    assert found == 120 * (11 + 12 + 1 - 8) + 80 * 3
 
 
 def test_ledger_by_hand() -> None:

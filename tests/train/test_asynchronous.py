@@ -118,6 +118,7 @@ def test_the_first_update_is_that_of_the_synchronous_loop(guesser: Path, tmp_pat
         ("knapsack", 1),
         ("winnow", 1),
         ("dots_replay", 3),
+        ("profile_replay", 3),
         ("sagc", 1),
     ],
 )

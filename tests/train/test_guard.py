@@ -9,13 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from tasks.common.ledger import decode_flops, forward_flops, prefill_flops
+from tasks.engines.engine import OnEnded, Request, Samples, sample_seed
 from tasks.engines.hf.engine import HfEngine
 from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.loop.save import resume
 from tasks.train.loop.state import TrainingError
 from tasks.train.loop.sync import train
 from tasks.train.loop.trainer import Trainer
 from tasks.train.settings import CheckpointSettings
-from tests.train.worlds import make_trainer, make_world
+from tests.train.worlds import make_trainer, make_world, run_in_process
+
+SIZES = [4, 3, 4, 2, 2, 6] * 2
 
 
 class OwnWeights(HfEngine):
@@ -25,6 +30,13 @@ class OwnWeights(HfEngine):
         model = copy.deepcopy(trainer.learner.model)
         super().__init__(model, [1], 64, trainer.run.policy.max_length)
         self.lost, self.updates = lost, 0
+        self.probes: list[tuple[int, int]] = []  # tokens of prompt and completion
+
+    def generate(self, request: Request, on_ended: OnEnded | None = None) -> Samples:
+        samples = super().generate(request, on_ended)
+        if request.seeds == [sample_seed("probe")]:
+            self.probes.append((len(request.prompts[0]), len(samples.token_ids[0])))
+        return samples
 
     def set_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         self.updates += 1
@@ -33,7 +45,7 @@ class OwnWeights(HfEngine):
 
 
 def run(guesser: Path, root: Path, lost: set[int]) -> Trainer:
-    layout = make_world(root, guesser, [4, 3, 4, 2, 2, 6] * 2)
+    layout = make_world(root, guesser, SIZES)
     trainer = make_trainer(layout)
     trainer.collector.engine = OwnWeights(trainer, lost)
     checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=1)
@@ -52,6 +64,40 @@ def test_weights_that_arrive_are_let_through(guesser: Path, tmp_path: Path) -> N
     trainer = run(guesser, tmp_path, lost=set())
     assert trainer.learner.version == sum(row["updated"] for row in trainer.state.steps) > 3
     assert max(row["log_ratio_mean"] or 0.0 for row in trainer.state.steps) < 1e-5
+
+
+def test_what_the_probe_computes_is_executed_and_charged_to_nobody(
+    guesser: Path, tmp_path: Path
+) -> None:
+    trainer = run(guesser, tmp_path / "own", lost=set())
+    engine, ledger = trainer.collector.engine, trainer.state.ledger
+    assert isinstance(engine, OwnWeights)
+    assert len(engine.probes) == trainer.learner.version > 3
+    architecture = trainer.run.policy.architecture
+    sampled = scored = 0.0
+    for prompt, length in engine.probes:
+        fed = length - 1
+        sampled += prefill_flops(architecture, prompt) + decode_flops(architecture, prompt, length)
+        pairs = prompt**2 + fed * (prompt + fed)
+        scored += forward_flops(architecture, prompt + fed, length, pairs)
+    plain = run_in_process(make_world(tmp_path / "plain", guesser, SIZES), {}).state.ledger
+    assert ledger.executed["generate"] == pytest.approx(plain.executed["generate"] + sampled)
+    assert ledger.executed["score"] == pytest.approx(scored)
+    assert dataclasses.replace(ledger, executed={}) == dataclasses.replace(plain, executed={})
+
+
+def test_a_run_that_goes_on_has_executed_what_one_that_was_not_stopped_has(
+    guesser: Path, tmp_path: Path
+) -> None:
+    """The engine is probed once more, which is not the method's."""
+    layout = make_world(tmp_path, guesser, SIZES)
+    changes = {"max_staleness": 1, "max_steps": 2}  # the engine has a copy of the policy
+    trainer = run_in_process(layout, changes)
+    checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=1)
+    resumed = make_trainer(layout, **changes)
+    resume(resumed, checkpoints, None)
+    assert resumed.state.ledger == trainer.state.ledger
+    assert resumed.state.ledger.executed["score"] > 0
 
 
 def test_with_several_updates_a_batch_every_fresh_rollout_is_looked_at(

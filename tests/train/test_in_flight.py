@@ -16,6 +16,7 @@ import torch
 from tasks.common import params
 from tasks.common.artifacts import STEPS, TRAIN_ROLLOUTS
 from tasks.common.files import ArtifactError
+from tasks.common.ledger import decode_flops, prefill_flops
 from tasks.common.params import ParamsError
 from tasks.engines.engine import Engine, Request, Samples
 from tasks.train.loop.ahead import Ahead, mean_staleness, read_ahead, staleness
@@ -186,6 +187,27 @@ def test_a_checkpoint_keeps_what_was_swapped_into(guesser: Path, tmp_path: Path)
     np.testing.assert_array_equal(kept.fresh.versions_B, batch.fresh.versions_B)
     assert staleness(2, kept) == 2
     assert 0 < mean_staleness(2, kept) < 2
+
+
+def test_what_is_read_again_after_a_swap_is_in_the_executed_flops(
+    guesser: Path, tmp_path: Path
+) -> None:
+    """Every completion of two tokens and more goes on with new weights after its first."""
+    trainer = make_trainer(make_world(tmp_path, guesser, SIZES), **CHANGES)
+    engine = trainer.collector.engine = Swapping(trainer.collector.engine)
+    engine.between = lambda: engine.swap_weights(trainer.learner.weights(), 2)
+    with closing(trainer.collector.grader):
+        batch = trainer.sample()
+    assert batch is not None
+    fresh, architecture = batch.fresh, trainer.run.policy.architecture
+    prompts_B, lengths_B = fresh.prompt_tokens_B(), fresh.completion_tokens_B()
+    assert (lengths_B > 1).sum() > 8
+    expected = sum(prefill_flops(architecture, len(prompt)) for prompt in fresh.prompts)
+    for prompt, length in zip(prompts_B.tolist(), lengths_B.tolist(), strict=True):
+        if length > 1:
+            expected += prefill_flops(architecture, prompt + 1)
+            expected += decode_flops(architecture, prompt + 1, length - 1)
+    assert batch.costs[0].flops == pytest.approx(expected)
 
 
 def test_a_server_with_older_weights_than_asked_for_ends_the_run(

@@ -19,10 +19,8 @@ from tasks.engines.engine import (
     Request,
     Samples,
     Sampling,
-    sample_flops,
-    turn_flops,
-    turns_of,
 )
+from tasks.engines.flops import sample_flops, turn_flops, turns_of
 from tasks.grading.verifiers import numeric
 from tasks.models.prompts import render_reply
 from tasks.train.environments.environment import load_environment

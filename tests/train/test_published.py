@@ -392,24 +392,27 @@ def of_outcomes(num_correct: int, size: int) -> Rollouts:
 
 
 @pytest.mark.parametrize(
-    ("size", "rate", "shrink"),
+    ("size", "rate", "cost", "shrink"),
     [
-        (4, 0.25, 0.86),
-        (4, 0.5, 0.625),
-        (4, 0.875, 0.71),
-        (8, 0.125, 0.994),
-        (8, 0.25, 0.942),
-        (8, 0.5, 0.7266),
-        (8, 0.75, 0.827),
-        (16, 0.5, 0.804),
-        (64, 0.5, 0.90),
+        (4, 0.25, np.inf, 0.86),
+        (4, 0.5, np.inf, 0.625),
+        (4, 0.875, np.inf, 0.71),
+        (8, 0.125, np.inf, 0.994),
+        (8, 0.25, np.inf, 0.942),
+        (8, 0.5, np.inf, 0.7266),
+        (8, 0.75, np.inf, 0.827),
+        (16, 0.5, np.inf, 0.804),
+        (64, 0.5, np.inf, 0.90),
+        # groups of four correct are two-sided: the formula of the majority alone holds no more
+        (8, 0.5, 3.0, 0.7656),
+        (4, 0.25, 3.0, 0.8125),
     ],
 )
 def test_the_own_majority_shrinks_the_expected_gradient_and_does_not_turn_it(
-    size: int, rate: float, shrink: float
+    size: int, rate: float, cost: float, shrink: float
 ) -> None:
     """A prompt with one logit: its score is r - p, the gradient of its pass rate p (1 - p)."""
-    method = one_sided.Method(one_sided.Settings(update_cost=float("inf")))
+    method = one_sided.Method(one_sided.Settings(update_cost=cost))
     expected = 0.0
     for num in range(size + 1):
         rewards = np.array([1.0] * num + [0.0] * (size - num))

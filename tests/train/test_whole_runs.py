@@ -8,9 +8,11 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from tasks.common import params
-from tasks.common.artifacts import STEPS, TRAIN_ROLLOUTS
+from tasks.common.artifacts import SAMPLES, STEPS, TRAIN_ROLLOUTS
 from tasks.common.ledger import charged_flops
 from tasks.common.params import ParamsError
 from tasks.train.loop.checkpoint import Checkpoints
@@ -93,7 +95,7 @@ def test_the_profiles_rollouts_are_trained_on_first(guesser: Path, tmp_path: Pat
     assert trainer.slots.replay.unscored() is None
     # the policy's own log-probabilities, as the profile's engine would have kept them
     seen = trainer.slots.replay.state.rollouts()
-    assert trainer.learner.log_ratios(seen, trainer.slots.loss).abs().max() < 1e-6
+    assert trainer.learner.log_ratios(seen, trainer.slots.loss)[0].abs().max() < 1e-6
     charged = dict(trainer.state.ledger.charged)
     tokens = float(held.tokens_B().sum())
     architecture = trainer.run.policy.architecture
@@ -119,6 +121,30 @@ def test_a_group_of_the_profile_larger_than_its_share_is_used_all_the_same(
     replay = {"method": "profile", "share": 0.1, "capacity": 4}
     trainer = make_trainer(layout, replay=replay, batch=BATCH)
     assert [row["num_replayed"] for row in run_steps(trainer, 5)] == [4, 4, 4, 4, 0]
+
+
+@pytest.mark.parametrize(
+    "ahead",
+    [
+        {"max_staleness": 1},
+        {"max_staleness": 3},
+        {"max_staleness": 1, "over_provision": 2.0},
+    ],
+)
+def test_no_group_of_the_profile_is_promised_to_two_batches(
+    ahead: dict[str, Any], guesser: Path, tmp_path: Path
+) -> None:
+    """Those that are sampled before others were learned from: every batch is full."""
+    layout = make_world(tmp_path, guesser, [2] * 80)
+    samples = layout.plan("r", 0) / "samples.parquet"
+    table = SAMPLES.read(samples)
+    short = pl.col("prompt_id").is_in(["p1", "p3"]) & pl.col("sample_index").is_in([0, 3])
+    SAMPLES.write(samples, table.filter(~short))  # of two rollouts, others of four
+    replay = {"method": "profile", "share": 0.5, "capacity": 5}
+    changes = {"replay": replay, "batch": BATCH, "max_steps": 8, **ahead}
+    steps = run_in_process(layout, changes).state.steps
+    assert [row["num_replayed"] for row in steps] == [6, 6, 4, 0, 0, 0, 0, 0]
+    assert [row["num_rollouts"] for row in steps] == [6, 6, 8, 12, 12, 12, 12, 12]
 
 
 def test_an_engines_own_log_probabilities_of_the_profile_are_not_taken_for_a_stale_engine(
@@ -156,6 +182,85 @@ def test_rollouts_that_weigh_nothing_are_not_charged_and_move_nothing(
     monkeypatch.undo()
     with pytest.raises(ParamsError, match=r"train\.divisor kept would make"):
         make_trainer(layout, **changes, divisor="kept")
+
+
+def test_with_a_kl_term_all_that_is_kept_is_computed_and_charged(
+    guesser: Path, tmp_path: Path
+) -> None:
+    layout = make_world(tmp_path, guesser, [3] * 24)
+    pods = {"select": {"method": "pods", "keep": 2}, "batch": {**BATCH, "size": 24}}
+    for coefficient in (0.0, 0.1):
+        trainer = make_trainer(layout, **pods, kl_coefficient=coefficient)
+        batch = trainer.sample()
+        assert batch is not None
+        rng = trainer.rng(1)
+        estimate = trainer.estimate(batch.fresh, rng)
+        learn(trainer, batch)
+        tokens_B = batch.fresh.tokens_B()
+        weighs_B = estimate.has_advantage_B(batch.fresh)
+        assert 0 < tokens_B[weighs_B].sum() < tokens_B[estimate.keep_B].sum() < tokens_B.sum()
+        updated = tokens_B[estimate.keep_B if coefficient else weighs_B].sum()
+        ledger, architecture = trainer.state.ledger, trainer.run.policy.architecture
+        charged = charged_flops(architecture, updated=float(updated))
+        assert ledger.charged_mixed["update"] == charged
+        # of what is computed, prompts are read once a group
+        whole = charged_flops(architecture, updated=float(tokens_B[estimate.keep_B].sum()))
+        assert ledger.charged["update"] == whole
+        assert 0.3 * charged < ledger.executed["update"] < charged
+
+
+@pytest.mark.parametrize("normalize", ["token", "sequence", "constant"])
+@pytest.mark.parametrize("divisor", ["generated", "kept"])
+@pytest.mark.parametrize("keep", [2, 4])
+def test_the_kl_term_is_the_mean_over_what_is_kept(
+    keep: int, divisor: str, normalize: str, guesser: Path, tmp_path: Path
+) -> None:
+    """Its gradient by plain autograd, of whole rollouts one at a time."""
+    loss = {"method": "clip", "clip_low": 0.2, "clip_high": 0.2, "ratio": "token"}
+    trainer = make_trainer(
+        make_world(tmp_path, guesser, [4] * 6),
+        batch=BATCH,
+        kl_coefficient=0.5,
+        max_grad_norm=1e9,
+        divisor=divisor,
+        loss={**loss, "normalize": normalize},
+    )
+    batch, learner = trainer.sample(), trainer.learner
+    assert batch is not None
+    assert learner.reference is not None
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in learner.reference.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    keep_B = np.arange(12) % 4 < keep
+    num_tokens = len(batch.fresh.owner_N())
+    learner.compute_gradient(
+        batch.fresh, Estimate(keep_B, np.zeros(num_tokens), None), trainer.slots.loss
+    )
+    found = [parameter.grad.clone() for parameter in learner.model.parameters()]
+
+    def logprobs(model: torch.nn.Module, row: int) -> torch.Tensor:
+        prompt = batch.fresh.prompts[batch.fresh.group_B[row]]
+        completion = torch.tensor(batch.fresh.samples.token_ids[row])
+        ids = torch.cat([torch.tensor(prompt), completion])[None]
+        logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1]
+        return logits.log_softmax(-1).gather(-1, completion[:, None])[:, 0]
+
+    terms = []
+    for row in np.flatnonzero(keep_B):
+        mine = logprobs(learner.model, row)
+        gap = logprobs(learner.reference, row).detach() - mine
+        # the gradient of the ratio to the sampler, which is the policy itself
+        terms.append((mine - mine.detach()).exp() * (gap.exp() - gap - 1.0))
+    mean = {
+        "token": torch.cat(terms).mean(),
+        "sequence": torch.stack([term.mean() for term in terms]).mean(),
+        "constant": torch.cat(terms).sum() / (len(terms) * 8),
+    }[normalize]
+    expected = torch.autograd.grad(0.5 * mean, [*learner.model.parameters()])
+    assert max(float(part.abs().max()) for part in expected) > 1e-3
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5)
 
 
 def test_several_updates_move_on_from_the_scored_policy(guesser: Path, tmp_path: Path) -> None:
@@ -238,15 +343,47 @@ def test_gradient_norms_are_of_one_rollout_each(guesser: Path, tmp_path: Path) -
     batch = trainer.sample()
     assert batch is not None
     wanted = Features(gradient_norms=True)
-    seen, flops = trainer.learner.observe(batch.fresh, wanted, trainer.slots.loss)
+    seen, _ = trainer.learner.observe(batch.fresh, wanted, trainer.slots.loss)
     assert seen.gradient_norms_B is not None
     for row in (0, 5, 11):
         alone = batch.fresh.take(np.array([row]))
         one, _ = trainer.learner.observe(alone, wanted, trainer.slots.loss)
         assert one.gradient_norms_B == pytest.approx(seen.gradient_norms_B[row : row + 1], rel=1e-4)
-    plain, forward = trainer.learner.observe(batch.fresh, Features(), trainer.slots.loss)
+    plain, _ = trainer.learner.observe(batch.fresh, Features(), trainer.slots.loss)
     np.testing.assert_allclose(seen.logprobs_N, plain.logprobs_N, atol=1e-4)
-    assert flops > 3.9 * forward  # a pass for the features, and three for the norms
+
+
+@pytest.mark.parametrize("chunk", [1, 50])
+@pytest.mark.parametrize("layer", [None, -1])
+def test_gradient_norms_take_one_forward_and_its_backward(
+    layer: int | None, chunk: int, guesser: Path, tmp_path: Path
+) -> None:
+    """6PT, as they are charged; by torch's own counter. Of logits in chunks the head is computed
+    again."""
+    trainer = make_trainer(make_world(tmp_path, guesser, [4] * 6), batch=BATCH)
+    learner, loss = trainer.learner, trainer.slots.loss
+    learner.memory = dataclasses.replace(learner.memory, tokens_per_logprob_chunk=chunk)
+    batch = trainer.sample()
+    assert batch is not None
+    wanted = Features(hidden_layer=layer, gradient_norms=True)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as computed:
+        _, flops = learner.observe(batch.fresh, wanted, loss)
+    assert flops == pytest.approx(computed.get_total_flops(), rel=1e-3)
+    alone = [batch.fresh.take(np.array([row])) for row in range(12)]
+    forward = sum(learner.observe(each, Features(layer), loss)[1] for each in alone)
+    assert 3.0 * forward <= flops < 3.03 * forward
+
+
+@pytest.mark.parametrize("name", ["poise", "value_probe", "posterior"])
+@pytest.mark.parametrize("replay", [RECENT, {"method": "profile", "share": 0.5, "capacity": 4}])
+def test_what_a_baseline_was_made_of_is_not_replayed(
+    name: str, replay: dict[str, Any], guesser: Path, tmp_path: Path
+) -> None:
+    layout = make_world(tmp_path, guesser, [4] * 6)
+    advantage = {"poise": "poise", "value_probe": "value_probe", "posterior": "winnow"}[name]
+    changes = {"advantage": PROJECT["recipes"][advantage]["train"]["advantage"]}
+    with pytest.raises(ParamsError, match=rf"{name} measures .* set train\.replay none"):
+        make_trainer(layout, **changes, replay=replay)
 
 
 def test_replay_and_batches_of_kept_rollouts_are_refused(guesser: Path, tmp_path: Path) -> None:

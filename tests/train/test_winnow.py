@@ -13,7 +13,7 @@ from tasks.train.methods.advantage import posterior, rloo
 from tasks.train.methods.control import information
 from tasks.train.pass_rates import LIKENESS_WEIGHT, PassRates, PriorSettings, strata_of
 from tasks.train.rollouts import Rollouts
-from tasks.train.settings import TrainSettings
+from tasks.train.settings import BatchSettings, TrainSettings
 from tasks.train.slots import load_slots
 from tests.train.steps import START, answer_to, passes_of, prompts_of, rollouts_of
 
@@ -251,6 +251,32 @@ def test_what_a_rollout_is_worth() -> None:
     found = method.worth(np.array([0.0, 0.5, 0.25, 0.9]))
     # at one half all are updated; further out the rarer outcome alone
     assert found == pytest.approx([0.0, 0.25 / 4, 0.1875 * 0.75 / 1.75, 0.09 * 0.9 / 1.3])
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("spread", [0.5, 1.0])
+def test_what_the_baseline_loses_on_prompts_of_its_own_choice(spread: float, size: int) -> None:
+    """About a tenth of the information: prompts are chosen where the posterior says that there is
+    some. True rates from Beta(a, a), settings of `winnow`, 60 steps of 128 rollouts."""
+    rng, lost, all_of_it = np.random.default_rng(0), 0.0, 0.0
+    true_P, prior = rng.beta(spread, spread, 600), PriorSettings(8.0, 8.0, 64.0)
+    prompts = prompts_of(600).with_columns(prompt=pl.lit("?"), level=pl.lit(""))
+    plan = passes_of(600, size, 20, BatchSettings("rollouts", 128, "generated"))
+    control = information.Method(information.Settings(3.0, 2, prior), plan, prompts)
+    method = posterior.Method(posterior.Settings(0.0, prior), prompts)
+    for step in range(60):
+        request = control.next(START, rng)
+        assert request is not None
+        rates_B = np.repeat(true_P[request.prompt_rows], request.counts)
+        outcomes_B = (rng.random(len(rates_B)) < rates_B).astype(float)
+        rollouts = answer_to(request, outcomes_B.tolist())
+        if step >= 20:
+            baseline_B = outcomes_B - method(rollouts)
+            lost += float(((baseline_B - rates_B) ** 2).sum())
+            all_of_it += float((rates_B * (1 - rates_B) + (baseline_B - rates_B) ** 2).sum())
+        control.observe(rollouts)
+        method.observe(rollouts)
+    assert 0.08 < lost / all_of_it < 0.13
 
 
 def test_the_budget_of_the_plan_is_spent_and_no_more() -> None:

@@ -140,7 +140,8 @@ class Learner:
         )
 
     def has_gradient(self, rollouts: Rollouts, estimate: Estimate) -> Bools:
-        """[B] the kept rollouts with a gradient. Advantage 0 has none, without a KL term."""
+        """[B] the kept rollouts with a gradient: they are computed, and charged in `charged_mixed`.
+        Advantage 0 has none, without a KL term."""
         keep_B = estimate.keep_B
         return keep_B if self.reference is not None else keep_B & estimate.has_advantage_B(rollouts)
 
@@ -155,6 +156,8 @@ class Learner:
         fillers = self.fillers(rollouts, batches)
         flat = Flat(estimate.advantages_N, rollouts.trained_N(), estimate.old_N, self.version)
         totals = self.totals(rollouts, estimate.keep_B)
+        kept = self.sums(rollouts, estimate.keep_B)
+        objective, architecture = self.objective(loss), self.policy.architecture
         self.optimizer.zero_grad(set_to_none=True)
         # in evaluation mode transformers keeps all activations; and changing it takes time
         is_checkpointing = self.memory.activation_checkpointing
@@ -162,12 +165,10 @@ class Learner:
             self.model.train()
         with self.autocast():
             stats = accumulate_gradients(
-                self.model, batches, flat, self.objective(loss), totals, self.policy.architecture
+                self.model, batches, flat, objective, totals, architecture, kept
             )
             for filler in fillers:
-                nothing = accumulate_nothing(
-                    self.model, filler, self.objective(loss), self.policy.architecture
-                )
+                nothing = accumulate_nothing(self.model, filler, objective, architecture)
                 stats = merge_stats([stats, nothing])
         if is_checkpointing:
             self.model.eval()
@@ -256,7 +257,10 @@ class Learner:
     def totals(self, rollouts: Rollouts, keep_B: Bools) -> StepTotals:
         """What the loss may divide by, as `train.divisor` has it."""
         is_kept = self.settings.divisor == "kept"
-        counted_B = keep_B if is_kept else ~rollouts.is_error_B()
+        return self.sums(rollouts, keep_B if is_kept else ~rollouts.is_error_B())
+
+    def sums(self, rollouts: Rollouts, counted_B: Bools) -> StepTotals:
+        """The totals of the rollouts that `counted_B` marks."""
         num_tokens = int((rollouts.trained_N() & counted_B[rollouts.owner_N()]).sum())
         return StepTotals(num_tokens, int(counted_B.sum()), self.sampling.max_tokens)
 
@@ -268,8 +272,9 @@ class Learner:
         self.version += 1
 
     @torch.no_grad()
-    def log_ratios(self, rollouts: Rollouts, loss: Loss) -> torch.Tensor:
-        """[N] the trainer's log-probabilities less the sampler's, of all completion tokens."""
+    def log_ratios(self, rollouts: Rollouts, loss: Loss) -> tuple[torch.Tensor, float]:
+        """[N] the trainer's log-probabilities less the sampler's, of all completion tokens, and the
+        FLOPs that this rank executed."""
         batches = self.micro_batches(rollouts, np.arange(len(rollouts.group_B)))
         fillers = self.fillers(rollouts, batches)
         objective = self.objective(loss)
@@ -279,7 +284,11 @@ class Learner:
         ]
         for filler in fillers:
             token_logprobs(self.model, filler, objective)
-        return torch.cat(parts).cpu()
+        flops = sum(
+            sum(batch_flops(self.policy.architecture, batch, objective.share_prompts))
+            for batch in [*batches, *fillers]
+        )
+        return torch.cat(parts).cpu(), flops
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         """The policy's weights by name, as engines take them. Where they are sharded, all ranks

@@ -8,6 +8,7 @@ Legend: B rollouts, N their completion tokens, D hidden size.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,13 @@ from tasks.models.packing import forward_rows
 from tasks.models.transfer import chosen, to_host
 from tasks.train.learner.micro_batches import MicroBatch
 from tasks.train.learner.sharding import call
-from tasks.train.learner.update import Objective, batch_flops, chunked_logprobs, token_logprobs
+from tasks.train.learner.update import (
+    Objective,
+    batch_flops,
+    chunked_logprobs,
+    token_logprobs,
+    update_flops,
+)
 from tasks.train.rollouts import Bools, Features, Ints, Observed, Singles
 
 PROMPT_TOKENS = 10  # at the end of a prompt, whose hidden states are averaged (as in POISE)
@@ -42,24 +49,29 @@ def observe(
     prompts: list[torch.Tensor] = []
     hidden: list[Singles] = []
     flops = 0.0
+    # hidden states are taken of whole rows
+    shared = objective.share_prompts and features.hidden_layer is None
+    objective = replace(objective, share_prompts=shared)
     for batch in batches:
-        if features.gradient_norms:
-            norms.append(gradient_norm(model, batch, objective, own_N[batch.places_N]))
-            flops += 3.0 * sum(batch_flops(architecture, batch, objective.share_prompts))
-        with torch.no_grad():
+        with torch.set_grad_enabled(features.gradient_norms):
             if features.hidden_layer is None:
                 logprobs_N, entropies_N = token_logprobs(model, batch, objective)
             else:
                 logprobs_N, entropies_N, layer = call(
                     compute_states, model, batch, objective, features.hidden_layer
                 )
+                layer = layer.detach()
                 hidden.append(batch.whole.predicting(layer).float().cpu().numpy())
                 prompts.append(prompt_means(layer, batch.whole.prompt_ends_B))
-        shared = objective.share_prompts and features.hidden_layer is None
-        flops += sum(batch_flops(architecture, batch, shared))
+        if features.gradient_norms:
+            assert len(batch.rows) == 1  # of several, each would need a backward pass over all
+            norms.append(gradient_norm(model, logprobs_N, own_N[batch.places_N]))
+            flops += update_flops(model, batch, objective, architecture)
+        else:
+            flops += sum(batch_flops(architecture, batch, objective.share_prompts))
         if objective.share_prompts:
             batch.shared[0].biases.clear()  # those of all micro-batches may not fit
-        logprobs.append(logprobs_N.float())
+        logprobs.append(logprobs_N.detach().float())
         entropies.append(entropies_N.float())
     nothing = torch.zeros(0, device=model.device)
     lists = logprobs, entropies, norms, prompts
@@ -94,13 +106,8 @@ def prompt_means(hidden_BLD: torch.Tensor, last_B: torch.Tensor) -> torch.Tensor
     return torch.einsum("bld,bl->bd", hidden_BLD.float(), weights)
 
 
-def gradient_norm(
-    model: PreTrainedModel, batch: MicroBatch, objective: Objective, own_N: Bools
-) -> torch.Tensor:
-    """[1] the norm of the gradient of the log-probability of a micro-batch's only rollout: of
-    several, each would need a backward pass over all."""
-    assert len(batch.rows) == 1
-    logprobs_N, _ = token_logprobs(model, batch, objective)
+def gradient_norm(model: PreTrainedModel, logprobs_N: torch.Tensor, own_N: Bools) -> torch.Tensor:
+    """[1] the norm of the gradient of a rollout's log-probability, of its own tokens."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     own = chosen(own_N, logprobs_N.device)
     gradients = torch.autograd.grad(logprobs_N[own].sum(), parameters, allow_unused=True)

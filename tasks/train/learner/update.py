@@ -135,9 +135,11 @@ def accumulate_gradients(
     objective: Objective,
     totals: StepTotals,
     architecture: Architecture,
+    kept: StepTotals | None = None,
 ) -> UpdateStats:
     """Add the gradient of the whole step's objective to the parameters. The rollouts' old
-    log-probabilities are the policy's own where `flat` has none."""
+    log-probabilities are the policy's own where `flat` has none. The loss is divided by `totals`,
+    the KL term by the totals of the `kept` rollouts, over which it is summed; None: all are."""
     stats, unread = UpdateStats(), Unread()
     for batch in batches:
         reference_N = reference_logprobs(batch, objective)
@@ -163,10 +165,10 @@ def accumulate_gradients(
         )
         part, sums = objective.loss(tokens, totals)
 
-        # the pull towards the reference, averaged as the loss is
+        # the pull towards the reference, averaged as the loss is, but over what is kept
         if reference_N is not None:
             kl_N = unbiased_kl(tokens, reference_N[own])
-            kl = average(kl_N, tokens, totals, objective.loss.normalize)
+            kl = average(kl_N, tokens, kept or totals, objective.loss.normalize)
             part = part + objective.kl_coefficient * kl
             unread.add(kl=kl_N.sum())
             stats.reference_flops += sum(batch_flops(architecture, batch, objective.share_prompts))

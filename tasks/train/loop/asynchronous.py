@@ -70,7 +70,7 @@ def train(
         if trainer.run.settings.in_flight_updates:
             trainer.sync_engine()
         if ahead is None:
-            sampler.begin(0)
+            sampler.begin([])
             ahead = Ahead(sampler.take(), 0.0)
         while True:
             # the engine is idle and has the newest weights
@@ -79,7 +79,7 @@ def train(
                 break
 
             # sample the next round, learn from this one
-            sampler.begin(len(ahead.batches))
+            sampler.begin(ahead.batches)
             rows = []
             for batch in ahead.batches:
                 rows.append(learn_and_record(trainer, batch, checkpoints, record))
@@ -171,9 +171,12 @@ class Sampler:
         if self.result is not None and kind is not KeyboardInterrupt:
             self.result.exception()
 
-    def begin(self, ahead: int) -> None:
-        """Sample a round, whose first batch is that of the step `ahead` of this one."""
-        starts = [self.trainer.start(ahead + place) for place in range(self.num_batches)]
+    def begin(self, ahead: Sequence[Batch]) -> None:
+        """Sample a round, which comes after the batches `ahead` of it."""
+        starts, promised = list[Start](), sum(batch.replayed for batch in ahead)
+        for place in range(self.num_batches):
+            starts.append(self.trainer.start(len(ahead) + place, promised))
+            promised += starts[-1].replayed
         self.result, self.began = Future(), time.perf_counter()
         # it must not keep a process alive that is to end at once
         threading.Thread(

@@ -17,7 +17,8 @@ def charge(
     generated = float(batch.fresh.tokens_B().sum())
     epochs = trainer.run.settings.updates.epochs
     updated = epochs * float(rollouts.tokens_B()[estimate.keep_B].sum())
-    mixed = epochs * float(rollouts.tokens_B()[estimate.has_advantage_B(rollouts)].sum())
+    has_gradient_B = trainer.learner.has_gradient(rollouts, estimate)
+    mixed = epochs * float(rollouts.tokens_B()[has_gradient_B].sum())
     has_reference, factor = trainer.learner.reference is not None, trainer.learner.update_factor
     rollout = charged_flops(architecture, generated=generated)
     kept = updated / epochs  # the reference does not change from epoch to epoch

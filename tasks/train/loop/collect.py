@@ -4,7 +4,6 @@ graded.
 
 import itertools
 import logging
-import operator
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -20,11 +19,9 @@ from tasks.engines.engine import (
     Engine,
     Request,
     Samples,
-    sample_flops,
     sample_seed,
-    turn_flops,
-    turns_of,
 )
+from tasks.engines.flops import completion_flops, turns_of
 from tasks.grading.background import BackgroundGrader
 from tasks.grading.grader import Answer
 from tasks.grading.verdict import Verdict
@@ -236,7 +233,7 @@ class Collector:
         rates = np.asarray(correct[graded > 0] / graded[graded > 0])
         return rates, self.cost(request, samples)
 
-    def probe(self, prompts: Prompts, num_tokens: int) -> Rollouts:
+    def probe(self, prompts: Prompts, num_tokens: int) -> tuple[Rollouts, Cost]:
         """One short rollout of the first prompt, from this rank's engine; it is not graded."""
         sampling = replace(self.run.sampling, max_tokens=num_tokens)
         token_ids = prompts.token_ids(np.zeros(1, dtype=np.int64))
@@ -244,29 +241,21 @@ class Collector:
         samples = self.engine.generate(request)
         rows, is_replayed = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.bool_)
         reward = np.zeros(1)
-        return Rollouts(
+        rollouts = Rollouts(
             rows, token_ids, rows, samples, [""], ["wrong"], reward, rows, is_replayed, [{}]
         )
+        return rollouts, self.cost(request, samples)
 
     def cost(self, request: Request, samples: Samples) -> Cost:
-        """What sampling executed. What was written before is read again, which takes FLOPs; it was
-        counted as tokens then. A completion that was stopped is no rollout yet, and one that was
-        not begun took nothing."""
+        """What sampling executed. Tokens that were written before a call were counted then. A
+        completion that was stopped is no rollout yet, and one that was not begun took nothing."""
         lengths_B = np.array([len(ids) for ids in samples.token_ids], dtype=np.int64)
-        prompt_tokens = [len(ids) for ids in request.prompts]
+        prompts_B = np.array([len(ids) for ids in request.prompts])[request.owner_B()]
+        is_new_B = (lengths_B > 0) & (request.written_B() == 0)
+        tokens = int(lengths_B.sum() + prompts_B[is_new_B].sum())
         architecture, block = self.run.policy.architecture, self.engine.prefix_block
-        begun = lengths_B > 0
-        counts = np.bincount(request.owner_B()[begun], minlength=len(prompt_tokens)).tolist()
-        if samples.is_action is None:
-            lengths = lengths_B[begun].tolist()
-            flops = sample_flops(architecture, prompt_tokens, counts, lengths, block)
-        else:
-            own = samples.is_action
-            flops = turn_flops(architecture, prompt_tokens, request.counts, own, block)
-        is_new = [not written for written in request.written or [0] * len(counts)]
-        prompted = sum(itertools.compress(map(operator.mul, prompt_tokens, counts), is_new))
-        ended = len(lengths_B) - samples.finish_reasons.count("abort")
-        return Cost(float(flops.sum()), int(lengths_B.sum()) + prompted, ended)
+        flops = completion_flops(architecture, request, samples, block)
+        return Cost(flops, tokens, len(lengths_B) - samples.finish_reasons.count("abort"))
 
 
 class Early:

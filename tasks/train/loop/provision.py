@@ -12,7 +12,6 @@ correct for it.
 What is whole first is short: batches are easier early and longer late than those without. Left out:
 controls that ask again once they see a step's rollouts, and running beside the update."""
 
-import itertools
 import math
 import time
 from collections.abc import Sequence
@@ -76,7 +75,8 @@ def sample(trainer: Trainer) -> Batch | None:
 
 def ask(trainer: Trainer, pool: Pool) -> bool:
     """Have control ask for a step's groups; False at the end of its plan."""
-    control, replayed = trainer.slots.control, trainer.start().replayed
+    control, promised = trainer.slots.control, sum(due.replayed for due in pool.due)
+    replayed = trainer.start(promised=promised).replayed
     choices = trainer.rng(CONTROL_STREAM, pool.asked)
     request = control.next(SoFar(None, 0, replayed), choices)
     if request is None:
@@ -232,30 +232,16 @@ def cost_of(trainer: Trainer, groups: Sequence[Group]) -> Cost:
     """What sampling these groups took, from the versions of their tokens: at each other version
     they were read again."""
     prompts = trainer.prompts.token_ids(np.array([group.prompt_row for group in groups], np.int64))
-    asked, counts, written = list[list[int]](), list[int](), list[int]()
-    samples = Samples([], [], [])
-    for prompt, group in zip(prompts, groups, strict=True):
-        first: dict[int, list[Row]] = {}  # by version; they shared a prefill
-        for row in group.rows:
-            first.setdefault(row.versions[0], []).append(row)
-        parts = [(rows, 0) for rows in first.values()]
-        parts += [([row], start) for row in group.rows for start in changes(row.versions)]
-        for rows, start in parts:
-            asked.append([*prompt, *rows[0].token_ids[:start]])
-            counts.append(len(rows))
-            written.append(start)
-            for row in rows:
-                end = next((place for place in changes(row.versions) if place > start), None)
-                samples.token_ids.append(row.token_ids[start:end])
-                samples.finish_reasons.append(row.reason if end is None else GOING)
-    request = Request(asked, counts, [0] * sum(counts), trainer.run.sampling, written=written)
+    counts = [len(group.rows) for group in groups]
+    rows = [row for group in groups for row in group.rows]
+    samples = Samples(
+        [row.token_ids for row in rows],
+        [row.logprobs for row in rows],
+        [row.reason for row in rows],
+        versions=[row.versions for row in rows],
+    )
+    request = Request(prompts, counts, [row.seed for row in rows], trainer.run.sampling)
     return trainer.collector.cost(request, samples)
-
-
-def changes(versions: Sequence[int]) -> list[int]:
-    """The places whose version is not that of the place before."""
-    pairs = enumerate(itertools.pairwise(versions), start=1)
-    return [place for place, (before, after) in pairs if before != after]
 
 
 def measurements(trainer: Trainer, batch: Batch, version: int) -> dict[str, float]:

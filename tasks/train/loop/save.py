@@ -117,11 +117,13 @@ def restore(trainer: Trainer, loaded: Loaded) -> None:
             for slot in trainer.slots.states()
         }
     )
+    trainer.learner.version = numbers["version"]
+    trainer.state.num_steps = numbers["num_steps"]
+    trainer.sync_engine()
+    # after the engine's probe, which a run that was not stopped would not have made
     trainer.state.fill(numbers, tables["steps"].to_dicts(), tables["curve"].to_dicts())
     if trainer.run.settings.is_provisioned:
         trainer.state.pool.fill(tensors, numbers[groups.NAME])
-    trainer.learner.version = numbers["version"]
-    trainer.sync_engine()
 
 
 def write_results(

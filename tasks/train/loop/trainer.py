@@ -81,10 +81,10 @@ class Trainer:
         limit, step = self.run.settings.max_steps, self.state.num_steps if step is None else step
         return limit is not None and step >= limit
 
-    def start(self, ahead: int = 0) -> Start:
+    def start(self, ahead: int = 0, promised: int = 0) -> Start:
         """What is to be known to sample the step that is `ahead` of this one, from the policy as it
-        is now."""
-        replayed = self.slots.replay.room(self.run.settings.batch)
+        is now. Replay will have given as much as `promised` to the steps before it."""
+        replayed = self.slots.replay.room(self.run.settings.batch, promised)
         return Start(self.state.num_steps + ahead, self.learner.version, replayed)
 
     def sample(self, start: Start | None = None) -> Batch | None:
@@ -320,13 +320,17 @@ class Trainer:
             )
 
     def probe_engine(self) -> None:
-        """Compare a few fresh tokens of the engine with the trainer's log-probabilities. An engine
-        that samples from the trainer's own memory cannot be stale."""
+        """Compare a few fresh tokens of the engine with the trainer's log-probabilities, on every
+        rank; no method is charged for it. An engine that samples from the trainer's own memory
+        cannot be stale."""
         if self.collector.engine.shares_weights:
             return
-        rollouts = self.collector.probe(self.prompts, PROBE_TOKENS)
-        log_ratios = self.learner.log_ratios(rollouts, self.slots.loss)
+        rollouts, cost = self.collector.probe(self.prompts, PROBE_TOKENS)
+        log_ratios, flops = self.learner.log_ratios(rollouts, self.slots.loss)
         self.check_sampler([log_ratios], f"before step {self.state.num_steps}")
+        for sampled, scored in self.run.ranks.all_gather((cost.flops, flops)):
+            self.state.ledger.add("generate", executed=sampled)
+            self.state.ledger.add("score", executed=scored)
 
     def record(
         self,

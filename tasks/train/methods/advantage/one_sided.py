@@ -4,7 +4,9 @@ With a baseline of 0 or 1 the advantage `r - b` of one outcome is exactly 0, and
 unbiased for any baseline that does not depend on the rollout itself. The baseline is the outcome of
 most of the group: rollouts of a hard prompt are learned from where they are correct, those of an
 easy one where they are wrong. The group's own majority depends on the rollout, which shrinks the
-prompt's expected gradient and does not turn it: by 1 - P(Bin(G - 1, p) is one short of a majority).
+prompt's expected gradient and does not turn it. Without the gate below it shrinks by the factor
+1 - P(Bin(G - 1, p) is one short of a majority): .727 with G = 8 and p = .5. With the gate at
+`update_cost` 3 even groups are two-sided, and that factor is .766.
 
 A one-sided group varies more than a two-sided one the evener it is. So where the rarer outcome has
 a share of at least m* = c / (1 + 2 c), with `update_cost` c the cost of updating a rollout over

@@ -5,9 +5,10 @@ A ridge regression learns the mean reward of the other rollouts of a group from 
 prompt's last hidden states, its completion's last hidden states, and its mean entropy. A rollout's
 baseline is the mean prediction from the others, so it does not depend on the rollout itself and
 the gradient stays unbiased; two rollouts a prompt are enough. The regression learns after the
-advantages were taken. Until it has seen a step, and in a group of one, the baseline is that of
-`rloo`. Dead groups have a gradient here: their rewards differ from what was expected. In place of
-the paper's PCA stands a random projection."""
+advantages were taken. Replayed rollouts, which it may have learned from, are refused. Until it has
+seen a step, and in a group of one, the baseline is that of `rloo`. Dead groups have a gradient
+here: their rewards differ from what was expected. In place of the paper's PCA stands a random
+projection."""
 
 import numpy as np
 
@@ -22,6 +23,8 @@ LAST_TOKENS = 10  # of a completion, whose hidden states are averaged
 
 
 class Method(Advantage):
+    fresh_only = True
+
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.features = Features(hidden_layer=settings.layer)

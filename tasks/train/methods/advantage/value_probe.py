@@ -4,9 +4,9 @@ from the hidden state before that token.
 The state that predicts a token does not depend on the token, so the baseline leaves the gradient
 unbiased, as a critic's does; and it needs no second network (in the manner of PPO's value head, on
 frozen features). The probe is a ridge regression of the final reward on the states of earlier
-steps' tokens; it learns after the advantages were taken. Until it has seen a step the advantage is
-that of `rloo`. Dead groups have a gradient here. Left out: bootstrapping between tokens (lambda is
-1)."""
+steps' tokens; it learns after the advantages were taken. Replayed rollouts, which it may have
+learned from, are refused. Until it has seen a step the advantage is that of `rloo`. Dead groups
+have a gradient here. Left out: bootstrapping between tokens (lambda is 1)."""
 
 import numpy as np
 
@@ -19,6 +19,8 @@ __all__ = ["EXAMPLE", "Method", "Settings"]
 
 
 class Method(Advantage):
+    fresh_only = True
+
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.features = Features(hidden_layer=settings.layer)

@@ -47,9 +47,11 @@ class Method(Replay):
             )
         self.state = Buffer.of(profile.rollouts(prompt_rows))
 
-    def room(self, batch: BatchSettings) -> int:
-        """The groups that fit the share of the batch, at least one while there are any."""
+    def room(self, batch: BatchSettings, promised: int = 0) -> int:
+        """The groups that fit the share of the batch, at least one while there are any, after those
+        that are promised."""
         room, cost = int(self.settings.share * batch.size), self.state.cost_G(batch)
+        cost = cost[np.searchsorted(np.cumsum(cost), promised, side="right") :]
         num = max(int(np.searchsorted(np.cumsum(cost), room, side="right")), 1)
         return int(cost[:num].sum())
 

@@ -34,8 +34,9 @@ class Method(Replay):
     def __init__(self, settings: Settings) -> None:
         self.settings, self.state = settings, Buffer.empty()
 
-    def room(self, batch: BatchSettings) -> int:
-        """The share of the batch, where the buffer holds as much; else nothing."""
+    def room(self, batch: BatchSettings, promised: int = 0) -> int:
+        """The share of the batch, where the buffer holds as much; else nothing. What is drawn stays
+        in the buffer."""
         room = int(self.settings.share * batch.size)
         return room if self.state.cost_G(batch).sum() >= room else 0
 

@@ -1,0 +1,137 @@
+"""What sampling executes, in forward FLOPs: prompts that are read once for their completions, turns
+of conversations, and completions that go on after a stop or with new weights."""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tasks.common.ledger import Architecture, decode_flops, forward_flops, prefill_flops
+from tasks.engines.engine import Request, Samples
+
+
+def completion_flops(
+    architecture: Architecture, request: Request, samples: Samples, prefix_block: int
+) -> float:
+    """Return the executed forward FLOPs of all completions of a request.
+
+    One that goes on, after a stop or with new weights, reads its prompt and all that it has written
+    again: an engine keeps no keys of old weights. Of conversations see `turn_flops`."""
+    prompt_tokens = [len(prompt) for prompt in request.prompts]
+    if samples.is_action is not None:
+        own = samples.is_action
+        return float(
+            turn_flops(architecture, prompt_tokens, request.counts, own, prefix_block).sum()
+        )
+    begun: dict[tuple[int, int], list[int]] = {}  # lengths, by prompt and version
+    resumed: dict[tuple[tuple[int, ...], int], list[tuple[int, int]]] = {}
+    rows = zip(request.owner_B().tolist(), request.written_B().tolist(), strict=True)
+    for row, (owner, before) in enumerate(rows):
+        length = len(samples.token_ids[row])
+        versions = samples.versions[row] if samples.versions else [0] * length
+        for start, end in itertools.pairwise([*changes(versions), length]):
+            if before + start == 0:
+                begun.setdefault((owner, versions[start]), []).append(end)
+            else:
+                prompt = tuple(request.prompts[owner][: prompt_tokens[owner] - before])
+                spans = resumed.setdefault((prompt, versions[start]), [])
+                spans.append((before + start, end - start))
+    first = sample_flops(
+        architecture,
+        [prompt_tokens[owner] for owner, _ in begun],
+        [len(lengths) for lengths in begun.values()],
+        [*itertools.chain(*begun.values())],
+        prefix_block,
+    )
+    return float(first.sum()) + sum(
+        resumed_flops(architecture, len(prompt), spans, prefix_block)
+        for (prompt, _), spans in resumed.items()
+    )
+
+
+def resumed_flops(
+    architecture: Architecture,
+    prompt_tokens: int,
+    spans: Sequence[tuple[int, int]],
+    prefix_block: int,
+) -> float:
+    """Return the executed forward FLOPs of completions of one prompt that go on together. A span is
+    the number of tokens that a completion had, and of those that it wrote then.
+
+    The prompt's whole blocks are read once: a prefix cache has them for all after the first."""
+    shared = float(prompt_tokens // prefix_block * prefix_block) if prefix_block > 1 else 0.0
+    again = [
+        prefill_flops(architecture, prompt_tokens + before)
+        + decode_flops(architecture, prompt_tokens + before, written)
+        for before, written in spans
+    ]
+    return sum(again) - (len(spans) - 1) * forward_flops(architecture, shared, 0.0, shared * shared)
+
+
+def changes(versions: Sequence[int]) -> list[int]:
+    """Return the places whose version is not that of the place before, the first among them."""
+    places = enumerate(itertools.pairwise(versions), start=1)
+    later = [place for place, (before, after) in places if before != after]
+    return [0, *later] if versions else []
+
+
+def turn_flops(
+    architecture: Architecture,
+    prompt_tokens: Sequence[int],
+    num_samples: Sequence[int],
+    is_action: Sequence[Sequence[bool]],
+    prefix_block: int,
+) -> npt.NDArray[np.float64]:
+    """Return the executed forward FLOPs of each of B conversations, whose tokens are the policy's
+    where `is_action` says so.
+
+    The first turns share their prompt's prefill. A later turn reads its whole context, but for the
+    whole blocks that a prefix cache has of it: all that was fed before, without the last token."""
+    turns_B = [turns_of(own) for own in is_action]
+    lengths = [turns[0][1] for turns in turns_B]
+    flops = sample_flops(architecture, prompt_tokens, num_samples, lengths, prefix_block)
+    prompt_B = np.repeat(prompt_tokens, num_samples).tolist()
+    for row, (prompt, turns) in enumerate(zip(prompt_B, turns_B, strict=True)):
+        fed = prompt + lengths[row] - 1
+        for start, length in turns[1:]:
+            read = prompt + start
+            flops[row] += prefill_flops(architecture, read)
+            flops[row] += decode_flops(architecture, read, length)
+            cached = fed // prefix_block * prefix_block if prefix_block > 1 else 0
+            if cached:
+                flops[row] -= prefill_flops(architecture, cached)
+            fed = read + length - 1
+    return flops
+
+
+def turns_of(is_action: Sequence[bool]) -> list[tuple[int, int]]:
+    """Return where each of the policy's turns begins, and its length. The first begins at 0."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], is_action, [False]]).astype(np.int8)))
+    return [(int(start), int(end - start)) for start, end in edges.reshape(-1, 2)]
+
+
+def sample_flops(
+    architecture: Architecture,
+    prompt_tokens: Sequence[int],
+    num_samples: Sequence[int],
+    completion_tokens: Sequence[int],
+    prefix_block: int,
+) -> npt.NDArray[np.float64]:
+    """Return the executed forward FLOPs of each of B completions; the shared part of a prefill is
+    split evenly over the prompt's completions.
+
+    `completion_tokens` has one entry a completion, in the order of `Samples`. Padding is not
+    counted. The contract suite compares this with torch's own counter."""
+    flops = np.zeros(len(completion_tokens))
+    start = 0
+    for length, count in zip(prompt_tokens, num_samples, strict=True):
+        # whole blocks are shared, except that the last token is computed for every completion
+        shared = (length - 1) // prefix_block * prefix_block if prefix_block > 1 else length
+        shared_flops = prefill_flops(architecture, shared)
+        own_flops = prefill_flops(architecture, length) - shared_flops if shared < length else 0.0
+        for row in range(start, start + count):
+            decode = decode_flops(architecture, length, completion_tokens[row])
+            flops[row] = shared_flops / count + own_flops + decode
+        start += count
+    return flops
