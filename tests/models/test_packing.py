@@ -30,11 +30,11 @@ from tasks.engines.engine import Request, Sampling
 from tasks.engines.hf import engine as hf
 from tasks.engines.hf.engine import HfEngine
 from tasks.models import packing
+from tasks.models.forward_check import check_forward
 from tasks.models.fused import FusedForward, fits
 from tasks.models.packing import (
     ATTENTION,
     ModuleForward,
-    check_forward,
     forward,
     forward_rows,
     head_logits,
