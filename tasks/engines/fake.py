@@ -27,6 +27,7 @@ from tasks.engines.engine import (
     never,
 )
 from tasks.models.policy import Policy, load_tokenizer, stop_token_ids
+from tasks.models.weights import as_saved
 
 States = npt.NDArray[np.uint64]
 LOGIT_RANGE = 8.0  # logits are between 0 and this
@@ -56,7 +57,8 @@ class FakeEngine:
 
     def set_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Sample from the distribution of `weights` from now on."""
-        self.seed = weights_seed({name: weights[name] for name in self.names})
+        saved = dict(as_saved(weights))
+        self.seed = weights_seed({name: saved[name] for name in self.names})
 
     def sleep(self) -> None:
         """Nothing is held between calls."""

@@ -23,7 +23,9 @@ from tasks.engines.engine import (
     check_lengths,
     never,
 )
+from tasks.engines.weights.experts import pack_experts
 from tasks.models.policy import Policy, load_tokenizer, stop_token_ids, torch_device
+from tasks.models.weights import as_saved
 
 # variables that vLLM reads when it is imported
 ENVIRONMENT = {
@@ -57,6 +59,7 @@ class VllmEngine:
         tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
         self.stop_ids = list(stop_token_ids(policy.folder, tokenizer))
         on_gpu = torch_device(settings.device).type == "cuda"
+        self.on_gpu = on_gpu
         self.can_sleep = trains and settings.sleep and on_gpu
         self.asleep = False
         self.llm = vllm.LLM(
@@ -142,11 +145,18 @@ class VllmEngine:
         policy's keys and values.
 
         `weights` must include tied ones (`NamedWeights` does): vLLM keeps a packed copy of the
-        output head."""
+        output head. Raises ArtifactError where vLLM does not find its own weights in them."""
         self.wake()
-        self.llm.collective_rpc(
-            "reload_weights", kwargs={"weights_iterator": iter(weights.items())}
-        )
+        kwargs = {"weights_iterator": as_saved(weights)}
+        try:
+            self.llm.collective_rpc("reload_weights", kwargs=kwargs)
+        except (AttributeError, KeyError, ValueError) as error:
+            raise ArtifactError(
+                f"vLLM {self.version} does not take new weights of this policy, so it cannot "
+                f"sample in training: set engine.name to hf. The reason: {error}"
+            ) from error
+        if not self.on_gpu:
+            self.llm.apply_model(pack_experts)
         if not self.llm.reset_prefix_cache():
             raise RuntimeError(
                 "vLLM did not reset its prefix cache: it would answer with the old policy's keys"

@@ -115,7 +115,10 @@ class FusedForward:
             Projection(mlp.gate_proj, mlp.up_proj, norm=module.post_attention_layernorm),
             Projection(mlp.down_proj),
             attention.scaling,
-            getattr(attention, "sliding_window", getattr(self.body.config, "sliding_window", None)),
+            # a Mistral's attention reads it from the configuration, a Llama's never does
+            self.body.config.sliding_window
+            if type(self.body).__name__ == "MistralModel"
+            else getattr(attention, "sliding_window", None),
         )
 
     def __call__(

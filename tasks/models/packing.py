@@ -5,11 +5,12 @@ transformers accepts an attention function of our own, for every architecture wh
 standard. Ours passes queries, keys and values on to the `attend` argument of the call. So the same
 modules prefill prompts, decode one token for each of many rows, and compute rollouts that share
 their prompts (as in Prefix Grouper, arXiv 2506.05433), and no linear layer, norm or head ever sees
-a padding token. Left out: attention that is biased or capped (refused by name).
+a padding token. Left out: packed attention with biases, caps or sinks (refused by name).
 
 Legend: N tokens packed together, H query heads, K key-value heads, D size of a head; a block has R
 sequences of T queries and S keys."""
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,12 +55,15 @@ def handed_attention(
     is_plain: bool = False,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention that transformers calls: the `attend` of the forward, or torch's own where the
-    forward has none. `is_plain` says that its mask is to be ignored."""
+    """The attention that transformers calls: the `attend` of the forward. Without one, torch's own,
+    or the eager attention of the model where torch's would ignore an argument. With `is_plain` the
+    mask is ignored."""
+    extra = [name for name in UNSUPPORTED if others.get(name) is not None]
     if attend is None:
         mask = None if is_plain else attention_mask
-        return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **others)
-    if extra := [name for name in UNSUPPORTED if others.get(name) is not None]:
+        attention = eager_attention if extra else sdpa_attention_forward
+        return attention(module, query, key, value, mask, scaling=scaling, **others)
+    if extra:
         raise ArtifactError(
             f"{type(module).__name__} has {', '.join(extra)} in its attention, which the packed "
             "forward does not support: set engine.name to vllm and learner.share_prompts to false"
@@ -69,6 +73,26 @@ def handed_attention(
     query_NHD, key_NKD, value_NKD = (states[0].transpose(0, 1) for states in (query, key, value))
     found = attend(module.layer_idx, query_NHD, key_NKD, value_NKD, scaling, sliding_window)
     return found[None], None
+
+
+def eager_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """The eager attention in the file of the model. `mask` is True where a query sees a key; None:
+    it sees all keys up to its own position."""
+    if mask is None:
+        length = query.shape[2]
+        mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()[None, None]
+    # eager attention adds its mask to the scores
+    bias = torch.zeros(mask.shape, dtype=query.dtype, device=query.device)
+    bias.masked_fill_(~mask, torch.finfo(query.dtype).min)
+    attention = sys.modules[type(module).__module__].eager_attention_forward
+    return attention(module, query, key, value, bias, **others)[0], None
 
 
 AttentionInterface.register(ATTENTION, handed_attention)
@@ -153,41 +177,6 @@ def head_logits(model: PreTrainedModel, hidden_ND: torch.Tensor) -> torch.Tensor
     if cap := getattr(config, "final_logit_softcapping", None):  # Gemma
         logits = cap * torch.tanh(logits / cap)
     return logits
-
-
-@torch.no_grad()
-def check_forward(model: PreTrainedModel, *, packed: bool) -> None:
-    """Raise ArtifactError when hidden states and `head_logits` do not give the model's own logits:
-    its class does something that is not computed here. With `packed`, the hidden states are those
-    of a packed forward."""
-    advice = (
-        "set engine.name to vllm and learner.share_prompts to false"
-        if packed
-        else "it cannot be trained here"
-    )
-    refusal = ArtifactError(
-        f"{type(model).__name__} computes something that is not supported here: {advice}"
-    )
-    if packed and not model._supports_attention_backend:
-        raise refusal
-    # the model's own logits of a made-up sequence
-    ids = [(7 * n + 3) % model.config.get_text_config().vocab_size for n in range(12)]
-    whole = torch.tensor([ids], device=model.device)
-    expected = model(input_ids=whole, use_cache=False).logits[0].float()
-    if packed:
-        # two prompts that are prefixes of it, each with a continuation that follows it
-        packing, _, _ = pack(
-            [ids[:5], ids[:3]], np.array([0, 0]), [ids[5:], ids[5:9]], model.device
-        )
-        hidden = forward(model, packing.ids, packing.positions, packing.attend)
-        expected = expected[[0, 1, 2, 3, 4, 0, 1, 2, *range(5, 12), *range(5, 9)]]
-    else:
-        hidden = forward_rows(model, whole).last_hidden_state[0]
-    tolerance = 1e-3 if model.dtype == torch.float32 else 0.1
-    if not torch.allclose(
-        head_logits(model, hidden).float(), expected, atol=tolerance, rtol=tolerance
-    ):
-        raise refusal
 
 
 @dataclass(frozen=True)

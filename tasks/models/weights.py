@@ -1,13 +1,18 @@
 """A policy's weights as engines take them, whatever form the trainer holds them in."""
 
+import re
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 
 import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from tasks.models.adapters import adapted_layers, adapter_of, add_delta, dense
+
+LAYER = re.compile(r".*?\.\d+\.")  # a name up to the number of its layer
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
@@ -21,15 +26,16 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class NamedWeights(Mapping[str, torch.Tensor]):
-    """Every weight under the name an engine loads it by, the tied output head included, adapters
-    added to the weights of their layers. What is sharded or adapted is put together when it is
-    asked for, so that never all of it exists at once. Of a sharded policy all ranks must ask for
-    the same weights in the same order.
+    """Every weight under its name in the model, the tied output head included, adapters added to
+    the weights of their layers. What is sharded or adapted is put together when it is asked for, so
+    that never all of it exists at once. Of a sharded policy all ranks must ask for the same weights
+    in the same order.
 
     An engine that gets tied weights without `lm_head.weight` may silently keep its stale packed
     copy."""
 
     def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
         layers = adapted_layers(model)
         self.parts: dict[str, torch.Tensor] = {}
         self.adapters: dict[str, tuple[torch.Tensor, torch.Tensor, float]] = {}
@@ -55,3 +61,29 @@ class NamedWeights(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self.parts)
+
+
+def as_saved(weights: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights with the names and shapes of a policy's files, which are those that vLLM loads.
+    In memory the experts of a layer, for one, are a single tensor under another name.
+
+    transformers' own reverse takes all weights at once. It gets one layer at a time, so that never
+    all of a sharded or adapted policy exists at once. Every weight is asked for once, in order. A
+    mapping that is not `NamedWeights` is taken as it is."""
+    if not isinstance(weights, NamedWeights) or is_saved_as_it_is(weights.model):
+        yield from weights.items()
+        return
+    for _, names in groupby(weights, key=layer_of):
+        layer = ((name, weights[name]) for name in names)
+        yield from revert_weight_conversion(weights.model, dict(layer)).items()
+
+
+def is_saved_as_it_is(model: PreTrainedModel) -> bool:
+    """Whether transformers converted no weight when it loaded the model."""
+    return getattr(model, "_weight_conversions", None) == []
+
+
+def layer_of(name: str) -> str:
+    """What the weights of a layer have in common; of a weight outside layers its whole name."""
+    found = LAYER.match(name)
+    return found[0] if found else name

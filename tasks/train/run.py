@@ -274,10 +274,9 @@ def build(
         max_sampler_gap(sections, settings),
         State(),
     )
-    if is_quantized:  # the engine may have the weights as the policy's folder has them
-        trainer.sync_engine()
-    else:
-        trainer.probe_engine()
+    # an engine that does not take the policy's weights must fail before it has sampled anything;
+    # and those of the policy's folder are not what is trained where it is held in 4 bits
+    trainer.sync_engine()
     return trainer, plan
 
 

@@ -30,6 +30,7 @@ class Behaviour:
     token_ids: bool = True  # whether answers hold them
     raw_logprobs: bool = False  # log-probabilities without the temperature
     delay: float = 0.0  # seconds before a completion is answered
+    takes: bool = True  # whether new weights are accepted
     loads: bool = True  # whether new weights are put into effect ...
     version: str = "default"  # ... which it says in any case
     samples_from: str | None = None  # the version of which it says that it sampled from it
@@ -118,6 +119,8 @@ class Server:
         body = await request.json() if request.can_read_body else {}
         if path := body.get("update_info", {}).get("path"):
             weights = load_file(path)
+            if not self.does.takes:
+                return self.refuse(request, 500, "There is no module named 'experts'")
             if self.does.loads:
                 self.engine.set_weights({**self.engine.model.state_dict(), **weights})  # type: ignore[attr-defined]
         self.does.version = body.get("weight_version", self.does.version)

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 
@@ -24,9 +25,9 @@ from transformers import PreTrainedModel
 from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError
 from tasks.engines.engine import Engine, Request, Samples, Sampling, Unavailable, load_engine
-from tasks.engines.server.endpoints import Connection
+from tasks.engines.server.endpoints import Connection, Endpoint
 from tasks.engines.server.engine import ServerEngine
-from tasks.engines.server.replicas import choose_devices, local
+from tasks.engines.server.replicas import Replicas, choose_devices, local
 from tasks.models.policy import Policy, load_model, read_policy
 from tasks.models.weights import NamedWeights
 from tasks.train.learner.ranks import join_ranks
@@ -133,7 +134,7 @@ PARENT = """
 import subprocess, sys, time
 from pathlib import Path
 from tasks.engines.engine import Unavailable
-from tasks.engines.server.endpoints import Connection
+from tasks.engines.server.endpoints import Connection, Endpoint
 from tasks.engines.server.engine import ServerEngine
 from tasks.engines.server.replicas import start
 command = [sys.executable, "-c", "import subprocess; subprocess.run(['sleep', '600'])"]
@@ -166,6 +167,38 @@ def test_a_replica_that_does_not_start_shows_its_log(policy: Policy, tmp_path: P
         match=r"a vLLM server that was started here ended; the end of its log:\n(.|\n)*nothing",
     ):
         local(dataclasses.replace(SETTINGS, num_replicas=1), broken)
+
+
+class Slow:
+    """A server that ends after the second look at it since it was told to."""
+
+    def __init__(self, place: int, attempt: int) -> None:
+        self.endpoint, self.looks = Endpoint(f"http://replica-{place}-{attempt}/v1"), -1
+
+    def is_serving(self) -> bool:
+        return self.looks < 0
+
+    def has_ended(self) -> bool:
+        self.looks += self.looks >= 0
+        return self.looks > 1
+
+    def was_lost(self) -> bool:
+        return False
+
+    def log_tail(self) -> str:
+        return ""
+
+    def end(self) -> None:
+        self.looks = 0
+
+    def wait(self) -> None:
+        pass
+
+
+def test_a_server_that_ends_while_another_is_waited_for_is_started_again(tmp_path: Path) -> None:
+    replicas = Replicas(Slow, 1, tmp_path, ExitStack())
+    replicas.drop(replicas.serving()[0])
+    assert [each.url for each in replicas.wait_for_one()] == ["http://replica-0-1/v1"]
 
 
 def train_beside(layout: Layout, environment: dict[str, str], out: Path) -> None:

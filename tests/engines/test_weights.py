@@ -100,6 +100,23 @@ def test_a_server_that_only_says_that_it_has_new_weights_is_replaced(
     assert engine.generate(REQUEST).token_ids == new
 
 
+def test_first_weights_that_no_server_takes_end_the_run(
+    fleet: Callable[..., Fleet], policy: Policy
+) -> None:
+    """Servers that are started again would not take them either."""
+    servers = fleet(True, True)
+    engine = servers.engine()
+    for server in servers.servers:
+        server.does.takes = False
+    with pytest.raises(
+        ArtifactError,
+        match="no vLLM server takes new weights of this policy.*set engine.name to hf"
+        ".*There is no module named 'experts'",
+    ):
+        engine.set_weights(NamedWeights(scaled(policy, 1.0)))
+    assert servers.names == ["0-0", "1-0"]
+
+
 def test_an_answer_by_weights_that_a_server_should_not_have_is_refused(
     fleet: Callable[..., Fleet], policy: Policy
 ) -> None:

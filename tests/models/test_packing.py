@@ -30,11 +30,11 @@ from tasks.engines.engine import Request, Sampling
 from tasks.engines.hf import engine as hf
 from tasks.engines.hf.engine import HfEngine
 from tasks.models import packing
+from tasks.models.forward_check import check_forward
 from tasks.models.fused import FusedForward, fits
 from tasks.models.packing import (
     ATTENTION,
     ModuleForward,
-    check_forward,
     forward,
     forward_rows,
     head_logits,
@@ -68,6 +68,7 @@ FAMILY = {
         mlp_bias=True,
         rope_parameters=LLAMA3 | {"original_max_position_embeddings": 32},
     ),
+    "llama with a window that it ignores": LlamaConfig(**GROUPED, sliding_window=6),
     "mistral": MistralConfig(**GROUPED, sliding_window=6),
     "qwen2": Qwen2Config(
         **SHAPE, num_key_value_heads=1, intermediate_size=48, tie_word_embeddings=True

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
+from tasks.common.files import ArtifactError
 from tasks.common.ledger import decode_flops, forward_flops, prefill_flops
 from tasks.engines.engine import OnEnded, Request, Samples, sample_seed
 from tasks.engines.hf.engine import HfEngine
+from tasks.train import run as training
 from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.save import resume
 from tasks.train.loop.state import TrainingError
@@ -26,9 +29,8 @@ SIZES = [4, 3, 4, 2, 2, 6] * 2
 class OwnWeights(HfEngine):
     """The engine over a copy of the trainer's model; it loses the updates `lost` (from 1)."""
 
-    def __init__(self, trainer: Trainer, lost: set[int]) -> None:
-        model = copy.deepcopy(trainer.learner.model)
-        super().__init__(model, [1], 64, trainer.run.policy.max_length)
+    def __init__(self, model: PreTrainedModel, lost: set[int]) -> None:
+        super().__init__(copy.deepcopy(model), [1], 64, 512)
         self.lost, self.updates = lost, 0
         self.probes: list[tuple[int, int]] = []  # tokens of prompt and completion
 
@@ -44,10 +46,17 @@ class OwnWeights(HfEngine):
             super().set_weights(weights)
 
 
+class Refusing(OwnWeights):
+    """An engine that does not take the policy's weights."""
+
+    def set_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        raise ArtifactError("there is no module named 'experts'")
+
+
 def run(guesser: Path, root: Path, lost: set[int]) -> Trainer:
     layout = make_world(root, guesser, SIZES)
     trainer = make_trainer(layout)
-    trainer.collector.engine = OwnWeights(trainer, lost)
+    trainer.collector.engine = OwnWeights(trainer.learner.model, lost)
     checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=1)
     with closing(trainer.collector.grader):
         train(trainer, checkpoints, CheckpointSettings(1e9, 1), lambda *_: None)
@@ -58,6 +67,21 @@ def test_weights_one_update_old_stop_the_run_at_once(guesser: Path, tmp_path: Pa
     message = r"before step 2: the engine hf .* at policy version 2, over guards.max_sampler_gap"
     with pytest.raises(TrainingError, match=message):
         run(guesser, tmp_path, lost={2})
+
+
+def test_weights_that_an_engine_does_not_take_are_found_before_it_samples(
+    guesser: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = []
+
+    def load(settings: object, policy: object, model: PreTrainedModel) -> HfEngine:
+        engines.append(Refusing(model, lost=set()))
+        return engines[0]
+
+    monkeypatch.setattr(training, "load_engine", load)
+    with pytest.raises(ArtifactError, match="there is no module named 'experts'"):
+        make_trainer(make_world(tmp_path, guesser, [4, 3, 4, 2, 2, 6] * 2))
+    assert [engine.prefilled_tokens for engine in engines] == [0]
 
 
 def test_weights_that_arrive_are_let_through(guesser: Path, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tasks.engines.engine import Request, Samples, Sampling
 from tasks.engines.hf.engine import HfEngine
 from tasks.models import packing
 from tasks.models.folder import policy_digest
-from tasks.models.packing import check_forward
+from tasks.models.forward_check import check_forward
 from tasks.models.policy import load_model, load_tokenizer, read_policy
 from tasks.train.learner.correction import corrected_tokens
 from tasks.train.learner.micro_batches import micro_batches

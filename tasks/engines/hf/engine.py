@@ -25,7 +25,7 @@ from tasks.engines.engine import (
 )
 from tasks.engines.hf.cache import Prefill
 from tasks.engines.hf.decoding import Slots
-from tasks.models.packing import check_forward
+from tasks.models.forward_check import check_forward
 from tasks.models.policy import (
     Policy,
     load_model,

@@ -287,12 +287,18 @@ class ServerEngine:
     def update_servers(
         self, loading: Loading, serving: Sequence[Endpoint], *, in_flight: bool = False
     ) -> None:
-        """Put new weights into these servers, or if none takes them into the next that is up."""
+        """Put new weights into these servers, or if none takes them into the next that is up.
+        Raises ArtifactError where none takes the first ones: the next would not either."""
         self.endpoints, loading.probe = [], None
         while not self.endpoints:
             serving = serving or loading.replicas.wait_for_one()
             loaded = loading.load(serving, self.versions, in_flight=in_flight)
             self.endpoints, serving = asyncio.run(loaded), []
+            if not self.endpoints and self.versions.num_updates == 1:
+                raise ArtifactError(
+                    "no vLLM server takes new weights of this policy, so they cannot sample in "
+                    f"training: set engine.name to hf. The reason: {loading.reason}"
+                )
             if not (self.endpoints or loading.transfer.repeats) and num_askers() > 1:
                 raise NoServerError("no server took the new weights: run the command again")
 

@@ -189,7 +189,8 @@ class Replicas:
             self.revive()
             if found := self.serving():
                 return found
-            if all(replica.has_ended() for replica in self.replicas):
+            is_last = min(self.attempts) == MAX_RESTARTS  # one may have ended since `revive`
+            if is_last and all(replica.has_ended() for replica in self.replicas):
                 self.fail(self.replicas[0], f"ended {MAX_RESTARTS + 1} times")
             if time.monotonic() > deadline:
                 self.fail(self.replicas[0], f"did not answer in {START_SECONDS:.0f} s")

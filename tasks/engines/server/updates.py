@@ -80,6 +80,7 @@ class Loading:
         self.replicas, self.identity, self.identify = replicas, identity, identify
         self.transfer = transfer_of(settings, replicas)
         self.probe: Completion | None = None  # the answer of a server with the current weights
+        self.reason = ""  # what went wrong last
 
     async def load(
         self, endpoints: Sequence[Endpoint], versions: Versions, *, in_flight: bool = False
@@ -93,6 +94,7 @@ class Loading:
                 self.replicas.drop(endpoint)
             raise
         for endpoint, why in failed.items():
+            self.reason = why
             logger.warning("%s; it is ended, and another takes its place", why)
             self.replicas.drop(endpoint)
         return [endpoint for endpoint in endpoints if endpoint not in failed]

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from tasks.common.files import ArtifactError
 from tasks.engines.engine import Unavailable
+from tasks.models.weights import as_saved
 
 if TYPE_CHECKING:  # it is imported by the server engine itself
     from tasks.engines.server.endpoints import Connection
@@ -83,11 +84,11 @@ def pieces(
     dtype: torch.dtype,
     place: Callable[[torch.Tensor], torch.Tensor] = lambda each: each,
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """The weights in `dtype`, `place`d, as many at a time as are together no larger than
-    `piece_bytes`, and at least one."""
+    """The weights under the names of a policy's files, in `dtype`, `place`d, as many at a time as
+    are together no larger than `piece_bytes`, and at least one."""
     piece: dict[str, torch.Tensor] = {}
     size = 0
-    for name, tensor in weights.items():
+    for name, tensor in as_saved(weights):
         # what is no floating-point number keeps its dtype
         tensor = tensor.to(dtype) if tensor.is_floating_point() else tensor
         if piece and size + tensor.nbytes > piece_bytes:

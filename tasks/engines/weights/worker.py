@@ -19,6 +19,8 @@ from vllm.model_executor.model_loader.reload import (
     initialize_layerwise_reload,
 )
 
+from tasks.engines.weights.experts import pack_experts
+
 
 @dataclass
 class FileInit(WeightTransferInitInfo):
@@ -58,6 +60,8 @@ class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)  # type: ignore[no-untyped-call]
+        if self.device.type == "cpu":
+            pack_experts(self.model)
 
     def shutdown(self) -> None:
         """Nothing to do."""

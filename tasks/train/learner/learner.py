@@ -12,7 +12,7 @@ from transformers.pytorch_utils import Conv1D
 from tasks.engines.engine import Sampling
 from tasks.engines.memory import TrainingMemory, training_memory
 from tasks.models.adapters import has_adapters, is_quantized, num_adapter_parameters
-from tasks.models.packing import check_forward
+from tasks.models.forward_check import check_forward
 from tasks.models.policy import Policy, load_model
 from tasks.models.weights import NamedWeights, is_sharded, whole
 from tasks.train.learner.micro_batches import MicroBatch, micro_batches

@@ -1,0 +1,15 @@
+"""What vLLM's CPU build leaves undone when it gets new weights of a mixture of experts."""
+
+import torch
+
+
+def pack_experts(model: torch.nn.Module) -> None:
+    """Pack the experts of a vLLM model for the kernel of a CPU.
+
+    vLLM 0.32 packs them when it loads them first. Those of an update it copies over the packed ones
+    as they are, and every log-probability is wrong, also when the weights have not changed. A
+    version that packs them itself would do so twice with this: the probe after an update fails."""
+    for layer in model.modules():
+        kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
+        if kernel is not None:
+            kernel.fused_experts.process_weights_after_loading(layer)

@@ -1,0 +1,109 @@
+"""What a model's class hands to attention: nothing of it is dropped without an error."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    Gemma2Config,
+    Gemma3TextConfig,
+    GptOssConfig,
+    Llama4TextConfig,
+    MistralConfig,
+    MixtralConfig,
+    Qwen2MoeConfig,
+)
+
+from tasks.common.files import ArtifactError
+from tasks.models.forward_check import check_forward
+from tasks.models.packing import forward_rows, head_logits
+from tests.models.test_packing import EXPERTS, GROUPED, make
+
+# their attention has sinks, or a cap that their scores reach
+WITH_EXTRAS = {
+    "gpt_oss": GptOssConfig(
+        **GROUPED, num_local_experts=4, num_experts_per_tok=2, sliding_window=6
+    ),
+    "gemma2": Gemma2Config(**GROUPED, attn_logit_softcapping=0.5, sliding_window=6),
+}
+
+
+def with_window(window: int) -> Any:
+    """transformers makes masks of this model's window, and does not hand it to attention."""
+    return Qwen2MoeConfig(
+        **GROUPED,
+        **EXPERTS,
+        shared_expert_intermediate_size=24,
+        use_sliding_window=True,
+        sliding_window=window,
+        max_window_layers=2,
+    )
+
+
+@pytest.mark.parametrize("window", [3, 64, 4096])
+def test_a_window_that_packed_attention_does_not_get_is_refused(window: int) -> None:
+    model = make(with_window(window))
+    with pytest.raises(
+        ArtifactError,
+        match=f"Qwen2MoeForCausalLM has an attention window of {window} tokens, which would be "
+        "ignored here: set engine.name to vllm and learner.share_prompts to false",
+    ):
+        check_forward(model, packed=True)
+    check_forward(model, packed=False)  # by transformers' masks
+    assert model.config.sliding_window == model.model.layers[0].self_attn.sliding_window == window
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        MistralConfig(**GROUPED, sliding_window=64),
+        MixtralConfig(**GROUPED, num_local_experts=4, sliding_window=64),
+        Gemma3TextConfig(**GROUPED, sliding_window=64),
+    ],
+    ids=["mistral", "mixtral", "gemma3"],
+)
+def test_a_window_that_packed_attention_gets_is_not_refused(config: Any) -> None:
+    check_forward(make(config), packed=True)
+
+
+@pytest.mark.parametrize("name", WITH_EXTRAS)
+def test_rows_have_the_sinks_and_caps_of_the_model(name: str) -> None:
+    model = make(WITH_EXTRAS[name])
+    check_forward(model, packed=False)
+    ids = torch.randint(2, 61, (3, 20), generator=torch.Generator().manual_seed(0))
+    ids[1, 11:] = 0
+    with torch.no_grad():
+        found = head_logits(model, forward_rows(model, ids).last_hidden_state)
+        model.set_attn_implementation("eager")
+        expected = model(input_ids=ids, use_cache=False).logits
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0.0)
+
+
+@pytest.mark.parametrize("name", WITH_EXTRAS)
+def test_packed_rows_with_sinks_or_caps_are_refused(name: str) -> None:
+    with pytest.raises(ArtifactError, match="has (s_aux|softcap) in its attention"):
+        check_forward(make(WITH_EXTRAS[name]), packed=True)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_model_whose_body_cannot_be_called_is_refused(packed: bool) -> None:
+    config = Llama4TextConfig(
+        **GROUPED,
+        intermediate_size_mlp=48,
+        num_local_experts=4,
+        num_experts_per_tok=1,
+        attention_chunk_size=6,
+    )
+    with pytest.raises(
+        ArtifactError,
+        match="Llama4ForCausalLM computes something that is not supported here: it cannot be "
+        "trained here",
+    ):
+        check_forward(make(config), packed=packed)
+
+
+def test_a_check_leaves_the_attention_as_it_was() -> None:
+    model = make(MistralConfig(**GROUPED, sliding_window=64))
+    before = model.config.to_dict(), model.config._attn_implementation
+    check_forward(model, packed=True)
+    assert (model.config.to_dict(), model.config._attn_implementation) == before
