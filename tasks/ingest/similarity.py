@@ -2,8 +2,13 @@
 its content, and by what it asks.
 
 Text and LaTeX are first written in one way: `\\dfrac{1}{2}` is `1/2`, `2{,}400.0` is `2400`,
-`twelve` is `12`. Then these rules, each of which turns away what the others let pass:
+`twelve` is `12`. Text around the question is removed (`surroundings`). Then these rules
+apply, each of which turns away what the others let pass:
 
+- The numbers, operators and variables of one prompt are those of the other, in the same order. The
+  longer prompt may have more in sentences before or after those that the two share, and at its end
+  the value of a variable (`when n = 9`).
+- Where both have figures or options, these have the same numbers and words.
 - The prompt with fewer content words shares nearly all of them with the other. Content words are
   neither stop words nor what many prompts of a sample have, so that templates (`arrange the letters
   of the word ...`) are told apart by what stands in them.
@@ -20,23 +25,26 @@ import re
 from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tasks.ingest.identity import normalised
+from tasks.ingest.surroundings import parts, sentences, without_special_case
 
 MIN_CONTENT = 0.85  # of the content words of the prompt that has fewer
 MIN_ASKED = 0.7  # the same, of the words in the sentences that ask
 MIN_WORDS = 4  # shared; with fewer, one prompt may have some more, and the other none
 MAX_MORE = 2
 TOKEN = re.compile(r"[^\W\d_]+|\d+(?:\.\d+)?|\.\d+|[^\w\s]")
-NUMBER = re.compile(r"[\d.]*\d|[-+*/^=<>≤≥±÷]")
+NUMBER = re.compile(r"[\d.]*\d|[-+*/^=<>≤≥±÷|]")
+VARIABLE = re.compile(
+    r"[^\W\d_]|alpha|beta|gamma|delta|theta|lambda|mu|rho|sigma|tau|(?:var)?phi|psi|omega"
+)
 WORD = re.compile(r"[^\W\d_]+")
 SILENT = frozenset(".,;:?!\"'`´‘’“”„«»$\\{}#&~…。，；：？！、")  # signs that tell no problems apart
-SENTENCE = re.compile(r"(?<=[.?!。？！])\s+")
 ORDER = re.compile(
     r"\b(?:find|compute|calculate|determine|evaluate|simplify|solve|convert|factor|expand|prove|"
     r"spell)\b"
 )
-FIGURE = re.compile(r"\[asy\].*?\[/asy\]", re.DOTALL)
 REWRITTEN = [
     (re.compile(pattern), text)
     for pattern, text in (
@@ -55,9 +63,12 @@ REWRITTEN = [
         (r"\\geq?(?:slant)?(?![a-z])|>=", "≥"),
         (r"\\div(?![a-z])", "÷"),
         (r"\\pm(?![a-z])", "±"),
+        (r"\\[lr]vert(?![a-z])", "|"),
         (r"\\[,;:!>]", ""),
         ("\N{MINUS SIGN}", "-"),
-        (r"(?<=[^\W\d_])-(?=[^\W\d_])", " "),
+        (r"\$(?=-)|(?<=-)\$", ""),
+        # the hyphen of a word (x-axis), not the minus of a formula (x-y)
+        (r"(?<=[^\W\d_]{2})-(?=[^\W\d_])|(?<=[^\W\d_])-(?=[^\W\d_]{2})", " "),
     )
 ]
 MARKED = re.compile(r"[\\×·∙⋅°<>\N{MINUS SIGN}-]")  # without one of these, nothing is rewritten
@@ -104,35 +115,79 @@ STOP = frozenset(
 
 @dataclass(frozen=True)
 class Text:
-    """A prompt as it is compared: its content words, the words of the sentences that ask, and how
-    often words that decide are in it."""
+    """A prompt as it is compared: its question, the tokens of its figures and options, its content
+    words, the words of the sentences that ask, and how often words that decide are in it."""
 
+    question: str
+    attached: list[str]
     content: frozenset[str]
     asked: Counter[str]
     decisive: Counter[str]
 
 
+@lru_cache(maxsize=4096)
 def text_of(prompt: str) -> Text:
     """Return a prompt in the form in which it is compared."""
-    # what is drawn counts with its numbers, but its words are a program's
-    said = FIGURE.sub(" ", rewritten(prompt))
-    words = words_of(WORD.findall(said))
+    question, attached = parts(rewritten(prompt))
+    words = words_of(WORD.findall(question))
     return Text(
+        question=question,
+        attached=tokens_in(attached),
         content=frozenset(words) - STOP,
-        asked=Counter(words_of(WORD.findall(asking_part(said)))),
+        asked=Counter(words_of(WORD.findall(asking_part(question)))),
         decisive=Counter(word for word in words if word in DECISIVE),
     )
 
 
 def tokens_of(prompt: str) -> list[str]:
-    """Return the words, numbers and signs of a prompt, without signs that tell nothing."""
-    tokens = TOKEN.findall(rewritten(prompt))
-    return [VALUES.get(token, token) for token in tokens if token not in SILENT]
+    """Return the words, numbers and signs of a prompt's question, without signs that tell no
+    problems apart."""
+    return tokens_in(parts(rewritten(prompt))[0])
 
 
-def numbers_of(tokens: list[str]) -> str:
-    """Return the numbers and operators of a prompt, in order."""
-    return " ".join(filter(NUMBER.fullmatch, tokens))
+def tokens_in(text: str) -> list[str]:
+    """Return the tokens of a text that is rewritten."""
+    return [VALUES.get(token, token) for token in TOKEN.findall(text) if token not in SILENT]
+
+
+def numbers_of(tokens: list[str]) -> list[str]:
+    """Return the numbers, the operators, and the variables in formulas among some tokens. A letter
+    between words (`let x and y be real`) is in no formula."""
+    beside = [*map(str.isalpha, tokens), True]
+    return [
+        token
+        for place, token in enumerate(tokens)
+        if NUMBER.fullmatch(token)
+        or (VARIABLE.fullmatch(token) and not (beside[place - 1] and beside[place + 1]))
+    ]
+
+
+def same_numbers(one: Text, other: Text) -> bool:
+    """Whether two questions have the same numbers, operators and variables in the same order, or
+    the longer has them and more around the sentences that both share."""
+    mine, yours = (numbers_of(tokens_in(text.question)) for text in (one, other))
+    if len(mine) > len(yours):
+        return same_numbers(other, one)
+    if len(mine) == len(yours):
+        return mine == yours
+    if not mine:
+        return False
+    core = shared_part(other.question, set(tokens_in(one.question)))
+    cores = [core, without_special_case(core)]
+    return any(mine == numbers_of(tokens_in(each)) for each in cores)
+
+
+def shared_part(text: str, tokens: Set[str]) -> str:
+    """Return a text from the first of its sentences to the last that consist of these tokens for
+    the most part."""
+    found = sentences(text)
+    is_shared = [
+        sum(token in tokens for token in own) >= MIN_ASKED * len(own)
+        for own in map(tokens_in, found)
+    ]
+    if not any(is_shared):
+        return ""
+    return " ".join(found[is_shared.index(True) : len(found) - is_shared[::-1].index(True)])
 
 
 def words_of(tokens: list[str]) -> list[str]:
@@ -153,23 +208,36 @@ def rewritten(prompt: str) -> str:
 def asking_part(text: str) -> str:
     """Return the sentences that ask: those with a question mark, else those with an order, else the
     last."""
-    sentences = SENTENCE.split(text)
-    asking = [each for each in sentences if "?" in each or "？" in each]
-    asking = asking or [each for each in sentences if ORDER.search(each)] or sentences[-1:]
+    found = sentences(text)
+    asking = [each for each in found if "?" in each or "？" in each]
+    asking = asking or [each for each in found if ORDER.search(each)] or found[-1:]
     return " ".join(asking)
 
 
 def alike(one: Text, other: Text, common: Set[str]) -> bool:
     """Whether two prompts are the same problem by their words; `common` are words that many prompts
     have."""
+    if one.attached and other.attached and not same_attached(one.attached, other.attached):
+        return False
     if len(one.content & other.content) < MIN_WORDS:
         more, fewer = one.content - other.content, other.content - one.content
         return len(more | fewer) <= MAX_MORE and not (more and fewer) and not opposed(one, other)
     return (
         contained(one.content - common, other.content - common, MIN_CONTENT)
-        and contained(one.asked.keys() - STOP, other.asked.keys() - STOP, MIN_ASKED)
+        and contained(asked_words(one), asked_words(other), MIN_ASKED)
         and not opposed(one, other)
     )
+
+
+def same_attached(one: list[str], other: list[str]) -> bool:
+    """Whether two figures or lists of options are the same: by their numbers, and their words."""
+    words = (set(words_of(one)), set(words_of(other)))
+    return Counter(numbers_of(one)) == Counter(numbers_of(other)) and contained(*words, MIN_CONTENT)
+
+
+def asked_words(text: Text) -> set[str]:
+    """Return the content words of the sentences that ask, without variables."""
+    return {word for word in text.asked.keys() - STOP if len(word) > 1 or not word.isascii()}
 
 
 def contained(one: Set[str], other: Set[str], rate: float) -> bool:
