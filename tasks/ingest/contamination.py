@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from tasks.common.params import ParamsError, at_least
 from tasks.common.progress import progress
-from tasks.ingest.similarity import Text, alike, same_numbers, text_of, tokens_of, words_of
+from tasks.ingest.similarity import same, text_of, tokens_of, words_of
 from tasks.ingest.spool import Spool
 
 SAMPLE = 10_000  # prompts of each side that shared n-grams are counted in
@@ -145,14 +145,10 @@ class Index:
         text = text_of(asked) if near.any() else None
         for place, overlap in zip(places[near], overlaps[near], strict=True):
             row, other = self.prompts[place]
-            if text is not None and self.is_same(text, text_of(other)):
+            if text is not None and same(
+                text, text_of(other), self.common.words, self.settings.same_numbers
+            ):
                 yield row, float(overlap)
-
-    def is_same(self, one: Text, other: Text) -> bool:
-        """Whether two prompts are the same problem."""
-        if self.settings.same_numbers and not same_numbers(one, other):
-            return False
-        return alike(one, other, self.common.words)
 
     def distinct(self, asked: str) -> Hashes:
         """Return the n-grams of a prompt that are not shared."""

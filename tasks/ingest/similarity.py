@@ -23,12 +23,12 @@ scripts without blanks between words, whole phrases are compared."""
 
 import re
 from collections import Counter
-from collections.abc import Set
-from dataclasses import dataclass
+from collections.abc import Iterator, Set
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from tasks.ingest.identity import normalised
-from tasks.ingest.surroundings import parts, sentences, without_special_case
+from tasks.ingest.surroundings import PARAGRAPH, parts, sentences, without_special_case
 
 MIN_CONTENT = 0.85  # of the content words of the prompt that has fewer
 MIN_ASKED = 0.7  # the same, of the words in the sentences that ask
@@ -40,7 +40,9 @@ VARIABLE = re.compile(
     r"[^\W\d_]|alpha|beta|gamma|delta|theta|lambda|mu|rho|sigma|tau|(?:var)?phi|psi|omega"
 )
 WORD = re.compile(r"[^\W\d_]+")
-SILENT = frozenset(".,;:?!\"'`´‘’“”„«»$\\{}#&~…。，；：？！、")  # signs that tell no problems apart
+BLANK_LINE = re.compile(r"\n\s*\n")
+# signs that tell no problems apart
+SILENT = frozenset(PARAGRAPH + ".,;:?!\"'`´‘’“”„«»$\\{}#&~…。，；：？！、")
 ORDER = re.compile(
     r"\b(?:find|compute|calculate|determine|evaluate|simplify|solve|convert|factor|expand|prove|"
     r"spell)\b"
@@ -115,11 +117,14 @@ STOP = frozenset(
 
 @dataclass(frozen=True)
 class Text:
-    """A prompt as it is compared: its question, the tokens of its figures and options, its content
-    words, the words of the sentences that ask, and how often words that decide are in it."""
+    """A prompt as it is compared: its question, the tokens of its figures and options, its own
+    tokens, its numbers, operators and variables, its content words, the words of the sentences that
+    ask, and how often words that decide are in it."""
 
     question: str
     attached: list[str]
+    tokens: frozenset[str]
+    numbers: list[str]
     content: frozenset[str]
     asked: Counter[str]
     decisive: Counter[str]
@@ -128,11 +133,18 @@ class Text:
 @lru_cache(maxsize=4096)
 def text_of(prompt: str) -> Text:
     """Return a prompt in the form in which it is compared."""
-    question, attached = parts(rewritten(prompt))
+    return text_from(*parts(rewritten(prompt)))
+
+
+def text_from(question: str, attached: str) -> Text:
+    """Return a question and what is attached to it in the form in which they are compared."""
     words = words_of(WORD.findall(question))
+    tokens = tokens_in(question)
     return Text(
         question=question,
         attached=tokens_in(attached),
+        tokens=frozenset(tokens),
+        numbers=numbers_of(tokens),
         content=frozenset(words) - STOP,
         asked=Counter(words_of(WORD.findall(asking_part(question)))),
         decisive=Counter(word for word in words if word in DECISIVE),
@@ -162,19 +174,29 @@ def numbers_of(tokens: list[str]) -> list[str]:
     ]
 
 
-def same_numbers(one: Text, other: Text) -> bool:
-    """Whether two questions have the same numbers, operators and variables in the same order, or
-    the longer has them and more around the sentences that both share."""
-    mine, yours = (numbers_of(tokens_in(text.question)) for text in (one, other))
-    if len(mine) > len(yours):
-        return same_numbers(other, one)
-    if len(mine) == len(yours):
-        return mine == yours
-    if not mine:
+def same(one: Text, other: Text, common: Set[str], same_numbers: bool) -> bool:
+    """Whether two prompts are the same problem, or the longer one has the shorter as a part.
+    `common` are words that many prompts have."""
+    if one.attached and other.attached and not same_attached(one.attached, other.attached):
         return False
-    core = shared_part(other.question, set(tokens_in(one.question)))
-    cores = [core, without_special_case(core)]
-    return any(mine == numbers_of(tokens_in(each)) for each in cores)
+    if len(one.question) > len(other.question):
+        one, other = other, one
+    return any(
+        (not same_numbers or one.numbers == part.numbers) and alike(one, part, common)
+        for part in wholes(one, other)
+    )
+
+
+def wholes(one: Text, other: Text) -> Iterator[Text]:
+    """Yield the longer prompt `other`, and without what it has around the sentences of `one`. If
+    `one` has no numbers, nothing but the value of a variable may be around."""
+    yield other
+    core = shared_part(other.question, one.tokens) if one.numbers else ""
+    for part in dict.fromkeys((core, *map(without_special_case, (core, other.question)))):
+        if part and part != other.question:
+            # the sentence that asks may be one of those around
+            text = text_from(part, "")
+            yield text if asks(part) else replace(text, asked=other.asked)
 
 
 def shared_part(text: str, tokens: Set[str]) -> str:
@@ -198,6 +220,7 @@ def words_of(tokens: list[str]) -> list[str]:
 
 def rewritten(prompt: str) -> str:
     """Return the text in lower case, with LaTeX and numbers written in one way."""
+    prompt = BLANK_LINE.sub(f" {PARAGRAPH} ", prompt.strip())
     text = THOUSANDS.sub("", normalised(prompt).casefold())
     if MARKED.search(text):
         for pattern, replacement in REWRITTEN:
@@ -206,19 +229,20 @@ def rewritten(prompt: str) -> str:
 
 
 def asking_part(text: str) -> str:
-    """Return the sentences that ask: those with a question mark, else those with an order, else the
-    last."""
+    """Return the sentences that ask, else the last."""
+    return " ".join(asks(text) or sentences(text)[-1:])
+
+
+def asks(text: str) -> list[str]:
+    """Return the sentences with a question mark, else those with an order."""
     found = sentences(text)
     asking = [each for each in found if "?" in each or "？" in each]
-    asking = asking or [each for each in found if ORDER.search(each)] or found[-1:]
-    return " ".join(asking)
+    return asking or [each for each in found if ORDER.search(each)]
 
 
 def alike(one: Text, other: Text, common: Set[str]) -> bool:
     """Whether two prompts are the same problem by their words; `common` are words that many prompts
     have."""
-    if one.attached and other.attached and not same_attached(one.attached, other.attached):
-        return False
     if len(one.content & other.content) < MIN_WORDS:
         more, fewer = one.content - other.content, other.content - one.content
         return len(more | fewer) <= MAX_MORE and not (more and fewer) and not opposed(one, other)
@@ -230,9 +254,11 @@ def alike(one: Text, other: Text, common: Set[str]) -> bool:
 
 
 def same_attached(one: list[str], other: list[str]) -> bool:
-    """Whether two figures or lists of options are the same: by their numbers, and their words."""
+    """Whether figures or options are the same: the numbers of one are a part of the other's, and
+    so are its words."""
+    mine, yours = (f" {' '.join(numbers_of(tokens))} " for tokens in (one, other))
     words = (set(words_of(one)), set(words_of(other)))
-    return Counter(numbers_of(one)) == Counter(numbers_of(other)) and contained(*words, MIN_CONTENT)
+    return (mine in yours or yours in mine) and contained(*words, MIN_CONTENT)
 
 
 def asked_words(text: Text) -> set[str]:

@@ -10,24 +10,30 @@ languages other than English."""
 
 import re
 
-SENTENCE = re.compile(r"(?<=[.?!。？！])[$\s]+(?=\S)")
+PARAGRAPH = "¶"  # in place of blank lines
+SENTENCE = re.compile(rf"(?<=[.?!。？！])[$)\]\"'*]*\s+(?=\S)|\s*{PARAGRAPH}\s*")
 FIGURE = re.compile(r"\[asy\].*?\[/asy\]|<asy>.*?</asy>|!\[[^\]]*\]\([^)]*\)", re.DOTALL)
 OPTIONS = re.compile(r"(?<!\w)\(?a\s*[).](?=.*?\bb\s*[).].*?\bc\s*[).]).*", re.DOTALL)
 ANSWER_FORM = re.compile(
     r"\b(?:original|final) (?:answer|problem)\b|step by step|"
-    r"\banswers? (?:is|are|should be|must be|can be|will be|has|have) (?:given |expressed |written )?"
+    r"\banswers? (?:is|are|has|have|(?:should|must|can|will) be) (?:given |expressed |written )?"
     r"(?:in|of|as) .*\bform\b|"
-    r"^(?:please |then |and )*(?:express|write|give|enter|leave|report|provide|submit|put|state|"
+    r"^\W*(?:please |then |and )*(?:express|write|give|enter|leave|report|provide|submit|put|state|"
     r"present|round|type|simplify) .*\banswers?\b|"
-    r"^(?:please |then |and )+(?:give|find|provide|compute|enter) .*\bvalue of\b"
+    r"^\W*(?:please |then |and )+(?:give|find|provide|compute|enter) .*\bvalue of\b"
 )
 EXPRESSED = re.compile(
     r"\b(?:can|may) be (?:uniquely )?(?:expressed|written|represented) (?:as|in the form)\b"
     r"[^.?!]*[.,]? (?:find|compute|determine|calculate|what is)\b[^.?!]*"
 )
+YEAR = r"\([^()]*\b(?:19|20)\d\d\b[^()]*\)"
 LABEL = re.compile(
-    r"^\W*(?:problem|question|exercise|example|task)\s*#?\d*\s*[.:)]\s*|\(\d+ points?\)|"
-    r"\[\d+ points?\]|\*?\b(?:proposed|submitted|contributed|authored|created) by .*"
+    r"\(\d+ (?:points?|pts)\)|\[\d+ (?:points?|pts)\]|"
+    r"\*?\b(?:proposed|submitted|contributed|authored|created) by .*|"
+    rf"^\W*{YEAR}|{YEAR}\W*$"
+)
+HEADING = re.compile(
+    r"^\W*(?:(?:problem|question|exercise|example|task)\s*#?\d*\W*[.:)*]|\d{1,3}[.)](?=\s))\s*"
 )
 SPECIAL_CASE = re.compile(r",? (?:when|where|if|for|with) \$?[a-z]\$? ?= ?[\d.]+\$?\W*$")
 
@@ -39,9 +45,9 @@ def parts(text: str) -> tuple[str, str]:
     for pattern in (FIGURE, OPTIONS):
         attached += pattern.findall(question)
         question = pattern.sub(" ", question)
-    question = LABEL.sub(" ", EXPRESSED.sub(" ", question))
+    question = LABEL.sub(" ", HEADING.sub(" ", EXPRESSED.sub(" ", question)))
     kept = [each for each in sentences(question) if not ANSWER_FORM.search(each)]
-    question = " ".join(kept).strip()
+    question = f" {PARAGRAPH} ".join(kept)
     if not any(character.isalnum() for character in question):
         return text, ""
     return question, " ".join(attached)
