@@ -2,7 +2,7 @@
 and a comparison with `[4]` of which the program learns nothing.
 
 An assertion can be judged so where it is made of calls of the program's functions, literals,
-comparisons, `and`, `or`, `not`, sums and differences, and a few of Python's own functions on these
+comparisons, `and`, `or`, `not`, the four operations, and a few of Python's own functions on these
 (FUNCTIONS). Of `set(f(x)) == {1}` only `f(x)` is asked of the program. Any other statement (a loop,
 a variable, a comprehension) has to run beside the program, which can then read and defeat it."""
 
@@ -52,12 +52,18 @@ COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.In: lambda a, b: a in b,
     ast.NotIn: lambda a, b: a not in b,
 }
+OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 SINGLE = (None, True, False)  # what `is` may be asked of: others have no identity across processes
 
 
 SUPPORTED = (
     ast.Constant, ast.Tuple, ast.List, ast.Set, ast.Dict, ast.UnaryOp, ast.BinOp, ast.BoolOp,
-    ast.Compare, ast.Add, ast.Sub, ast.USub, ast.UAdd, ast.Not, ast.And, ast.Or, ast.Load,
+    ast.Compare, *OPERATIONS, ast.USub, ast.UAdd, ast.Not, ast.And, ast.Or, ast.Load,
     *COMPARISONS,
 )  # fmt: skip
 
@@ -85,8 +91,16 @@ class Assertion:
 
 def read(source: str, helpers: Collection[str] = ()) -> list[Assertion]:
     """Return the statements of a text, one by one. `helpers` are names that the tests define:
-    calling them judges and does not ask. Raises SyntaxError for what is not Python."""
-    return [assertion(statement, helpers) for statement in ast.parse(source).body]
+    calling them judges and does not ask. `assert True` is left out: it tests nothing. Raises
+    SyntaxError for what is not Python."""
+    found = (one for one in ast.parse(source).body if not holds_always(one))
+    return [assertion(statement, helpers) for statement in found]
+
+
+def holds_always(statement: ast.stmt) -> bool:
+    """Whether a statement is the assertion of a true constant."""
+    test = statement.test if isinstance(statement, ast.Assert) else None
+    return isinstance(test, ast.Constant) and bool(test.value)
 
 
 def assertion(statement: ast.stmt, helpers: Collection[str]) -> Assertion:
@@ -211,7 +225,9 @@ def combined(node: ast.expr, answers: Mapping[str, Any]) -> Any:
         return -value if isinstance(node.op, ast.USub) else +value
     if isinstance(node, ast.BinOp):
         left, right = evaluate(node.left, answers), evaluate(node.right, answers)
-        return left + right if isinstance(node.op, ast.Add) else left - right
+        if isinstance(node.op, ast.Mult) and not (is_number(left) and is_number(right)):
+            raise TypeError("only numbers are multiplied: a long list could fill the memory")
+        return OPERATIONS[type(node.op)](left, right)
     if isinstance(node, ast.BoolOp):
         decisive = isinstance(node.op, ast.Or)  # the value that ends the evaluation
         found = any(bool(evaluate(part, answers)) is decisive for part in node.values)
@@ -224,3 +240,8 @@ def combined(node: ast.expr, answers: Mapping[str, Any]) -> Any:
             return False
         left = right
     return True
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number."""
+    return isinstance(value, int | float)

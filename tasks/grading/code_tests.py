@@ -7,6 +7,8 @@ arXiv 2105.09938, TACO and LiveCodeBench; MBPP, arXiv 2108.07732; HumanEval, arX
     {"fn_name": "add", "inputs": [[1, 2]], "outputs": [3]}
     {"asserts": ["assert add(1, 2) == 3"], "setup": "import math"}
 
+or a script: assertions on lines of their own, and before them what they need (imports, functions).
+
 A test of the second form may have `"wrapped": true`: then an expected list also stands for its
 first element, as APPS's own grader has it, because its data writes 3 as [3] in one row and as 3 in
 the next. Output is compared line by line without white space at the ends of lines and without empty
@@ -56,6 +58,8 @@ Tests = StdinTests | CallTests | AssertTests
 
 def read_gold(answer: str) -> Tests:
     """Return the tests of a gold. Raises ValueError saying what is wrong with it."""
+    if not answer.lstrip().startswith(("{", "[")):
+        return read_script(answer)
     gold = json.loads(answer)
     if not isinstance(gold, dict):
         raise ValueError(f"the gold is {type(gold).__name__}, not an object of tests")
@@ -101,6 +105,20 @@ def read_asserts(statements: Any, setup: Any) -> AssertTests:
     if not found:
         raise ValueError("the gold's `asserts` hold no statement")
     return AssertTests(setup, found)
+
+
+def read_script(script: str) -> AssertTests:
+    """Return the assertions of a script, and what stands before the first as their setup."""
+    try:
+        body = ast.parse(script).body
+    except SyntaxError as error:
+        raise ValueError(f"the gold is neither JSON nor a script of assertions: {error}") from error
+    kinds = [isinstance(one, ast.Assert) for one in body]
+    if True not in kinds:
+        raise ValueError("the gold is neither JSON nor a script of assertions: it has none")
+    first = kinds.index(True)
+    setup = ast.unparse(ast.Module(body[:first], []))
+    return read_asserts([ast.unparse(one) for one in body[first:]], setup)
 
 
 def defined_in(setup: str) -> set[str]:

@@ -13,10 +13,12 @@ arguments of `verify`; a verifier with settings gets a name and values in params
 - `ALONE = True`: no other verifier may call it.
 - `ready(settings)`: fills caches before the processes that grade are forked, and raises ParamsError
   where the verifier cannot work on this machine; called when it is loaded.
+- `EXAMPLE`: settings as a block of params.yaml, which the error shows where they are missing.
 - `LIBRARIES`: packages on which its verdicts depend; their versions are part of its own."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from textwrap import indent
 from types import ModuleType
 from typing import Any
 
@@ -49,6 +51,11 @@ def load(name: str, configured: Configured, users: tuple[str, ...] = ()) -> Veri
         raise ParamsError(f"{where} uses itself: {' -> '.join([*users, name])}")
     settings = {"method": name, **configured.get(name, {})}
     module = load_file(verifiers, settings.pop("method"), f"{where}.method")
+    if name not in configured and hasattr(module, "EXAMPLE"):
+        raise ParamsError(
+            f"the verifier {name} needs settings. Paste this into params.yaml, and change it as "
+            f"needed:\nverify:\n  verifiers:\n{indent(module.EXAMPLE.strip(), ' ' * 4)}"
+        )
     if users and getattr(module, "ALONE", False):
         raise ParamsError(f"{where} cannot be part of {users[-1]}: name it in the source")
     others = {}

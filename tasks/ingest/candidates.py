@@ -150,10 +150,10 @@ def problem_of(candidate: Candidate) -> tuple[str, str] | None:
         return "malformed", f"the question is {type(candidate.question).__name__}, not text"
     if not isinstance(prompt, str | list):
         return "malformed", f"the prompt is {type(prompt).__name__}, neither text nor chat messages"
-    if not is_text_or_number(answer):
+    if not is_text_or_number(answer) and not isinstance(answer, bool):
         return (
             "malformed",
-            f"the answer is {printable(repr(answer))}, neither text nor a finite number"[:200],
+            f"the answer is {printable(repr(answer))}, neither text, number nor boolean"[:200],
         )
     return None
 
@@ -195,8 +195,8 @@ def is_text_or_number(value: Any) -> bool:
 
 
 def as_text(value: Any) -> str:
-    """Return text as it is, and numbers without exponent or bare `.0`: 145.0 is `145`, 1e20 is `1`
-    and 20 zeros."""
+    """Return text as it is, numbers without exponent or bare `.0` (145.0 is `145`, 1e20 is `1` and
+    20 zeros), and booleans as `true` and `false`."""
     if isinstance(value, float | Decimal):
         return f"{Decimal(str(value)):f}".removesuffix(".0")
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -6,14 +6,13 @@ Three more rules keep different problems apart and the search fast:
 
 - What many prompts of either side share (an instruction, a template) is no evidence: n-grams and
   words in over 1 % of a sample do not count.
-- With `same_numbers`, two prompts are near only if they have the same numbers and operators in the
-  same order, so that neither `12 + 3` and `12 + 4`, nor `z^4 - z^2 + 1` and `z^4 + z^2 + 1`, match.
-  Every n-gram is tagged with its prompt's numbers, so prompts with other numbers share none.
+- With `same_numbers`, two prompts are near only if the numbers, operators and variables of the
+  shorter are those of the longer in the same order, up to whole sentences around them. So neither
+  `12 + 3` and `12 + 4`, nor `z^4 - z^2 + 1` and `z^4 + z^2 + 1`, match.
 - An index says which prompts of the evaluation have an n-gram: the search is exact, and linear in
-  the training prompts. Only prompts with the overlap are compared by their words.
+  the training prompts. Only prompts with the overlap are compared by their numbers and words.
 
-Left out: paraphrases in other words, translations, with `same_numbers` an evaluation prompt quoted
-beside other numbers."""
+Left out: paraphrases in other words, translations."""
 
 import zlib
 from collections import Counter
@@ -26,8 +25,7 @@ from numpy.typing import NDArray
 
 from tasks.common.params import ParamsError, at_least
 from tasks.common.progress import progress
-from tasks.ingest.identity import key
-from tasks.ingest.similarity import alike, numbers_of, text_of, tokens_of, words_of
+from tasks.ingest.similarity import same, text_of, tokens_of, words_of
 from tasks.ingest.spool import Spool
 
 SAMPLE = 10_000  # prompts of each side that shared n-grams are counted in
@@ -147,15 +145,15 @@ class Index:
         text = text_of(asked) if near.any() else None
         for place, overlap in zip(places[near], overlaps[near], strict=True):
             row, other = self.prompts[place]
-            if text is not None and alike(text, text_of(other), self.common.words):
+            if text is not None and same(
+                text, text_of(other), self.common.words, self.settings.same_numbers
+            ):
                 yield row, float(overlap)
 
     def distinct(self, asked: str) -> Hashes:
-        """Return the n-grams of a prompt that are not shared, tagged with its numbers."""
-        tokens = tokens_of(asked)
-        grams = np.setdiff1d(ngrams(tokens, self.settings.ngram), self.common.grams, True)
-        tag = key(numbers_of(tokens)) if self.settings.same_numbers else 0
-        return grams ^ np.uint64(tag)
+        """Return the n-grams of a prompt that are not shared."""
+        grams = ngrams(tokens_of(asked), self.settings.ngram)
+        return np.setdiff1d(grams, self.common.grams, True)
 
 
 def shared(sample: Iterable[str], size: int) -> Common:

@@ -3,7 +3,8 @@ zstd.
 
 The format is decided by the name (`.jsonl.gz`), else by the first bytes; compression by the first
 bytes only. What is called `.json` may be lines as well. JSON is an array of rows, or columns
-(`{"question": [...]}`, `{"question": {"0": ...}}`), or one array under a key.
+(`{"question": [...]}`, `{"question": {"0": ...}}`), or an object one of whose keys has the rows
+(`{"version": 1, "examples": [...]}`).
 
 A bad row is yielded as `Unreadable` with its text and affects no other row. So lines are parsed
 here one by one: Polars, which reads Parquet here lazily and in batches, would reject a whole text
@@ -215,19 +216,33 @@ def json_whole(file: BinaryIO, location: str) -> Iterator[Record | Unreadable]:
 
 
 def rows_of(values: dict[str, Any], place: str) -> list[Any] | None:
-    """Return the rows of a JSON object: of its only key, if that holds an array of them, else of
-    its columns. None if it holds neither. Raises ArtifactError for columns of different lengths."""
+    """Return the rows of a JSON object: of its columns, else of its only key that has an array of
+    objects. None if it has neither. Raises ArtifactError for several such keys, and for columns of
+    different lengths."""
     columns = list(values.values())
     kinds = {type(column) for column in columns}
-    if kinds not in ({list}, {dict}):
+    are_columns = kinds in ({list}, {dict})
+    places = [range(len(c)) if isinstance(c, list) else c.keys() for c in columns if are_columns]
+    is_even = all(other == places[0] for other in places)
+    arrays = [name for name, column in values.items() if is_array(column)]
+    if len(arrays) == 1 and (len(columns) == 1 or not are_columns or not is_even):
+        return list(values[arrays[0]])
+    if len(arrays) > 1 and not (are_columns and is_even):
+        raise ArtifactError(
+            f"{place} has several arrays of objects ({', '.join(arrays)}): make a file of the one "
+            "that has the rows"
+        )
+    if not are_columns:
         return None
-    if len(columns) == 1 and all(isinstance(one, dict) for one in columns[0]):
-        return list(columns[0])
-    places = [range(len(c)) if isinstance(c, list) else c.keys() for c in columns]
-    if any(other != places[0] for other in places):
+    if not is_even:
         lengths = ", ".join(f"{name} {len(c)}" for name, c in values.items())
         raise ArtifactError(f"{place} has columns of different rows ({lengths}): correct the file")
     return [{name: column[key] for name, column in values.items()} for key in places[0]]
+
+
+def is_array(value: Any) -> bool:
+    """Whether a JSON value is an array of objects."""
+    return isinstance(value, list) and bool(value) and all(isinstance(one, dict) for one in value)
 
 
 def comma_separated(

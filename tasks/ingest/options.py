@@ -1,9 +1,8 @@
 """The options of a multiple-choice question as lines `A. ...`, and the gold as one of their
-letters.
+letters, or as several (`ACD`), all of which are right.
 
 Options come as a list, as a mapping from label to text, as a mapping of two lists (`text`,
-`label`), in fields of their own, or as text that has its letters already. Left out: questions with
-several right options."""
+`label`), in fields of their own, or as text that has its letters already."""
 
 import json
 import re
@@ -12,9 +11,12 @@ from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Any
 
+from tasks.ingest.fields import MISSING, decoded
 from tasks.ingest.identity import key
 
-LABEL = re.compile(r"\(?([A-Z])\s*[).:]\s*")
+# a number needs a blank after it: 1.5 and 1:2 are options
+LABEL = re.compile(r"\(?(?P<label>[A-Z])\s*[).:]\s*|\(?(?P<number>\d\d?)[).]\s+")
+BETWEEN = re.compile(r"[\s,;&/]+(?:and\s+)?")  # letters of a gold: A, C and D
 ROUND_IT = " ().:"  # signs around a letter: (C), C.
 
 
@@ -44,8 +46,8 @@ def options_of(value: Any) -> Options | str:
     if not all(isinstance(text, str | int | float) for text in texts):
         return f"the options are {shortened(value)}, not all of them text"
     letters = ascii_uppercase[: len(texts)]
-    plain = unlabelled([str(text) for text in texts])
-    known = [str(label).strip(ROUND_IT) for label in labels] if labels else list(letters)
+    plain, own = unlabelled([str(text) for text in texts])
+    known = [str(label).strip(ROUND_IT) for label in labels or own or letters]
     lines = "\n".join(f"{letter}. {text}" for letter, text in zip(letters, plain, strict=True))
     return Options(lines, tuple(plain), tuple(known))
 
@@ -55,12 +57,16 @@ def shortened(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)[:80]
 
 
-def unlabelled(texts: list[str]) -> list[str]:
-    """Return the texts without their letters, where each begins with its own (`B) 6`)."""
+def unlabelled(texts: list[str]) -> tuple[list[str], list[str]]:
+    """Return the texts without their labels, and these, where each begins with its own letter or
+    number (`B) 6`, `(2) 6`); else the texts, and no labels."""
     found = [LABEL.match(text) for text in texts]
-    if [label and label[1] for label in found] != list(ascii_uppercase[: len(texts)]):
-        return [text.strip() for text in texts]
-    return [text[label.end() :].strip() for text, label in zip(texts, found, strict=True) if label]
+    labels = [label["label"] or label["number"] for label in found if label]
+    numbers = [str(number) for number in range(1, len(texts) + 1)]
+    if labels not in (list(ascii_uppercase[: len(texts)]), numbers):
+        return [text.strip() for text in texts], []
+    rest = [text[label.end() :].strip() for text, label in zip(texts, found, strict=True) if label]
+    return rest, labels
 
 
 def shuffled(texts: Sequence[str]) -> list[str]:
@@ -70,9 +76,26 @@ def shuffled(texts: Sequence[str]) -> list[str]:
     return sorted(texts, key=lambda text: key(f"{whole}\0{text}"))
 
 
-def letter(answer: Any, options: Options) -> str | None:
-    """Return the letter of the gold: a label, a letter, a position from 0, or the text of an
-    option. None if it is none of them, or if text is a position and another option as well."""
+def letters_of(answer: Any, options: Options, first: int) -> str | None:
+    """Return the letters of the gold, in their order: of one option, of a list of several, or of
+    several in one text (`ACD`, `A, C and D`). None if one of them is none, or occurs twice."""
+    if isinstance(answer, str):
+        if one := letter(answer, options, first):
+            return one
+        given = decoded(answer)
+        parts = BETWEEN.split(answer.strip()) if given is MISSING else given
+        answer = list(parts[0]) if parts == [answer.strip()] and answer.isupper() else parts
+    if not isinstance(answer, list):
+        return letter(answer, options, first)
+    found = [letter(one, options, first) for one in answer]
+    chosen = sorted({one for one in found if one})
+    return "".join(chosen) if chosen and len(chosen) == len(answer) else None
+
+
+def letter(answer: Any, options: Options, first: int) -> str | None:
+    """Return the letter of the gold: a label, a letter, a position counted from `first`, or the
+    text of an option. None if it is none of them, or if text is a position and another option as
+    well."""
     if isinstance(answer, float) and answer.is_integer():
         answer = int(answer)
     text = str(answer).strip()
@@ -80,7 +103,8 @@ def letter(answer: Any, options: Options) -> str | None:
     for labels in (options.labels, tuple(letters)):
         if text.strip(ROUND_IT) in labels:
             return letters[labels.index(text.strip(ROUND_IT))]
-    position = int(text) if text.isdecimal() and int(text) < len(letters) else None
+    number = int(text) - first if text.isdecimal() else -1
+    position = number if 0 <= number < len(letters) else None
     quoted = options.texts.index(text) if text in options.texts else None
     if isinstance(answer, int) or quoted is None:
         return None if position is None else letters[position]

@@ -2,8 +2,13 @@
 its content, and by what it asks.
 
 Text and LaTeX are first written in one way: `\\dfrac{1}{2}` is `1/2`, `2{,}400.0` is `2400`,
-`twelve` is `12`. Then these rules, each of which turns away what the others let pass:
+`twelve` is `12`. Text around the question is removed (`surroundings`). Then these rules
+apply, each of which turns away what the others let pass:
 
+- The numbers, operators and variables of one prompt are those of the other, in the same order. The
+  longer prompt may have more in sentences before or after those that the two share, and at its end
+  the value of a variable (`when n = 9`).
+- Where both have figures or options, these have the same numbers and words.
 - The prompt with fewer content words shares nearly all of them with the other. Content words are
   neither stop words nor what many prompts of a sample have, so that templates (`arrange the letters
   of the word ...`) are told apart by what stands in them.
@@ -18,25 +23,30 @@ scripts without blanks between words, whole phrases are compared."""
 
 import re
 from collections import Counter
-from collections.abc import Set
-from dataclasses import dataclass
+from collections.abc import Iterator, Set
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from tasks.ingest.identity import normalised
+from tasks.ingest.surroundings import PARAGRAPH, parts, sentences, without_special_case
 
 MIN_CONTENT = 0.85  # of the content words of the prompt that has fewer
 MIN_ASKED = 0.7  # the same, of the words in the sentences that ask
 MIN_WORDS = 4  # shared; with fewer, one prompt may have some more, and the other none
 MAX_MORE = 2
 TOKEN = re.compile(r"[^\W\d_]+|\d+(?:\.\d+)?|\.\d+|[^\w\s]")
-NUMBER = re.compile(r"[\d.]*\d|[-+*/^=<>≤≥±÷]")
+NUMBER = re.compile(r"[\d.]*\d|[-+*/^=<>≤≥±÷|]")
+VARIABLE = re.compile(
+    r"[^\W\d_]|alpha|beta|gamma|delta|theta|lambda|mu|rho|sigma|tau|(?:var)?phi|psi|omega"
+)
 WORD = re.compile(r"[^\W\d_]+")
-SILENT = frozenset(".,;:?!\"'`´‘’“”„«»$\\{}#&~…。，；：？！、")  # signs that tell no problems apart
-SENTENCE = re.compile(r"(?<=[.?!。？！])\s+")
+BLANK_LINE = re.compile(r"\n\s*\n")
+# signs that tell no problems apart
+SILENT = frozenset(PARAGRAPH + ".,;:?!\"'`´‘’“”„«»$\\{}#&~…。，；：？！、")
 ORDER = re.compile(
     r"\b(?:find|compute|calculate|determine|evaluate|simplify|solve|convert|factor|expand|prove|"
     r"spell)\b"
 )
-FIGURE = re.compile(r"\[asy\].*?\[/asy\]", re.DOTALL)
 REWRITTEN = [
     (re.compile(pattern), text)
     for pattern, text in (
@@ -55,9 +65,12 @@ REWRITTEN = [
         (r"\\geq?(?:slant)?(?![a-z])|>=", "≥"),
         (r"\\div(?![a-z])", "÷"),
         (r"\\pm(?![a-z])", "±"),
+        (r"\\[lr]vert(?![a-z])", "|"),
         (r"\\[,;:!>]", ""),
         ("\N{MINUS SIGN}", "-"),
-        (r"(?<=[^\W\d_])-(?=[^\W\d_])", " "),
+        (r"\$(?=-)|(?<=-)\$", ""),
+        # the hyphen of a word (x-axis), not the minus of a formula (x-y)
+        (r"(?<=[^\W\d_]{2})-(?=[^\W\d_])|(?<=[^\W\d_])-(?=[^\W\d_]{2})", " "),
     )
 ]
 MARKED = re.compile(r"[\\×·∙⋅°<>\N{MINUS SIGN}-]")  # without one of these, nothing is rewritten
@@ -104,35 +117,99 @@ STOP = frozenset(
 
 @dataclass(frozen=True)
 class Text:
-    """A prompt as it is compared: its content words, the words of the sentences that ask, and how
-    often words that decide are in it."""
+    """A prompt as it is compared: its question, the tokens of its figures and options, its own
+    tokens, its numbers, operators and variables, its content words, the words of the sentences that
+    ask, and how often words that decide are in it."""
 
+    question: str
+    attached: list[str]
+    tokens: frozenset[str]
+    numbers: list[str]
     content: frozenset[str]
     asked: Counter[str]
     decisive: Counter[str]
 
 
+@lru_cache(maxsize=4096)
 def text_of(prompt: str) -> Text:
     """Return a prompt in the form in which it is compared."""
-    # what is drawn counts with its numbers, but its words are a program's
-    said = FIGURE.sub(" ", rewritten(prompt))
-    words = words_of(WORD.findall(said))
+    return text_from(*parts(rewritten(prompt)))
+
+
+def text_from(question: str, attached: str) -> Text:
+    """Return a question and what is attached to it in the form in which they are compared."""
+    words = words_of(WORD.findall(question))
+    tokens = tokens_in(question)
     return Text(
+        question=question,
+        attached=tokens_in(attached),
+        tokens=frozenset(tokens),
+        numbers=numbers_of(tokens),
         content=frozenset(words) - STOP,
-        asked=Counter(words_of(WORD.findall(asking_part(said)))),
+        asked=Counter(words_of(WORD.findall(asking_part(question)))),
         decisive=Counter(word for word in words if word in DECISIVE),
     )
 
 
 def tokens_of(prompt: str) -> list[str]:
-    """Return the words, numbers and signs of a prompt, without signs that tell nothing."""
-    tokens = TOKEN.findall(rewritten(prompt))
-    return [VALUES.get(token, token) for token in tokens if token not in SILENT]
+    """Return the words, numbers and signs of a prompt's question, without signs that tell no
+    problems apart."""
+    return tokens_in(parts(rewritten(prompt))[0])
 
 
-def numbers_of(tokens: list[str]) -> str:
-    """Return the numbers and operators of a prompt, in order."""
-    return " ".join(filter(NUMBER.fullmatch, tokens))
+def tokens_in(text: str) -> list[str]:
+    """Return the tokens of a text that is rewritten."""
+    return [VALUES.get(token, token) for token in TOKEN.findall(text) if token not in SILENT]
+
+
+def numbers_of(tokens: list[str]) -> list[str]:
+    """Return the numbers, the operators, and the variables in formulas among some tokens. A letter
+    between words (`let x and y be real`) is in no formula."""
+    beside = [*map(str.isalpha, tokens), True]
+    return [
+        token
+        for place, token in enumerate(tokens)
+        if NUMBER.fullmatch(token)
+        or (VARIABLE.fullmatch(token) and not (beside[place - 1] and beside[place + 1]))
+    ]
+
+
+def same(one: Text, other: Text, common: Set[str], same_numbers: bool) -> bool:
+    """Whether two prompts are the same problem, or the longer one has the shorter as a part.
+    `common` are words that many prompts have."""
+    if one.attached and other.attached and not same_attached(one.attached, other.attached):
+        return False
+    if len(one.question) > len(other.question):
+        one, other = other, one
+    return any(
+        (not same_numbers or one.numbers == part.numbers) and alike(one, part, common)
+        for part in wholes(one, other)
+    )
+
+
+def wholes(one: Text, other: Text) -> Iterator[Text]:
+    """Yield the longer prompt `other`, and without what it has around the sentences of `one`. If
+    `one` has no numbers, nothing but the value of a variable may be around."""
+    yield other
+    core = shared_part(other.question, one.tokens) if one.numbers else ""
+    for part in dict.fromkeys((core, *map(without_special_case, (core, other.question)))):
+        if part and part != other.question:
+            # the sentence that asks may be one of those around
+            text = text_from(part, "")
+            yield text if asks(part) else replace(text, asked=other.asked)
+
+
+def shared_part(text: str, tokens: Set[str]) -> str:
+    """Return a text from the first of its sentences to the last that consist of these tokens for
+    the most part."""
+    found = sentences(text)
+    is_shared = [
+        sum(token in tokens for token in own) >= MIN_ASKED * len(own)
+        for own in map(tokens_in, found)
+    ]
+    if not any(is_shared):
+        return ""
+    return " ".join(found[is_shared.index(True) : len(found) - is_shared[::-1].index(True)])
 
 
 def words_of(tokens: list[str]) -> list[str]:
@@ -143,6 +220,7 @@ def words_of(tokens: list[str]) -> list[str]:
 
 def rewritten(prompt: str) -> str:
     """Return the text in lower case, with LaTeX and numbers written in one way."""
+    prompt = BLANK_LINE.sub(f" {PARAGRAPH} ", prompt.strip())
     text = THOUSANDS.sub("", normalised(prompt).casefold())
     if MARKED.search(text):
         for pattern, replacement in REWRITTEN:
@@ -151,12 +229,15 @@ def rewritten(prompt: str) -> str:
 
 
 def asking_part(text: str) -> str:
-    """Return the sentences that ask: those with a question mark, else those with an order, else the
-    last."""
-    sentences = SENTENCE.split(text)
-    asking = [each for each in sentences if "?" in each or "？" in each]
-    asking = asking or [each for each in sentences if ORDER.search(each)] or sentences[-1:]
-    return " ".join(asking)
+    """Return the sentences that ask, else the last."""
+    return " ".join(asks(text) or sentences(text)[-1:])
+
+
+def asks(text: str) -> list[str]:
+    """Return the sentences with a question mark, else those with an order."""
+    found = sentences(text)
+    asking = [each for each in found if "?" in each or "？" in each]
+    return asking or [each for each in found if ORDER.search(each)]
 
 
 def alike(one: Text, other: Text, common: Set[str]) -> bool:
@@ -167,9 +248,22 @@ def alike(one: Text, other: Text, common: Set[str]) -> bool:
         return len(more | fewer) <= MAX_MORE and not (more and fewer) and not opposed(one, other)
     return (
         contained(one.content - common, other.content - common, MIN_CONTENT)
-        and contained(one.asked.keys() - STOP, other.asked.keys() - STOP, MIN_ASKED)
+        and contained(asked_words(one), asked_words(other), MIN_ASKED)
         and not opposed(one, other)
     )
+
+
+def same_attached(one: list[str], other: list[str]) -> bool:
+    """Whether figures or options are the same: the numbers of one are a part of the other's, and
+    so are its words."""
+    mine, yours = (f" {' '.join(numbers_of(tokens))} " for tokens in (one, other))
+    words = (set(words_of(one)), set(words_of(other)))
+    return (mine in yours or yours in mine) and contained(*words, MIN_CONTENT)
+
+
+def asked_words(text: Text) -> set[str]:
+    """Return the content words of the sentences that ask, without variables."""
+    return {word for word in text.asked.keys() - STOP if len(word) > 1 or not word.isascii()}
 
 
 def contained(one: Set[str], other: Set[str], rate: float) -> bool:

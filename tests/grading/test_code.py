@@ -9,7 +9,13 @@ from tasks.common.params import ParamsError
 from tasks.grading import code_results, sandbox
 from tasks.grading.asserts import read
 from tasks.grading.blocks import last_block
-from tasks.grading.code_tests import gold_of_apps, gold_of_humaneval, gold_of_mbpp
+from tasks.grading.code_tests import (
+    AssertTests,
+    gold_of_apps,
+    gold_of_humaneval,
+    gold_of_mbpp,
+    read_gold,
+)
 from tasks.grading.loading import load
 from tasks.grading.verdict import Verdict
 from tasks.grading.verifiers.code import LANGUAGES
@@ -88,7 +94,7 @@ def test_outputs_are_compared_line_by_line(
 @pytest.mark.parametrize(
     ("gold", "message"),
     [
-        ("seven", "Expecting value"),
+        ("seven", "neither JSON nor"),
         ("[1]", "list, not an object"),
         ("{}", "none of the keys"),
         ('{"fn_name": "f", "inputs": [[1]], "outputs": []}', "1 inputs and 0 outputs"),
@@ -130,6 +136,8 @@ def test_without_a_block_there_is_no_program() -> None:
         ("assert type(f(1)) == int", ["f(1)"], [True], False),
         ("assert sum(10, 15) == 6", ["sum(10, 15)"], [6], True),
         ("assert f(-1) in (1, 2)", ["f(-1)"], [2], True),
+        ("assert abs(f(1) - 2.0/3.0) < 1e-6", ["f(1)"], [0.6666667], True),
+        ("assert f(1) == 3 * 8", ["f(1)"], [24], True),
     ],
 )
 def test_an_assertion_asks_the_program_for_calls_alone(
@@ -138,6 +146,12 @@ def test_an_assertion_asks_the_program_for_calls_alone(
     [assertion] = read(source)
     assert list(assertion.questions) == questions
     assert assertion.holds(dict(zip(questions, answers, strict=True))) is holds
+
+
+def test_what_a_program_returns_is_not_repeated() -> None:
+    [assertion] = read("assert f(1) * 1000 == 2")
+    with pytest.raises(TypeError, match="only numbers are multiplied"):
+        assertion.holds({"f(1)": [0] * 1000})
 
 
 @pytest.mark.parametrize(
@@ -190,11 +204,29 @@ def test_golds_of_published_forms() -> None:
     }
     loop = "def check(candidate):\n    for i in range(3):\n        assert candidate(i) == i\n"
     assert json.loads(gold_of_humaneval(loop, "f"))["asserts"] == ["check(f)"]
+    idle = (
+        "def check(candidate):\n    assert True, 'x'\n    assert candidate(1) == 2\n    assert 1\n"
+    )
+    tests = read_gold(gold_of_humaneval(idle, "f"))
+    assert isinstance(tests, AssertTests)
+    assert [one.questions for one in tests.statements] == [("f(1)",)]
+    with pytest.raises(ValueError, match="hold no statement"):
+        gold_of_humaneval("def check(candidate):\n    assert True\n", "f")
     for bad in ('{"inputs": []}', "[]", '{"inputs": ["1"], "outputs": ["1", "2"]}'):
         with pytest.raises(ValueError):
             gold_of_apps(bad)
     with pytest.raises(ValueError, match="no function `check"):
         gold_of_humaneval("assert f(1) == 2", "f")
+
+
+def test_a_script_of_assertions_is_a_gold() -> None:
+    tests = read_gold("import math\n\nassert f(1) == 2\nassert f(4) == 5, 'no'\n")
+    assert isinstance(tests, AssertTests)
+    assert tests.setup == "import math"
+    assert [one.questions for one in tests.statements] == [("f(1)",), ("f(4)",)]
+    for bad, message in (("import math", "it has none"), ("4 apples", "neither JSON")):
+        with pytest.raises(ValueError, match=message):
+            read_gold(bad)
 
 
 @pytest.mark.sandbox

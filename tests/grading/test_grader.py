@@ -9,10 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 import tasks.grading.verifiers as verifiers
 from tasks.common.files import ArtifactError
+from tasks.common.params import ParamsError
 from tasks.grading.grader import Answer, FailureRateError, Grader, Verify
+from tasks.grading.loading import load
 
 COMPOSITE = {"method": "composite", "weights": {"numeric": 0.75, "tags": 0.25}}
 CONFIGURED = {
@@ -126,6 +129,17 @@ def test_an_unknown_verifier_is_named() -> None:
         pytest.raises(ArtifactError, match=r"'sympy' is unknown; .*exact.*numeric"),
     ):
         grader.grade([Answer("sympy", "", "", False)])
+
+
+@pytest.mark.parametrize("name", ["code", "ifeval", "qa"])
+def test_a_verifier_without_its_settings_shows_the_block_to_paste(name: str) -> None:
+    with pytest.raises(ParamsError, match=f"the verifier {name} needs settings") as error:
+        load(name, {})
+    _, _, block = str(error.value).partition("as needed:\n")
+    pasted = yaml.safe_load(block)["verify"]["verifiers"]
+    if name == "code":
+        pasted["code"]["sandbox"] = "process"  # bubblewrap may not be here
+    assert load(name, pasted).version
 
 
 def test_the_worker_starts_without_torch() -> None:

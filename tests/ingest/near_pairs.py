@@ -51,6 +51,14 @@ TANK = (
     "A tank is filled by one pipe in 6 hours and emptied by another pipe in 9 hours. If both pipes "
     "are open and the tank is empty at first, after how many hours is it full?"
 )
+TRIANGLE = '[asy] draw((0,0)--(4,0)--(4,3)--cycle); label("$5$", (2,2), NW); [/asy]'
+SQUARE = '[asy] draw((0,0)--(2,0)--(2,2)--(0,2)--cycle); label("$7$", (1,0), S); [/asy]'
+MINIMUM = "Find the minimum value of $x^2 + xy + y^2$ over all real numbers $x$ and $y.$"
+PATHS = (
+    "How many paths of length $n$ are there from the lower left corner of the grid to its upper "
+    "right corner?"
+)
+SHADED = "In the figure below, what is the area of the shaded part of the triangle?"
 
 LEAKS = [
     # an instruction around it
@@ -60,6 +68,32 @@ LEAKS = [
     Pair("wrapper", ROOTS + " Give your answer as a common fraction.", ROOTS),
     Pair("wrapper", "You are a careful tutor. " + BOXES + " Show your work.", BOXES),
     Pair("wrapper", LATTICE, LATTICE + " Please reason step by step."),
+    # what publishers add: the form of the answer, a value, a figure, options, a source
+    Pair(
+        "added",
+        ROOTS
+        + " The original answer is in the form $\\frac{k}{m}$, please give the value of k + m.",
+        ROOTS,
+    ),
+    Pair("added", PATHS, PATHS.replace("?", " when $n = 9$?")),
+    Pair("added", TANK + "\n\n" + TRIANGLE, TANK),
+    Pair("added", UNIT, UNIT + " *Proposed by A. Author*"),
+    Pair("added", LATTICE, "**Problem 7** (Round 2, 2011)\n\n" + LATTICE),
+    Pair("added", BOXES, "12. (5 points) " + BOXES + " (2010 AIME I, Problem 9)"),
+    Pair(
+        "added",
+        PAINT,
+        PAINT + "\n$\\textbf{(A)}\\ 8\\qquad\\textbf{(B)}\\ 9\\qquad\\textbf{(C)}\\ 10$",
+    ),
+    Pair("added", FUNCTION, FUNCTION + " Find the remainder when the result is divided by 1000."),
+    Pair(
+        "added",
+        UNIT,
+        UNIT.replace("What is the", "If the").replace(
+            "?", " can be expressed as $\\frac{m}{n}$ for coprime $m$ and $n$, compute $m+n$."
+        ),
+    ),
+    Pair("added", HILL + " Round your answer to 2 decimal places.", "Problem 3. " + HILL),
     # punctuation, letter case, white space
     Pair("signs", HILL, HILL.replace(".", " .").replace("?", " ?").upper()),
     Pair("signs", PAINT, PAINT.replace(". ", "; ").replace("She", "she")),
@@ -169,6 +203,27 @@ DIFFERENT = [
     Pair("numbers", BAKERY, BAKERY.replace("2.50", "2.05")),
     Pair("numbers", TANK, TANK.replace("9 hours", "8 hours")),
     Pair("numbers", LATTICE, LATTICE.replace("-x^2", "x^2")),
+    # more in the same formula, a step more in the same story, another figure
+    Pair("more", MINIMUM, MINIMUM.replace("xy + y^2", "xy + y^2 - 3x + 3y + 9")),
+    Pair("more", HILL, HILL.replace("How", "The farmer buys 7 pigs. How")),
+    Pair("more", ROOTS, ROOTS.replace("1 = 0", "1 = 0$ and $x^2 - 2 = 0")),
+    Pair(
+        "more",
+        "Let $f(x)$ be an odd function on the real line. Is $f(f(x))$ even, odd, or neither?",
+        "Let $f(x)$ be an odd function on the real line. Is $f(f(f(x)))$ even, odd, or neither?",
+    ),
+    Pair(
+        "more",
+        "Which of the following is the graph of the function $y = |f(x)|$ as drawn above?",
+        "Which of the following is the graph of the function $y = f(|x|)$ as drawn above?",
+    ),
+    Pair("figure", SHADED + "\n" + TRIANGLE, SHADED + "\n" + SQUARE),
+    Pair("figure", "What is the area, in square units, of triangle $ABC$? " + TRIANGLE, PAINT),
+    Pair(
+        "figure",
+        "What is the area, in square units, of triangle $ABC$? " + TRIANGLE,
+        "What is the area, in square units, of triangle $ABC$ with $AB = 3$ and $BC = 4$?",
+    ),
     # other names and things in the same story
     Pair(
         "names",

@@ -44,7 +44,7 @@ USER = {"role": "user", "content": "1 + 1?"}
         ),
         ({"question": [{"role": "robot", "content": "1 + 1?"}], "gold": "2"}, "malformed"),
         ({"question": "1 + 1?", "gold": ["2"]}, "malformed"),
-        ({"question": "1 + 1?", "gold": True}, "malformed"),
+        ({"question": "1 + 1?", "gold": {"a": True}}, "malformed"),
     ],
 )
 def test_a_bad_line_is_rejected_alone_with_its_reason_line_and_text(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tasks.common.params import ParamsError
+from tasks.grading.code_tests import AssertTests, read_gold
 from tasks.ingest.candidates import Row
 from tests.grading.test_code import graded
 from tests.ingest.helpers import found, lines, preset
@@ -37,6 +38,43 @@ MBPP: dict[str, Any] = {
     "test_list": ["assert add(1, 2) == 3", "assert add(5, -7) == -2"],
     "test_setup_code": "",
     "challenge_test_list": ["assert add(0, 0) == 0"],
+}
+
+DOUBLE: dict[str, Any] = {
+    "task_id": "HumanEval/900",
+    "prompt": (
+        "from typing import List\n\n\ndef double_all(numbers: List[int]) -> List[int]:\n"
+        '    """ Double every number.\n    >>> double_all([1, 4])\n    [2, 8]\n    """\n'
+    ),
+    "canonical_solution": "    return [2 * n for n in numbers]\n",
+    "entry_point": "double_all",
+    "test": (
+        "\n\nMETADATA = {\n    'author': 'nobody',\n    'dataset': 'test'\n}\n\n\n"
+        "def check(candidate):\n    assert candidate([]) == []\n"
+        "    assert candidate([3, -1]) == [6, -2]\n"
+    ),
+}
+FIRST: dict[str, Any] = {
+    "task_id": "HumanEval/901",
+    "prompt": ('\ndef first_word(text):\n    """Return the first word of a text, or None."""\n'),
+    "canonical_solution": "    return next(iter(text.split()), None)\n",
+    "entry_point": "first_word",
+    "test": (
+        "def check(candidate):\n\n    # Check some simple cases\n"
+        '    assert True, "This prints if this assert fails 1 (good for debugging!)"\n'
+        "    assert candidate('') is None, \"Test 1\"\n    assert candidate('a b') == 'a'\n\n"
+        '    # Check some edge cases\n    assert True, "This prints if this assert fails 2"\n'
+    ),
+}
+THIRD: dict[str, Any] = {
+    "task_id": "HumanEval/902",
+    "prompt": 'def third(x: float) -> float:\n    """Divide by three."""\n',
+    "canonical_solution": "    return x / 3\n",
+    "entry_point": "third",
+    "test": (
+        "def check(candidate):\n    assert abs(candidate(1.0) - 1.0/3.0) < 1e-6\n"
+        "    assert abs(candidate(0.3) - 0.1) < 1e-6\n"
+    ),
 }
 
 
@@ -98,6 +136,60 @@ def test_tests_of_mbpp_that_cannot_be_read_are_rejected(tmp_path: Path) -> None:
     kept, rejected = found(preset("mbpp", path, shown_tests=0, challenge_tests=False))
     assert kept == []
     assert [one.reason for one in rejected] == ["malformed", "empty_answer", "missing_field"]
+
+
+def test_humaneval_asks_for_the_whole_program(tmp_path: Path) -> None:
+    (row,) = rows(tmp_path, "humaneval", DOUBLE)
+    assert row.prompt == (
+        "Complete this program. Give all of it, with its imports, in one block of Python.\n"
+        f"```python\n{DOUBLE['prompt'].strip()}\n```\n"
+    )
+    assert (row.source, row.verifier, row.asked) == ("humaneval", "code", DOUBLE["prompt"])
+    assert json.loads(row.answer) == {
+        "asserts": ["assert double_all([]) == []", "assert double_all([3, -1]) == [6, -2]"],
+        "setup": "",
+    }
+
+
+def test_tests_of_humaneval_that_cannot_be_read_are_rejected(tmp_path: Path) -> None:
+    bad = [
+        {**DOUBLE, "test": "assert double_all([]) == []"},
+        {**DOUBLE, "test": "def check("},
+        {**DOUBLE, "test": ""},
+        {"prompt": DOUBLE["prompt"], "test": DOUBLE["test"]},
+    ]
+    kept, rejected = found(preset("humaneval", lines(tmp_path / "a.jsonl", *bad)))
+    assert kept == []
+    reasons = ["malformed", "malformed", "empty_answer", "missing_field"]
+    assert [one.reason for one in rejected] == reasons
+
+
+def holds(program: str, gold: str) -> bool:
+    """Whether a program that can be trusted passes all tests, which are judged from its answers."""
+    tests = read_gold(gold)
+    assert isinstance(tests, AssertTests)
+    names: dict[str, Any] = {}
+    exec(program, names)
+    return all(
+        one.holds({question: eval(question, names) for question in one.questions})
+        for one in tests.statements
+    )
+
+
+def test_assertions_of_humaneval_are_judged_outside_the_program(tmp_path: Path) -> None:
+    content = [DOUBLE, FIRST, THIRD]
+    for row, source in zip(rows(tmp_path, "humaneval", *content), content, strict=True):
+        assert holds(f"{source['prompt']}{source['canonical_solution']}", row.answer)
+        assert not holds(f"{source['prompt']}    return 7", row.answer)
+
+
+@pytest.mark.sandbox
+def test_solutions_of_humaneval_pass_and_other_programs_do_not(tmp_path: Path) -> None:
+    content = [DOUBLE, FIRST, THIRD]
+    for row, source in zip(rows(tmp_path, "humaneval", *content), content, strict=True):
+        right = f"{source['prompt']}{source['canonical_solution']}"
+        assert graded(right, row.answer).outcome == "correct"
+        assert graded(f"{source['prompt']}    return 7", row.answer).outcome == "wrong"
 
 
 @pytest.mark.sandbox

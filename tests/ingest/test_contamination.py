@@ -21,7 +21,7 @@ from tasks.ingest.contamination import (
 from tasks.ingest.identity import question_keys
 from tasks.ingest.similarity import numbers_of, tokens_of
 from tests.ingest.helpers import row, spool
-from tests.ingest.near_pairs import DIFFERENT, LEAKS, Pair
+from tests.ingest.near_pairs import DIFFERENT, LEAKS, PATHS, Pair
 
 SETTINGS = Contamination(overlap=0.7, ngram=3, same_numbers=True)
 NOTHING = Common(np.zeros(0, np.uint64), frozenset())
@@ -252,6 +252,30 @@ BALLS = "How many ways are there to put 4 {} balls into 2 {} boxes on the shelf 
 def test_a_word_that_decides_keeps_problems_apart(one: str, other: str, same: bool) -> None:
     index = Index([(0, other)], NOTHING, SETTINGS)
     assert bool(list(index.search(one))) == same
+
+
+@pytest.mark.parametrize("train", [PATHS, PATHS.replace("?", " when $n = 9$?")])
+def test_a_value_of_a_variable_is_another_one(tmp_path: Path, train: str) -> None:
+    other = PATHS.replace("?", " when $n = 12$?")
+    assert bool(search(tmp_path, [train], [other])) == (train == PATHS)
+
+
+def test_a_prompt_of_nothing_but_an_instruction_is_compared_as_it_is() -> None:
+    assert tokens_of("Express your answer as a fraction.")[0] == "express"
+    assert tokens_of("(A) 1 (B) 2 (C) 3") == [
+        "(",
+        "a",
+        ")",
+        "1",
+        "(",
+        "b",
+        ")",
+        "2",
+        "(",
+        "c",
+        ")",
+        "3",
+    ]
 
 
 CHANGES: dict[str, Callable[[str], str]] = {

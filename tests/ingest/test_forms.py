@@ -11,6 +11,7 @@ import pytest
 
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
+from tasks.grading.loading import load
 from tasks.ingest.fields import MISSING, field
 from tasks.ingest.reading import sources
 from tests.ingest.helpers import entry, found, lines, preset
@@ -81,6 +82,96 @@ def test_a_prompt_with_an_empty_or_absent_part_is_no_prompt(tmp_path: Path) -> N
 
 
 LINES = "Which?\nA. cat\nB. dog\nC. cow"
+
+
+@pytest.mark.parametrize(
+    ("gold", "expected"),
+    [
+        (["A", "D"], "AD"),
+        (["D", "A"], "AD"),
+        ("ACD", "ACD"),
+        ("A, C and D", "ACD"),
+        ('["A", "D"]', "AD"),
+        ([0, 3], "AD"),
+        (["cat", "owl"], "AD"),
+        (["A", "E"], "malformed"),
+        (["A", "A"], "malformed"),
+        ("ACE", "malformed"),
+        ("AAB", "malformed"),
+        ([], "malformed"),
+    ],
+)
+def test_several_options_are_right(tmp_path: Path, gold: Any, expected: str) -> None:
+    row = {"q": "Which?", "o": ["cat", "dog", "hen", "owl"], "gold": gold}
+    result = one(tmp_path, row, prompt="q", options="o", verifier="choice")
+    assert expected in (result[1], result[0])
+
+
+def test_letters_of_a_prompt_that_shows_its_options(tmp_path: Path) -> None:
+    row = {"q": "Which?\nA. cat\nB. dog\nC. hen", "gold": ["A", "C"]}
+    assert one(tmp_path, row, prompt="q", verifier="choice") == (row["q"], "AC")
+    assert one(tmp_path, row, prompt="q", verifier="math")[0] == "malformed"
+    assert one(tmp_path, {**row, "gold": ["cat"]}, prompt="q", verifier="choice")[0] == "malformed"
+
+
+def test_the_verifier_takes_a_gold_of_several_options_whole(tmp_path: Path) -> None:
+    row = {"q": "Which?", "o": ["cat", "dog", "hen", "owl"], "gold": ["A", "C", "D"]}
+    _, gold = one(tmp_path, row, prompt="q", options="o", verifier="choice")
+    verify = load("choice", {}).verify
+    for answer, outcome in (("ACD", "correct"), ("A, C", "wrong"), ("A", "wrong")):
+        assert verify(f"\\boxed{{{answer}}}", gold).outcome == outcome
+    assert verify("\\boxed{A, B, C, D}", gold).outcome == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("options", "gold", "first", "expected"),
+    [
+        (["cat", "dog", "hen", "owl"], 4, 1, "D"),
+        (["cat", "dog", "hen", "owl"], "1", 1, "A"),
+        (["cat", "dog", "hen", "owl"], [1, 3], 1, "AC"),
+        (["cat", "dog", "hen", "owl"], 0, 1, "none of the options"),
+        (["cat", "dog", "hen", "owl"], 4, None, "if positions count from 1, set `first_option: 1`"),
+        ({"1": "cat", "2": "dog", "3": "hen", "4": "owl"}, 4, None, "D"),
+        (["1) cat", "2) dog", "3) hen", "4) owl"], 4, None, "D"),
+        (["(1) cat", "(2) dog"], "(2)", None, "B"),
+        (["1.5", "2.5", "3.5"], "2.5", None, "B"),
+        (["1:2", "2:3", "3:4"], "2:3", None, "B"),
+    ],
+)
+def test_options_from_1_to_4(
+    tmp_path: Path, options: Any, gold: Any, first: int | None, expected: str
+) -> None:
+    row = {"q": "Which?", "o": options, "gold": gold}
+    changes = {} if first is None else {"first_option": first}
+    result = one(tmp_path, row, prompt="q", options="o", verifier="choice", **changes)
+    if len(expected) > 2:
+        assert expected in result[1]
+    else:
+        shown = ("A. cat\nB. dog", "A. 1.5\nB. 2.5", "A. 1:2\nB. 2:3")
+        assert result[0].removeprefix("Which?\n").startswith(shown)
+        assert result[1] == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "gold"), [(["A", "B", "C"], "B"), (["opt1", "opt2", "opt3"], 2), (["x", "y", "z"], 1)]
+)
+def test_options_in_fields_keep_their_order_where_the_gold_names_one(
+    tmp_path: Path, names: list[str], gold: Any
+) -> None:
+    row = {"q": "Which?", **dict(zip(names, ("cat", "dog", "hen"), strict=True)), "gold": gold}
+    result = one(tmp_path, row, prompt="q", options=names, verifier="choice")
+    assert result == ("Which?\nA. cat\nB. dog\nC. hen", "B")
+
+
+@pytest.mark.parametrize(("gold", "text"), [(True, "true"), (False, "false")])
+def test_a_boolean_is_a_gold_in_words(tmp_path: Path, gold: bool, text: str) -> None:
+    row = {"q": "Is 7 a prime?", "gold": gold}
+    prompt = "{q} Answer true or false."
+    result = one(tmp_path, row, prompt=prompt, verifier="math")
+    assert result == ("Is 7 a prime? Answer true or false.", text)
+    for answer in ("true", "True", "false"):
+        outcome = load("math", {}).verify(f"\\boxed{{{answer}}}", text).outcome
+        assert (outcome == "correct") == (answer.lower() == text)
 
 
 @pytest.mark.parametrize(
@@ -216,6 +307,8 @@ WHOLE = [{"question": "1 + 1?", "gold": "2"}, {"question": "2 + 2?", "gold": "4"
         {"question": ["1 + 1?", "2 + 2?"], "gold": ["2", "4"]},
         {"question": {"0": "1 + 1?", "1": "2 + 2?"}, "gold": {"0": "2", "1": "4"}},
         {"data": WHOLE},
+        {"version": 1, "tags": ["a"], "examples": WHOLE, "notes": []},
+        {"labels": ["a", "b", "c"], "examples": WHOLE},
         WHOLE,
     ],
 )
@@ -241,6 +334,12 @@ def test_lines_that_are_called_json_are_lines(tmp_path: Path) -> None:
 def test_columns_of_different_lengths_are_said(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps({"question": ["1 + 1?"], "gold": ["2", "4"]}))
     with pytest.raises(ArtifactError, match=r"different rows \(question 1, gold 2\)"):
+        found(entry(tmp_path / "a.json"))
+
+
+def test_several_arrays_of_objects_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps({"train": WHOLE, "test": WHOLE[:1]}))
+    with pytest.raises(ArtifactError, match=r"several arrays of objects \(train, test\)"):
         found(entry(tmp_path / "a.json"))
 
 

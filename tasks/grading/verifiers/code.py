@@ -28,6 +28,20 @@ from tasks.grading.sandbox_command import Kind, Sandbox
 from tasks.grading.verdict import Verdict
 
 LANGUAGES = {"", "python", "python3", "py"}
+EXAMPLE = """
+code:
+  method: code
+  language: python
+  sandbox: bubblewrap  # or process: no protection from hostile programs
+  seconds: 4.0  # of CPU time a test
+  total_seconds: 60.0  # on the clock, all tests of a program
+  memory_mb: 1024
+  packages: false  # true: not only the standard library
+  prelude: from typing import *
+  float_tolerance: null
+  other_asserts: refuse  # run: also tests that a hostile program could defeat
+  stop_at_failure: false
+"""
 CLOCK_FACTOR = 3  # a test may take so many times its CPU time on the clock
 NAME = "<program>"
 

@@ -18,6 +18,8 @@ from typing import Any
 from tasks.grading.instructions import INSTRUCTIONS
 from tasks.grading.verdict import Verdict
 
+EXAMPLE = "ifeval: {method: ifeval, loose: false}  # true: without lines that frame the answer"
+
 
 @dataclass(frozen=True)
 class Instruction:

@@ -4,6 +4,7 @@
 A prompt is a field (text or chat messages), or a text with fields in braces. Its options are put
 where the text names them, else after it, and the gold becomes their letter."""
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,10 +14,13 @@ from tasks.ingest.answers import Extract, Golds, Unusable
 from tasks.ingest.candidates import MISSING, Candidate, Rejection, as_text, field
 from tasks.ingest.fields import filled, is_template, may_be_empty, paths
 from tasks.ingest.formats import Record
-from tasks.ingest.options import Options, letter, options_of, shuffled
+from tasks.ingest.options import Options, letters_of, options_of, shuffled
 from tasks.ingest.selection import chosen_verifier, no_verifier, verifier_of
 
-OPTIONAL = ("options", "golds", "tolerance", "extract", "json")
+OPTIONAL = ("options", "first_option", "golds", "tolerance", "extract", "json")
+
+
+DIGITS_AT_END = re.compile(r".*?(\d+)$|.*[.\]]")
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class Settings:
     fields. `verifier` is a name, or the choice by a column.
 
     May be left out: `options` is a field of choices, or a list of fields that have one each;
+    `first_option` is the number of the first one where golds are positions (0);
     `golds` says whether any of a list of golds is right, or only all; `tolerance` is a field;
     `extract` takes the gold from a worked solution; `json` lists fields whose text is JSON."""
 
@@ -36,6 +41,7 @@ class Settings:
     level: str | None
     verifier: Any
     options: Any
+    first_option: int | None
     golds: Golds | None
     tolerance: str | None
     extract: Extract | None
@@ -66,31 +72,38 @@ def candidate(record: Record, settings: Settings) -> Candidate | Rejection:
         return Rejection(settings.name, record.line, "no_verifier", detail, record.content)
     level = field(row, settings.level) if settings.level else None
     try:
-        prompt, answer = asked_and_gold(row, settings)
+        prompt, answer = asked_and_gold(row, settings, verifier)
     except Unusable as error:
         return Rejection(settings.name, record.line, "malformed", str(error), record.content)
     return Candidate(settings.name, record.line, record.content, prompt, answer, verifier, level)
 
 
-def asked_and_gold(row: dict[str, Any], settings: Settings) -> tuple[Any, Any]:
+def asked_and_gold(row: dict[str, Any], settings: Settings, verifier: str) -> tuple[Any, Any]:
     """Return the prompt and the gold of a row. Raises Unusable with what is wrong with them."""
     answer = value_at(row, settings.answer, settings)
     answer = answers.extracted(answer, settings.extract)
     tolerance = field(row, settings.tolerance) if settings.tolerance else None
     if settings.options is None:
+        if verifier == "choice" and isinstance(answer, list):
+            answer = letters_of(answer, Options("", (), ()), 0) or answer
         return prompt_of(row, settings, {}), answers.gold(answer, settings.golds, tolerance)
-    options = choices(row, settings)
+    options = choices(row, settings, answer)
     prompt = prompt_of(row, settings, {str(settings.options): options.lines})
     if answer is None or answer is MISSING or answer == "":
         return prompt, answer
-    chosen = letter(answer, options)
+    chosen = letters_of(answer, options, settings.first_option or 0)
     if chosen is None:
-        raise Unusable(f"the answer {answer!r:.80} is none of the options {options.lines[:200]!r}")
+        detail = f"the answer {answer!r:.80} is none of the options {options.lines[:200]!r}"
+        if str(answer) == str(len(options.texts)):
+            detail += "; if positions count from 1, set `first_option: 1`"
+        raise Unusable(detail)
     return prompt, chosen
 
 
-def choices(row: dict[str, Any], settings: Settings) -> Options:
-    """Return the options of a row, from one field or from several."""
+def choices(row: dict[str, Any], settings: Settings, answer: Any) -> Options:
+    """Return the options of a row, from one field or from several. Those of several fields keep
+    their order if the gold is no option's text: then it names a field (`B`, 2 for `option2`) or a
+    position."""
     if isinstance(settings.options, str):
         value = value_at(row, settings.options, settings)
     else:
@@ -98,7 +111,11 @@ def choices(row: dict[str, Any], settings: Settings) -> Options:
         value = [as_text(text).strip() for text in texts if text is not None]
         if any(text is MISSING for text in texts):
             raise Unusable(f"one of the fields {', '.join(settings.options)} is missing")
-        value = shuffled(value)
+        if as_text(answer).strip() in value:
+            value = shuffled(value)
+        else:
+            labels = [DIGITS_AT_END.sub(r"\1", name) for name in settings.options]
+            value = {"text": value, "label": labels} if len(value) == len(labels) else value
     found = options_of(None if value is MISSING else value)
     if isinstance(found, str):
         raise Unusable(found)

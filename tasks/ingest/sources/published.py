@@ -127,6 +127,7 @@ def mapped(settings: Settings) -> mapping.Settings:
         level=form.level,
         verifier=form.verifier,
         options=form.options,
+        first_option=None,
         golds=form.golds,
         tolerance=form.tolerance,
         extract=form.extract,

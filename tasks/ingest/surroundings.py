@@ -1,0 +1,63 @@
+"""The question of a prompt without the text that publishers put around it.
+
+- Attached to the question: figures as code, and options (`(A) 1 (B) 2 (C) 3`). One copy of a
+  problem may have them and another one not, but different ones belong to different problems.
+- Of no meaning: sentences about the form of the answer (`The original answer is in the form
+  \\\\frac{k}{m}, please give the value of k + m.`), numbers and points of an exercise, signatures.
+
+Works on text as `similarity.rewritten` returns it: in lower case, with single blanks. Left out:
+languages other than English."""
+
+import re
+
+PARAGRAPH = "¶"  # in place of blank lines
+SENTENCE = re.compile(rf"(?<=[.?!。？！])[$)\]\"'*]*\s+(?=\S)|\s*{PARAGRAPH}\s*")
+FIGURE = re.compile(r"\[asy\].*?\[/asy\]|<asy>.*?</asy>|!\[[^\]]*\]\([^)]*\)", re.DOTALL)
+OPTIONS = re.compile(r"(?<!\w)\(?a\s*[).](?=.*?\bb\s*[).].*?\bc\s*[).]).*", re.DOTALL)
+ANSWER_FORM = re.compile(
+    r"\b(?:original|final) (?:answer|problem)\b|step by step|"
+    r"\banswers? (?:is|are|has|have|(?:should|must|can|will) be) (?:given |expressed |written )?"
+    r"(?:in|of|as) .*\bform\b|"
+    r"^\W*(?:please |then |and )*(?:express|write|give|enter|leave|report|provide|submit|put|state|"
+    r"present|round|type|simplify) .*\banswers?\b|"
+    r"^\W*(?:please |then |and )+(?:give|find|provide|compute|enter) .*\bvalue of\b"
+)
+EXPRESSED = re.compile(
+    r"\b(?:can|may) be (?:uniquely )?(?:expressed|written|represented) (?:as|in the form)\b"
+    r"[^.?!]*[.,]? (?:find|compute|determine|calculate|what is)\b[^.?!]*"
+)
+YEAR = r"\([^()]*\b(?:19|20)\d\d\b[^()]*\)"
+LABEL = re.compile(
+    r"\(\d+ (?:points?|pts)\)|\[\d+ (?:points?|pts)\]|"
+    r"\*?\b(?:proposed|submitted|contributed|authored|created) by .*|"
+    rf"^\W*{YEAR}|{YEAR}\W*$"
+)
+HEADING = re.compile(
+    r"^\W*(?:(?:problem|question|exercise|example|task)\s*#?\d*\W*[.:)*]|\d{1,3}[.)](?=\s))\s*"
+)
+SPECIAL_CASE = re.compile(r",? (?:when|where|if|for|with) \$?[a-z]\$? ?= ?[\d.]+\$?\W*$")
+
+
+def parts(text: str) -> tuple[str, str]:
+    """Return the question and what is attached to it, which may be empty. A text that is nothing
+    else than surroundings is its own question."""
+    question, attached = text, []
+    for pattern in (FIGURE, OPTIONS):
+        attached += pattern.findall(question)
+        question = pattern.sub(" ", question)
+    question = LABEL.sub(" ", HEADING.sub(" ", EXPRESSED.sub(" ", question)))
+    kept = [each for each in sentences(question) if not ANSWER_FORM.search(each)]
+    question = f" {PARAGRAPH} ".join(kept)
+    if not any(character.isalnum() for character in question):
+        return text, ""
+    return question, " ".join(attached)
+
+
+def sentences(text: str) -> list[str]:
+    """Return the sentences of a text."""
+    return [each.strip() for each in SENTENCE.split(text) if each.strip()]
+
+
+def without_special_case(text: str) -> str:
+    """Return a question without the value that a variable takes in it: `when n = 9`, at its end."""
+    return SPECIAL_CASE.sub("", text)

@@ -1,0 +1,201 @@
+"""How many leaks the search for contamination finds, and how many other pairs.
+
+    WINNOW_REAL_DATA=/data python -m tests.bench.contamination [--questions 1000] [--show]
+
+1. Made leaks: real questions with text around them, as publishers add it. Every question is also in
+   the evaluation as it is, so that a pair of two different questions counts as wrong.
+2. Real pairs: DSR-sub against MATH's training set, and that set against itself. All pairs whose
+   longest common subsequence of words has at least 0.8 of the shorter question's words were found
+   by comparing all with all, which shares no code with the search. Those whose numbers could agree
+   were read; REAL has the leaks among them, without equal ones. `--show` prints the pairs on which
+   the search and the labels differ."""
+
+import argparse
+import json
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from scipy import sparse
+
+from tasks.ingest.contamination import Contamination, Index, shared
+from tasks.ingest.identity import question_keys
+
+SETTINGS = Contamination(overlap=0.7, ngram=3, same_numbers=True)
+MIN_COMMON = 0.8  # of the shorter question's words, in order
+MIN_WORDS = 8
+WORD = re.compile(r"[a-z]+|\d+")
+STEP_BY_STEP = " Let's think step by step and output the final answer within \\boxed{}."
+FIGURE = '[asy] unitsize(0.5 cm); draw((0,0)--(4,0)--(4,3)--cycle); label("$x$", (2,0), S); [/asy]'
+OPTIONS = (
+    "\n$\\textbf{(A)}\\ 1\\qquad\\textbf{(B)}\\ 2\\qquad\\textbf{(C)}\\ 3\\qquad\\textbf{(D)}\\ 4$"
+)
+DAPO = (
+    "Solve the following math problem step by step. The last line of your response should be of "
+    "the form Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n{}"
+    '\n\nRemember to put your answer on its own line after "Answer:".'
+)
+
+
+def after(added: str) -> Callable[[str], str]:
+    """A change that adds a text at the end."""
+    return lambda text: f"{text} {added}"
+
+
+CHANGES: dict[str, Callable[[str], str]] = {
+    "form of the answer": after(
+        "The original answer is in the form $\\frac{k}{m}$, please give the value of k + m."
+    ),
+    "form, in other words": after(
+        "If the result is $\\frac{p}{q}$ in lowest terms, give $100p + q$ as your answer."
+    ),
+    "rounded": after("Round your answer to 2 decimal places."),
+    "remainder": after("Find the remainder when the result is divided by 1000."),
+    "a value": lambda text: re.sub(r"([.?]?)\s*$", r" when $n = 9$\1", text, count=1),
+    "a figure": after(FIGURE),
+    "options": after(OPTIONS),
+    "a signature": after("*Proposed by A. Author and B. Author*"),
+    "a contest": after("(2010 AIME I, Problem 9)"),
+    "a hint": after("Hint: try it with 3 or 4 of them first."),
+    "a number": lambda text: "12. (5 points) " + text,
+    "a heading": lambda text: "**Problem 7** (Round 2, 2011)\n\n" + text,
+    "a template": DAPO.format,
+    "other delimiters": lambda text: re.sub(r"\$([^$]+)\$", r"\\(\1\\)", text),
+    "all around": lambda text: f"Problem 3. {text} {FIGURE} Express your answer as $a/b$. (7 pts)",
+}
+
+# leaks among the real pairs: rows of DSR-sub and MATH, and of MATH and MATH
+REAL: dict[str, set[tuple[int, int]]] = {
+    "DSR-sub, MATH": {
+        (125, 7176), (167, 3009), (386, 4634), (600, 3760), (644, 4398), (802, 7328), (886, 7355)
+    },
+    "MATH, MATH": {
+        (59, 4037), (293, 3646), (535, 4006), (776, 1710), (835, 4084), (1155, 3870), (1653, 3824),
+        (2674, 2979), (2945, 6964), (2978, 6754), (3482, 4310), (6017, 6056), (6747, 7024),
+        (6872, 7353),
+    },
+}  # fmt: skip
+
+
+def search(train: Sequence[str], evaluation: Sequence[str]) -> list[set[int]]:
+    """Return, for each training question, the places of the evaluation's that are near."""
+    common = shared(evaluation[:10_000], 3)
+    index = Index(enumerate(evaluation), common, SETTINGS)
+    return [{place for place, _ in index.search(text)} for text in train]
+
+
+def made(questions: Sequence[str]) -> list[tuple[str, float, int]]:
+    """Return, for each change, the share of changed questions that are found, and how many pairs of
+    different questions are."""
+    rows = []
+    for name, change in CHANGES.items():
+        found = search([change(text) for text in questions], questions)
+        hits = sum(n in places for n, places in enumerate(found))
+        rows.append((name, hits / len(questions), sum(map(len, found)) - hits))
+    return rows
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words and numbers of a question, without figures."""
+    return WORD.findall(re.sub(r"\[asy\].*?\[/asy\]", " ", text, flags=re.DOTALL).lower())
+
+
+def common_length(one: list[str], other: list[str]) -> int:
+    """Return the length of the longest common subsequence (Hyyrö 2004: a bit for each word)."""
+    masks: dict[str, int] = {}
+    for place, word in enumerate(one):
+        masks[word] = masks.get(word, 0) | 1 << place
+    full = (1 << len(one)) - 1
+    row = full
+    for word in other:
+        matched = row & masks.get(word, 0)
+        row = ((row + matched) | (row - matched)) & full
+    return len(one) - row.bit_count()
+
+
+def counted(texts: Sequence[list[str]], columns: dict[tuple[str, int], int]) -> sparse.csr_matrix:
+    """Return a row for each text, with a column for the first, the second, ... of every word."""
+    rows, places = [], []
+    for row, words in enumerate(texts):
+        seen: dict[str, int] = {}
+        for word in words:
+            seen[word] = seen.get(word, 0) + 1
+            rows.append(row)
+            places.append(columns.setdefault((word, seen[word]), len(columns)))
+    shape = (len(texts), 1 + max(places, default=0))
+    return sparse.csr_matrix((np.ones(len(rows), np.int32), (rows, places)), shape)
+
+
+def common_pairs(one: Sequence[str], other: Sequence[str]) -> dict[tuple[int, int], float]:
+    """Return all pairs whose common subsequence has MIN_COMMON of the shorter's words, with that
+    share."""
+    mine, yours = [*map(words_of, one)], [*map(words_of, other)]
+    columns: dict[tuple[str, int], int] = {}
+    left, right = counted(mine, columns), counted(yours, columns)
+    left.resize(left.shape[0], len(columns))
+    right.resize(right.shape[0], len(columns))
+    lengths = np.array([len(words) for words in yours])
+    found = {}
+    for n, words in enumerate(mine):
+        shorter = np.minimum(len(words), lengths)
+        # a common subsequence has no more words than the texts share in any order
+        most = np.asarray((left[n] @ right.T).todense())[0]
+        for k in np.flatnonzero((most >= MIN_COMMON * shorter) & (shorter >= MIN_WORDS)).tolist():
+            share = common_length(words, yours[k]) / int(shorter[k])
+            if share >= MIN_COMMON:
+                found[n, k] = share
+    return found
+
+
+def real(folder: Path, show: bool) -> list[tuple[str, int, int, int, int]]:
+    """Return, for each pair of sets, the numbers of pairs that are equal, that compare as common,
+    that are labelled as leaks, that the search finds, and that both do."""
+    math = [row["problem"] for row in json.load((folder / "math_train/math.json").open())]
+    chats = pl.read_parquet(folder / "dsr_sub_1209/dsr_sub.parquet")["prompt"].to_list()
+    dsr = [chat[0]["content"].removesuffix(STEP_BY_STEP) for chat in chats]
+    rows = []
+    for (name, leaks), one in zip(REAL.items(), (dsr, math), strict=True):
+        keys = [question_keys(text)["folded"] for text in math]
+        mine = [question_keys(text)["folded"] for text in one]
+        found = {
+            (n, k)
+            for n, places in enumerate(search(one, math))
+            for k in places
+            if mine[n] != keys[k] and (one is not math or n < k)
+        }
+        equal = len(set(mine) & set(keys)) if one is not math else len(math) - len(set(keys))
+        rows.append((name, equal, len(leaks), len(found), len(found & leaks)))
+        if show:
+            common = common_pairs(one, math)
+            for n, k in sorted(found ^ leaks):
+                share = f"{common.get((n, k), 0.0):.2f}"
+                print(f"{'missed' if (n, k) in leaks else 'wrong'} {n} {k} ({share})")
+                print(f"  {one[n]}\n  {math[k]}")
+    return rows
+
+
+def main() -> None:
+    """Print both tables."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--questions", type=int, default=1000)
+    parser.add_argument("--show", action="store_true")
+    options = parser.parse_args()
+    folder = Path(os.environ["WINNOW_REAL_DATA"])
+    gsm8k = [json.loads(line)["question"] for line in (folder / "gsm8k/train.jsonl").open()]
+    math = [row["problem"] for row in json.load((folder / "math_train/math.json").open())]
+    half = options.questions // 2
+    questions = [*gsm8k[:: len(gsm8k) // half][:half], *math[:: len(math) // half][:half]]
+    rows = made(questions)
+    for name, recall, others in rows:
+        print(f"{name:24} {recall:6.3f} found, {others} other pairs")
+    mean = sum(recall for _, recall, _ in rows) / len(rows)
+    print(f"{'all':24} {mean:6.3f} found, {sum(row[2] for row in rows)} other pairs")
+    for name, equal, leaks, found, both in real(folder, options.show):
+        print(f"{name}: {equal} equal; of {leaks} near leaks {both} found, {found - both} others")
+
+
+if __name__ == "__main__":
+    main()
