@@ -11,6 +11,11 @@ EAST = r"\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af\u3000-\u303f\uff00-\uffef"  # c
 BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
 
 
+def after_think(text: str) -> str:
+    """Return what follows the last `</think>`; all of a text without one."""
+    return text.rpartition("</think>")[2]
+
+
 def last_boxed(text: str) -> str | None:
     r"""Return the content of the last `\boxed{...}` or `\fbox{...}`, braces matched; None without
     one, or if it is not closed."""
@@ -47,6 +52,17 @@ def closing_brace(text: str, start: int) -> int | None:
         if depth == 0:
             return brace.start()
     return None
+
+
+def closing_braces(text: str) -> dict[int, int]:
+    """Return where each brace of a text that is closed opens and is closed."""
+    found, opened = {}, []
+    for brace in re.finditer(r"[{}]", text):
+        if brace[0] == "{":
+            opened.append(brace.start())
+        elif opened:
+            found[opened.pop()] = brace.start()
+    return found
 
 
 def last_tagged(text: str) -> str | None:
@@ -92,10 +108,11 @@ def contents(text: str) -> list[str]:
     """Return the contents of all boxes of a text, outermost only."""
     found = []
     place = 0
+    closed = closing_braces(text)
     for box in BOX.finditer(text):
         if box.start() < place or text[box.end() : box.end() + 1] != "{":
             continue
-        end = closing_brace(text, box.end())
+        end = closed.get(box.end())
         if end is None:
             continue
         found.append(text[box.end() + 1 : end])

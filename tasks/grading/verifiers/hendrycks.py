@@ -14,6 +14,8 @@ from tasks.grading.verdict import Verdict
 from tasks.grading.verifiers import math_verify
 
 LIBRARIES = math_verify.LIBRARIES
+ANSWERS = True
+REFUSES_COPIES = True
 
 REPLACED = [
     (re.compile(pattern), by)

@@ -19,6 +19,9 @@ from tasks.grading.pairing import pairs_up
 from tasks.grading.units import Unit
 from tasks.grading.verdict import Verdict
 
+ANSWERS = True
+REFUSES_COPIES = True
+
 UNIT = re.compile(r"(?<=[\d%]) ?\((?=[^()]{0,40}[^\W\d_])[^()]{1,40}\)")
 HEDGE = re.compile(rf"\s*(?:,\s*)?(?:\b(?:{EITHER})\b|或者?|または|또는)\s*\\?[$(]?")
 # a letter that touches the number makes it a term of an expression: 2s, 5-5c
