@@ -6,6 +6,7 @@ import re
 TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 BLANK = r"(?:[\s$,;&]|\\[,;:! ]|\\q?quad)*+"
 JOINED = re.compile(rf"{BLANK}(?:(?:and|or|\\text\{{\s*(?:and|or)\s*\}}){BLANK})?")
+NAMED = re.compile(rf"{JOINED.pattern}(?:{BLANK}[a-zA-Z]{BLANK}={BLANK})?")  # $x=$ \boxed{1}
 MAX_BOXES = 20  # that are searched, from the end
 EAST = r"\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af\u3000-\u303f\uff00-\uffef"  # characters
 BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
@@ -29,7 +30,15 @@ def last_boxed(text: str) -> str | None:
     return None if end is None else text[opened.end() + 1 : end]
 
 
-def last_boxes(text: str) -> str:
+def gold_boxed(gold: str) -> str | None:
+    r"""Return the answer in the box of a gold, the list of them in several that only `and`, `or`,
+    `,` and `x =` join, as `1, 2` for `x = \boxed{1}` or `x = \boxed{2}`; None without a box."""
+    last = last_boxed(gold)
+    boxes = contents(last_boxes(gold, NAMED)) if last is not None else []
+    return ", ".join(boxes[-MAX_BOXES:]) if boxes else last
+
+
+def last_boxes(text: str, joined: re.Pattern[str] = JOINED) -> str:
     """Return the text from its last box on, or from the first of the last boxes where only `and` or
     `,` joins them: of several answers the last counts. A text with one box or none is returned
     whole."""
@@ -38,7 +47,7 @@ def last_boxes(text: str) -> str:
         end = closing_brace(text, box.end()) if text[box.end() : box.end() + 1] == "{" else None
         if end is None:
             continue
-        if start < len(text) and not JOINED.fullmatch(text, end + 1, start):
+        if start < len(text) and not joined.fullmatch(text, end + 1, start):
             return text[end + 1 :]
         start = box.start()
     return text
