@@ -6,9 +6,15 @@ import re
 TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 BLANK = r"(?:[\s$,;&]|\\[,;:! ]|\\q?quad)*+"
 JOINED = re.compile(rf"{BLANK}(?:(?:and|or|\\text\{{\s*(?:and|or)\s*\}}){BLANK})?")
+NAMED = re.compile(rf"{JOINED.pattern}(?:{BLANK}[a-zA-Z]{BLANK}={BLANK})?")  # $x=$ \boxed{1}
 MAX_BOXES = 20  # that are searched, from the end
 EAST = r"\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af\u3000-\u303f\uff00-\uffef"  # characters
 BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
+
+
+def after_think(text: str) -> str:
+    """Return what follows the last `</think>`; all of a text without one."""
+    return text.rpartition("</think>")[2]
 
 
 def last_boxed(text: str) -> str | None:
@@ -24,7 +30,15 @@ def last_boxed(text: str) -> str | None:
     return None if end is None else text[opened.end() + 1 : end]
 
 
-def last_boxes(text: str) -> str:
+def gold_boxed(gold: str) -> str | None:
+    r"""Return the answer in the box of a gold, the list of them in several that only `and`, `or`,
+    `,` and `x =` join, as `1, 2` for `x = \boxed{1}` or `x = \boxed{2}`; None without a box."""
+    last = last_boxed(gold)
+    boxes = contents(last_boxes(gold, NAMED)) if last is not None else []
+    return ", ".join(boxes[-MAX_BOXES:]) if boxes else last
+
+
+def last_boxes(text: str, joined: re.Pattern[str] = JOINED) -> str:
     """Return the text from its last box on, or from the first of the last boxes where only `and` or
     `,` joins them: of several answers the last counts. A text with one box or none is returned
     whole."""
@@ -33,7 +47,7 @@ def last_boxes(text: str) -> str:
         end = closing_brace(text, box.end()) if text[box.end() : box.end() + 1] == "{" else None
         if end is None:
             continue
-        if start < len(text) and not JOINED.fullmatch(text, end + 1, start):
+        if start < len(text) and not joined.fullmatch(text, end + 1, start):
             return text[end + 1 :]
         start = box.start()
     return text
@@ -47,6 +61,17 @@ def closing_brace(text: str, start: int) -> int | None:
         if depth == 0:
             return brace.start()
     return None
+
+
+def closing_braces(text: str) -> dict[int, int]:
+    """Return where each brace of a text that is closed opens and is closed."""
+    found, opened = {}, []
+    for brace in re.finditer(r"[{}]", text):
+        if brace[0] == "{":
+            opened.append(brace.start())
+        elif opened:
+            found[opened.pop()] = brace.start()
+    return found
 
 
 def last_tagged(text: str) -> str | None:
@@ -92,10 +117,11 @@ def contents(text: str) -> list[str]:
     """Return the contents of all boxes of a text, outermost only."""
     found = []
     place = 0
+    closed = closing_braces(text)
     for box in BOX.finditer(text):
         if box.start() < place or text[box.end() : box.end() + 1] != "{":
             continue
-        end = closing_brace(text, box.end())
+        end = closed.get(box.end())
         if end is None:
             continue
         found.append(text[box.end() + 1 : end])

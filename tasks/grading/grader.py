@@ -45,12 +45,13 @@ class Verify:
 
 @dataclass(frozen=True)
 class Answer:
-    """One completion to be graded."""
+    """One completion to be graded; `prompt` is empty where it is not known."""
 
     verifier: str
     completion: str
     gold: str
     truncated: bool
+    prompt: str = ""
 
 
 class FailureRateError(ArtifactError):
@@ -102,7 +103,7 @@ class Grader:
         # truncated completions are not judged
         waiting = [i for i, answer in enumerate(answers) if not answer.truncated]
         requests = [
-            (a.verifier, a.completion[-MAX_CHARACTERS:], a.gold)
+            (a.verifier, a.completion[-MAX_CHARACTERS:], a.gold, a.prompt)
             for a in (answers[i] for i in waiting)
         ]
         verdicts = [Verdict("truncated", "")] * len(answers)
@@ -117,7 +118,13 @@ class Grader:
         """Return a verdict on every (verifier, gold answer): `correct` if it can be used; `error`
         where the verifier cannot read it; `timeout`; or the verdict on a completion that gives
         exactly this gold."""
-        return self.judge([(name, None, gold) for name, gold in golds], on_checked)
+        return self.judge([(name, None, gold, "") for name, gold in golds], on_checked)
+
+    def find_copies(self, rows: Sequence[tuple[str, str, str]]) -> list[str]:
+        """Return, for each (verifier, gold, prompt), the formula of the prompt that equals the gold
+        and that the verifier takes for no answer; empty without one."""
+        verdicts = self.judge([(name, None, gold, prompt) for name, gold, prompt in rows], None)
+        return [verdict.answer if verdict.outcome == "wrong" else "" for verdict in verdicts]
 
     def versions(self, names: Iterable[str]) -> dict[str, str]:
         """Return the version of each verifier. It changes with everything that can change a
@@ -128,15 +135,15 @@ class Grader:
 
     def judge(
         self,
-        requests: Sequence[tuple[str, str | None, str]],
+        requests: Sequence[tuple[str, str | None, str, str]],
         on_done: Callable[[int], object] | None,
     ) -> list[Verdict]:
-        """Return the verdict on every (verifier, completion or None, gold)."""
+        """Return the verdict on every (verifier, completion or None, gold, prompt)."""
         if not requests:
             return []
         by_judge: dict[str, list[int]] = {}
         others: list[int] = []
-        for place, (name, completion, _) in enumerate(requests):
+        for place, (name, completion, *_) in enumerate(requests):
             asks = self.judged and completion and is_judge(name, self.settings.verifiers)
             (by_judge.setdefault(name, []) if asks else others).append(place)
         verdicts: dict[int, Verdict] = {}
@@ -147,7 +154,8 @@ class Grader:
         if others:
             pool = self.started({requests[place][0] for place in others})
             replies = pool.map([requests[place] for place in others], on_done)
-            verdicts.update(zip(others, map(verdict_of, replies), strict=True))
+            found = [verdict_of(reply, self.settings.seconds) for reply in replies]
+            verdicts.update(zip(others, found, strict=True))
         return [verdicts[place] for place in range(len(requests))]
 
     def judge_of(self, name: str) -> "Judge":
@@ -228,14 +236,15 @@ class Grader:
         logger.warning("%s", message)
 
 
-def verdict_of(reply: Any) -> Verdict:
-    """Return the verdict in a worker's reply, or for a worker that was killed or died."""
+def verdict_of(reply: Any, limit: float) -> Verdict:
+    """Return the verdict in a worker's reply, or for a worker that was killed, after `limit`
+    seconds, or died."""
     if isinstance(reply, TimedOut):
-        return Verdict("timeout", str(reply))
+        return Verdict("timeout", str(reply), seconds=limit)
     if isinstance(reply, Died):
         return Verdict("error", f"the verifier failed: {reply}")
-    outcome, answer, partial, parts = reply
-    return Verdict(outcome, answer, partial, tuple((name, score) for name, score in parts))
+    outcome, answer, partial, parts, seconds = reply
+    return Verdict(outcome, answer, partial, tuple((name, score) for name, score in parts), seconds)
 
 
 def parts_of(verdict: Verdict) -> list[dict[str, Any]]:

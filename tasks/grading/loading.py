@@ -14,7 +14,13 @@ arguments of `verify`; a verifier with settings gets a name and values in params
 - `ready(settings)`: fills caches before the processes that grade are forked, and raises ParamsError
   where the verifier cannot work on this machine; called when it is loaded.
 - `EXAMPLE`: settings as a block of params.yaml, which the error shows where they are missing.
-- `LIBRARIES`: packages on which its verdicts depend; their versions are part of its own."""
+- `LIBRARIES`: packages on which its verdicts depend; their versions are part of its own.
+- `ANSWERS = True`: it looks for an answer. It then gets only what follows the last `</think>`,
+  unless the setting `after_think` is false.
+- `REFUSES_COPIES = True`: its answers are formulas. An answer that copies a formula of the prompt
+  is then `wrong` (see `copying`).
+
+A verifier that calls others passes the prompt on: `verify(completion, answer, prompt)`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,22 +30,28 @@ from typing import Any
 
 from tasks.common.code import version_of as code_version
 from tasks.common.files import digest
-from tasks.common.params import ParamsError
+from tasks.common.params import ParamsError, convert
 from tasks.common.registry import bind
 from tasks.common.registry import load as load_file
-from tasks.grading import verifiers
+from tasks.grading import copying, verifiers
+from tasks.grading.answers import after_think
+from tasks.grading.golds import read_gold
 from tasks.grading.verdict import Verdict
 
 Configured = Mapping[str, Mapping[str, Any]]
+Verify = Callable[..., Verdict]  # of a completion, a gold and, where it is known, a prompt
 
 
 @dataclass(frozen=True)
 class Verifier:
-    """One loaded verifier. `check` judges a gold: `correct`, or what is wrong with it. `version`
+    """One loaded verifier. `verify` judges a completion by its gold and, where it is known, its
+    prompt. `check` judges a gold: `correct`, or what is wrong with it. `copy` returns the formula
+    of a prompt that equals its gold, or None: an answer that copies it is `wrong`. `version`
     changes with the code, the settings, the libraries and the verifiers that it uses."""
 
-    verify: Callable[[str, str], Verdict]
+    verify: Verify
     check: Callable[[str], Verdict]
+    copy: Callable[[str, str], str | None]
     version: str
 
 
@@ -58,23 +70,68 @@ def load(name: str, configured: Configured, users: tuple[str, ...] = ()) -> Veri
         )
     if users and getattr(module, "ALONE", False):
         raise ParamsError(f"{where} cannot be part of {users[-1]}: name it in the source")
+    every = dict(settings)
+    after = getattr(module, "ANSWERS", False) and convert(
+        settings.pop("after_think", True), bool, f"{where}.after_think"
+    )
     others = {}
     if hasattr(module, "uses"):
         others = {other: load(other, configured, (*users, name)) for other in module.uses(settings)}
-        verify = bind(module.verify, {**settings, "verifiers": others}, where)
-    else:
-        verify = bind(module.verify, settings, where)
+        settings["verifiers"] = others
+    verify = bind(module.verify, settings, where)
     if hasattr(module, "ready"):
         module.ready(settings)
-    version = version_of(
-        module, settings, {other: loaded.version for other, loaded in others.items()}
-    )
-    return Verifier(verify, checker(module, verify, list(others.values())), version)
+    version = version_of(module, every, {other: one.version for other, one in others.items()})
+    check = checker(module, verify, list(others.values()))
+    if others:  # the first decides what is correct
+        return Verifier(verify, check, next(iter(others.values())).copy, version)
+    if after:
+        verify = after_thinking(verify)
+    if getattr(module, "REFUSES_COPIES", False):
+        return Verifier(without_copies(verify), check, copy_finder(verify), version)
+    return Verifier(lambda text, answer, _="": verify(text, answer), check, no_copy, version)
 
 
-def checker(
-    module: ModuleType, verify: Callable[[str, str], Verdict], others: list[Verifier]
-) -> Callable[[str], Verdict]:
+def after_thinking(verify: Verify) -> Verify:
+    """Return a verifier that gets only what follows the reasoning."""
+    return lambda completion, answer: verify(after_think(completion), answer)
+
+
+def without_copies(verify: Verify) -> Verify:
+    """Return a verifier that gets the prompt as well, and takes no copy of its formulas."""
+
+    def judge(completion: str, answer: str, prompt: str = "") -> Verdict:
+        verdict = verify(completion, answer)
+        if prompt and verdict.outcome == "correct":
+            formula = copying.copied(verdict.answer, read_gold(answer).answers, prompt)
+            if formula is not None and verify(boxed(formula), answer).outcome == "correct":
+                return Verdict("wrong", verdict.answer)
+        return verdict
+
+    return judge
+
+
+def copy_finder(verify: Verify) -> Callable[[str, str], str | None]:
+    """Return `Verifier.copy` for a verifier that takes copies."""
+
+    def copy(answer: str, prompt: str) -> str | None:
+        found = copying.candidates(read_gold(answer).answers, prompt)
+        passing = (one for one in found if verify(boxed(one), answer).outcome == "correct")
+        return next(passing, None)
+
+    return copy
+
+
+def no_copy(answer: str, prompt: str) -> None:
+    """Return None: the answers of this verifier are no formulas."""
+
+
+def boxed(formula: str) -> str:
+    """Return a completion that gives this formula."""
+    return rf"\boxed{{{formula}}}"
+
+
+def checker(module: ModuleType, verify: Verify, others: list[Verifier]) -> Callable[[str], Verdict]:
     """Return the check of a gold: by every verifier that this one uses, or whether the canonical
     completion of the gold is `correct`."""
     usable = Verdict("correct", "")
@@ -95,5 +152,6 @@ def checker(
 def version_of(module: ModuleType, settings: Mapping[str, Any], others: Mapping[str, str]) -> str:
     """A digest of the code (not of comments and layout), the settings, the libraries, and the
     verifiers it calls."""
-    code = code_version(module.__name__, getattr(module, "LIBRARIES", ()))
+    modules = [module.__name__, __name__]
+    code = [code_version(name, getattr(module, "LIBRARIES", ())) for name in modules]
     return digest([code, dict(settings), dict(others)])[:12]

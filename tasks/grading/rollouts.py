@@ -32,7 +32,8 @@ class Source(Protocol):
     """Where rollouts come from, such as `store.rollouts.StoredRollouts`.
 
     Its parts hold a number `row` from 0 to `num_rows`, the columns SAMPLED, and of the prompt
-    `verifier` and `answer`, the gold. All rollouts of a prompt are within `rows_per_part` rows."""
+    `verifier`, `answer`, the gold, and `prompt`, its text. All rollouts of a prompt are within
+    `rows_per_part` rows."""
 
     num_rows: int
     rows_per_part: int
@@ -136,11 +137,11 @@ def write_rollouts(
 
 
 def answers_of(rows: pl.DataFrame) -> list[Answer]:
-    """Return the completions with the gold answers of their prompts."""
-    columns = rows.select("verifier", "text", "answer", "finish_reason")
+    """Return the completions with their prompts and gold answers."""
+    columns = rows.select("verifier", "text", "answer", "finish_reason", "prompt")
     return [
-        Answer(verifier, text, gold, reason == "length")
-        for verifier, text, gold, reason in columns.iter_rows()
+        Answer(verifier, text, gold, reason == "length", prompt)
+        for verifier, text, gold, reason, prompt in columns.iter_rows()
     ]
 
 

@@ -9,7 +9,7 @@ from math_verify import ExprExtractionConfig, LatexExtractionConfig
 from math_verify.parser import get_extraction_regexes
 
 from tasks.grading import numbers, units
-from tasks.grading.answers import EAST, closing_brace
+from tasks.grading.answers import EAST, gold_boxed
 from tasks.grading.forms import FUNCTION_NAMES, OR
 from tasks.grading.numbers import NUMBER
 from tasks.grading.spelling import clean, meaning
@@ -89,25 +89,38 @@ def is_formula(text: str) -> bool:
     )
 
 
+# letters beside an operator are variables: abc + def
+TERM = re.compile(r"[a-zA-Z]+(?:\s*[+*/^_]\s*| - )\w+|[+*/^_]\s*[a-zA-Z]+|\d[a-zA-Z]+")
+
+
+def outside_braces(text: str) -> str:
+    """Return what stands in no braces; those around all of a text do not count."""
+    depth, found = 0, []
+    for piece in re.split(r"([{}])", re.sub(r"^\s*\{(.*)\}\s*$", r"\1", text, flags=re.DOTALL)):
+        if piece in "{}":
+            depth = depth + 1 if piece == "{" else max(depth - 1, 0)
+        elif depth == 0:
+            found.append(piece)
+    return " ".join(found)
+
+
 def is_prose(text: str) -> bool:
     """Whether a marked answer is a sentence around its answer: two words and more that are neither
     units nor mathematics."""
     if meaning(clean(text)) is not None:
         return False  # no solution, the empty set
-    bare = re.sub(r"\\[a-zA-Z]+(?:\s*\{[^{}]*\})?|(?<!\\)\$[^$]*\$", " ", text)
+    bare = re.sub(r"\\[a-zA-Z]+|(?<!\\)\$[^$]*\$", " ", outside_braces(text))
+    bare = TERM.sub(" ", bare)
     words = re.findall(r"[a-zA-Z]{3,}", bare)
     return sum(units.known(word) is None and word.lower() not in KEPT for word in words) > 1
 
 
 @lru_cache(maxsize=4096)
 def of_gold(gold: str) -> str:
-    """Return the answer in a gold: its box, its only formula, or all of it."""
-    start = max(gold.rfind("\\boxed"), gold.rfind("\\fbox"))
-    if start > 0:
-        opened = gold.find("{", start)
-        end = closing_brace(gold, opened) if opened > 0 else None
-        if end is not None:
-            return clean(gold[opened + 1 : end])
+    """Return the answer in a gold: its box or boxes, its only formula, or all of it."""
+    boxed = gold_boxed(gold)
+    if boxed is not None:
+        return clean(boxed)
     cleaned = clean(gold)
     if "$" in cleaned and len(cleaned) > len(cleaned.strip("$")):
         return cleaned

@@ -1,7 +1,7 @@
 """A verifier's verdict on one completion. It has a module of its own so that a worker starts
 without torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -10,12 +10,14 @@ class Verdict:
     `error` and `timeout`.
 
     `partial` is the verifier's own score in [0, 1], where it gives one. `parts` are the scores of a
-    composite's verifiers, in its order; then `partial` is their weighted sum."""
+    composite's verifiers, in its order; then `partial` is their weighted sum. `seconds` is the CPU
+    time that it took."""
 
     outcome: str
     answer: str
     partial: float | None = None
     parts: tuple[tuple[str, float], ...] = ()
+    seconds: float = field(default=0.0, compare=False)
 
     @property
     def score(self) -> float:

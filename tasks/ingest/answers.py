@@ -10,7 +10,7 @@ import json
 import math
 from typing import Any, Literal
 
-from tasks.grading.answers import last_boxed
+from tasks.grading.answers import gold_boxed
 from tasks.ingest.candidates import as_text, is_text_or_number
 from tasks.ingest.fields import MISSING, decoded
 
@@ -73,11 +73,12 @@ def from_json(value: Any, path: str) -> Any:
 
 
 def extracted(solution: Any, what: Extract | None) -> Any:
-    """Return the gold in a worked solution: the content of its last box, or what follows `####`."""
+    """Return the gold in a worked solution: the content of its last box, or of those that belong
+    together, or what follows `####`."""
     if what is None or not isinstance(solution, str) or not solution.strip():
         return solution
     if what == "boxed":
-        found = last_boxed(solution)
+        found = gold_boxed(solution)
     else:
         found = solution.rpartition(what)[2].strip() if what in solution else None
     if found is None:

@@ -2,42 +2,97 @@
 graded as correct.
 
 Otherwise every rollout of the prompt would be masked or graded as wrong, after paying for sampling
-them all."""
+them all.
 
+Two facts about the golds are reported: which take longest, and how many equal a formula of their
+prompt, which would be graded as correct if it were copied into the answer."""
+
+import heapq
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from tasks.grading.grader import Grader
 from tasks.grading.verdict import Verdict
 from tasks.ingest.candidates import Rejection, Row
 
 CHUNK_ROWS = 4096  # checked in one call of the grader
+MAX_SLOW = 10  # golds that are named
+
+
+@dataclass
+class Report:
+    """What is known of the golds: the CPU seconds and the place of the slowest, and by source the
+    rows whose golds are checked and those whose prompt contains a formula that equals the gold."""
+
+    slowest: list[tuple[float, str]] = field(default_factory=list)
+    checked: Counter[str] = field(default_factory=Counter)
+    copyable: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        """Return the report as text."""
+        found = [
+            f"{source}: a copied formula of the prompt would be graded as correct in {number} of "
+            f"{self.checked[source]} rows, such as {self.examples[source]}; it is graded as wrong"
+            for source, number in self.copyable.items()
+        ]
+        slowest = [f"  {seconds:6.2f} s  {where}" for seconds, where in self.slowest]
+        return [*found, "the slowest golds, with the CPU time of one verdict:", *slowest]
 
 
 def check(
-    found: Iterable[tuple[int, Row | Rejection]], grader: Grader
+    found: Iterable[tuple[int, Row | Rejection]], grader: Grader, report: Report
 ) -> Iterator[tuple[int, Row | Rejection]]:
     """Yield what was found, in order, with the rows whose gold fails as rejections."""
     chunk: list[tuple[int, Row | Rejection]] = []
     for item in found:
         chunk.append(item)
         if len(chunk) == CHUNK_ROWS:
-            yield from check_chunk(chunk, grader)
+            yield from check_chunk(chunk, grader, report)
             chunk = []
-    yield from check_chunk(chunk, grader)
+    yield from check_chunk(chunk, grader, report)
 
 
 def check_chunk(
-    chunk: list[tuple[int, Row | Rejection]], grader: Grader
+    chunk: list[tuple[int, Row | Rejection]], grader: Grader, report: Report
 ) -> Iterator[tuple[int, Row | Rejection]]:
     """Check the golds of some rows in one call."""
-    golds = [(row.verifier, row.answer) for _, row in chunk if isinstance(row, Row)]
-    verdicts = iter(grader.check_golds(golds))
+    rows = [row for _, row in chunk if isinstance(row, Row)]
+    judged = grader.check_golds([(row.verifier, row.answer) for row in rows])
+    add_to(report, rows, judged, grader)
+    verdicts = iter(judged)
     for entry, row in chunk:
         verdict = next(verdicts) if isinstance(row, Row) else None
         if isinstance(row, Row) and verdict is not None and verdict.outcome != "correct":
             yield entry, failed(row, verdict)
         else:
             yield entry, row
+
+
+def add_to(
+    report: Report, rows: Sequence[Row], verdicts: Sequence[Verdict], grader: Grader
+) -> None:
+    """Add what is known of the golds of some rows."""
+    times = [
+        (verdict.seconds, f"{row.verifier} {row.answer[:80]!r} ({place(row)})")
+        for row, verdict in zip(rows, verdicts, strict=True)
+    ]
+    report.slowest = heapq.nlargest(MAX_SLOW, [*report.slowest, *times])
+    usable = [
+        row for row, verdict in zip(rows, verdicts, strict=True) if verdict.outcome == "correct"
+    ]
+    report.checked.update(row.source for row in usable)
+    formulas = grader.find_copies([(row.verifier, row.answer, row.prompt) for row in usable])
+    for row, formula in zip(usable, formulas, strict=True):
+        if formula:
+            report.copyable[row.source] += 1
+            report.examples.setdefault(row.source, f"{formula[:80]!r} in {place(row)}")
+
+
+def place(row: Row) -> str:
+    """Return where a row was read."""
+    return f"{row.source}, line {row.line}"
 
 
 def failed(row: Row, verdict: Verdict) -> Rejection:
@@ -54,4 +109,7 @@ def failed(row: Row, verdict: Verdict) -> Rejection:
 def equal(pairs: Sequence[tuple[str, str, str]], grader: Grader) -> list[bool]:
     """Return, for each (verifier, gold, gold), whether the two golds are the same answer (1,200 and
     1200)."""
-    return [verdict.outcome == "correct" for verdict in grader.judge(pairs, None)]
+    return [
+        verdict.outcome == "correct"
+        for verdict in grader.judge([(*pair, "") for pair in pairs], None)
+    ]

@@ -50,8 +50,9 @@ def main(stage: Stage) -> None:
     contamination.check(settings.contamination)
     folder = None if stage.options.dry_run else stage.layout.root
     with temporary_folder(folder, "ingest") as temporary:
-        spool, index, pairs = ingest(settings, chosen, sections.verify, temporary)
-        counts = table(index)
+        report = golds.Report()
+        spool, index, pairs = ingest(settings, chosen, sections.verify, temporary, report)
+        counts = "\n".join([table(index), *report.lines()])
         if stage.options.dry_run:
             print(counts)
             return
@@ -60,16 +61,16 @@ def main(stage: Stage) -> None:
 
 
 def ingest(
-    settings: Ingest, chosen: list[Source], verify: Verify, folder: Path
+    settings: Ingest, chosen: list[Source], verify: Verify, folder: Path, report: golds.Report
 ) -> tuple[Spool, pl.DataFrame, pl.DataFrame]:
     """Return all rows read (their texts in `folder`), the index with the outcome of each row, and
-    the contaminated pairs."""
+    the contaminated pairs. What is known of the golds is added to `report`."""
     # read every row, and check every gold with its verifier
     spool = Spool(folder, settings.seed)
     wrappers = Wrappers(n for n, source in enumerate(chosen) if may_be_wrapped(source))
     with Grader(verify) as grader:
         for entry, found in golds.check(
-            read(chosen, settings.max_prompt_characters, folder), grader
+            read(chosen, settings.max_prompt_characters, folder), grader, report
         ):
             spool.add(entry, found)
             wrappers.add(entry, found)

@@ -88,7 +88,7 @@ class StoredRollouts:
         )
         store = open_store(settings.store, layout, policy.digest, asdict(sampling))
         self.view = StoreView(store, wanted_keys(digests, num_samples))
-        self.prompts = prompts.select("prompt_id", "answer", "verifier").with_columns(
+        self.prompts = prompts.select("prompt_id", "prompt", "answer", "verifier").with_columns(
             prompt_digest=pl.Series(digests),
             first_row=pl.int_range(pl.len(), dtype=pl.UInt32) * num_samples,
         )
@@ -116,7 +116,8 @@ class StoredRollouts:
 
     def parts(self, on_sampled: Callable[[pl.DataFrame], object]) -> Iterator[pl.DataFrame]:
         """Sample what is missing, then yield all rollouts in any order, each once, some at a time:
-        `row`, the prompt's `prompt_id`, `answer` and `verifier`, and the store's keys and VALUES.
+        `row`, the prompt's `prompt_id`, `prompt`, `answer` and `verifier`, and the store's keys and
+        VALUES.
 
         `on_sampled` gets the same of every batch as soon as it is stored. When reading finds a
         damaged shard, its rollouts are sampled again."""

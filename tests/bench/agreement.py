@@ -31,9 +31,10 @@ CONFIGURED: dict[str, dict[str, Any]] = {
         "verifier": "math",
         "pattern": r"(?s).*</(?:think|REASONING_END)>(.*)",
     },
+    "math_of_all": {"method": "math", "after_think": False},
     "math_in_answer": {
         **PART,
-        "verifier": "math",
+        "verifier": "math_of_all",
         "pattern": r"(?s)<answer>(.*?)</answer>",
         "otherwise": "whole",
     },

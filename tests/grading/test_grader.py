@@ -167,7 +167,7 @@ def test_golds_are_judged_by_their_verifiers() -> None:
         "correct",
         "unparsed",
     ]
-    assert "'none' has no number" in verdicts[1].answer
+    assert "'none' is not one number" in verdicts[1].answer
 
 
 @pytest.mark.slow

@@ -27,7 +27,9 @@ CONFIGURED = {
 VERIFY = Verify(1, 5.0, 4.0, 0.5, CONFIGURED)
 
 
-def rows(*numbers: int, text: str = "{}", verifier: str = "numeric") -> pl.DataFrame:
+def rows(
+    *numbers: int, text: str = "{}", verifier: str = "numeric", prompt: str = "What?"
+) -> pl.DataFrame:
     """Two rollouts a prompt; the gold of prompt n is n, and every third completion is cut off."""
     data = [
         {
@@ -38,11 +40,12 @@ def rows(*numbers: int, text: str = "{}", verifier: str = "numeric") -> pl.DataF
             "text": text.format(n),
             "finish_reason": "length" if n % 3 == 2 else "stop",
             "verifier": verifier,
+            "prompt": prompt,
             "answer": str(n // 2 * 2),
         }
         for n in numbers
     ]
-    types = {**ROLLOUTS.columns, "row": pl.UInt32, "verifier": pl.String}
+    types = {**ROLLOUTS.columns, "row": pl.UInt32, "verifier": pl.String, "prompt": pl.String}
     return pl.DataFrame(data, schema=types).drop("greedy", "outcome", "reward", "score", "parts")
 
 
@@ -92,6 +95,11 @@ def test_outcomes_by_hand_in_the_order_of_the_rows(tmp_path: Path) -> None:
     assert found["outcome"].to_list() == expected
     assert found["answer"].to_list()[:4] == ["0", "1", "", "3"]
     assert found["reward"].to_list() == [float(outcome == "correct") for outcome in expected]
+
+
+def test_the_prompt_is_known_when_a_rollout_is_judged(tmp_path: Path) -> None:
+    source = Given([rows(0, 1, text="{} + 0 + 0", verifier="math", prompt="What is $0 + 0 + 0$?")])
+    assert graded(source, tmp_path)["outcome"].to_list() == ["wrong", "wrong"]
 
 
 def test_the_order_of_shards_and_what_was_sampled_before_change_nothing(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 harm."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import reasoning_gym as library
 import tasks.grading.verifiers as verifiers
 from tasks.common.artifacts import OUTCOMES
 from tasks.common.params import ParamsError
-from tasks.grading.answers import last_boxed, last_boxes
+from tasks.grading.answers import contents, last_boxed, last_boxes
 from tasks.grading.grader import Answer, Grader, Verify
 from tasks.grading.loading import load
 from tasks.grading.verdict import Verdict
@@ -191,6 +192,43 @@ def test_every_verifier_knows_the_right_answer_and_checks_golds(name: str) -> No
     assert loaded.version == load(name, CONFIGURED).version
 
 
+@pytest.mark.parametrize(
+    ("name", "thought", "answer", "gold"),
+    [
+        ("math", r"\boxed{7}", "So it is 8.", "8"),
+        ("math_verify", r"\boxed{7}", "So it is $8$.", "8"),
+        ("hendrycks", r"\boxed{8}, no: \boxed{7}", r"\boxed{8}", "8"),
+        ("numeric", "#### 7", "So it is 8.", "8"),
+        ("choice", r"\boxed{A}", "The answer is B.", "B"),
+        ("qa", "<answer>Paris</answer>", "<answer>Rome</answer>", "Rome"),
+        ("countdown", r"\boxed{34}", r"\boxed{34 + 11 - 6 - 1}", COUNTDOWN),
+        ("code", "```python\ndef add(a, b): return 0\n```", RIGHT["code"], ADD),
+    ],
+)
+def test_what_follows_the_reasoning_counts_unless_a_setting_says_otherwise(
+    name: str, thought: str, answer: str, gold: str
+) -> None:
+    settings = CONFIGURED.get(name, {"method": name})
+    after = load(name, CONFIGURED)
+    whole = load("whole", {"whole": {**settings, "after_think": False}})
+    assert after.version != whole.version
+    assert after.verify(f"<think>{thought}</think>\n{answer}", gold).outcome == "correct"
+    assert after.verify(f"<think>\n{answer}\n</think>", gold).outcome in ("unparsed", "wrong")
+    assert after.verify(f"<think>\n{answer}", gold).outcome == "correct"  # it is never closed
+    assert whole.verify(f"<think>\n{answer}\n</think>", gold).outcome == "correct"
+
+
+def test_nested_boxes_take_linear_time() -> None:
+    """A hundredth of a second; a search for the end of every box takes minutes."""
+    start = time.process_time()
+    assert contents(r"\boxed{" * 50_000 + r"\boxed{7}") == ["7"]
+    assert time.process_time() - start < 20
+    assert contents(r"\boxed{1} \boxed{\boxed{2} \frac{3}{4}}} \boxed{5") == [
+        "1",
+        r"\boxed{2} \frac{3}{4}",
+    ]
+
+
 HOSTILE = {
     "empty": "",
     "power tower": "$9**9**9**9$ or 9**9**9**9 or \\boxed{9^{9^{9^9}}}",
@@ -300,6 +338,8 @@ def test_partial_credit_is_kept_and_rewarded_only_through_a_composite() -> None:
         ),
         ({"method": "format", "tags": ["a"]}, "verify.verifiers.x.text_after is missing"),
         ({"method": "numeric", "decimals": 2}, "verify.verifiers.x.decimals is unknown"),
+        ({"method": "numeric", "after_think": "no"}, "verify.verifiers.x.after_think"),
+        ({"method": "exact", "after_think": True}, "verify.verifiers.x.after_think is unknown"),
         ({"method": "composite", "weights": {"numeric": 0.5}}, "sum to 1"),
         ({"method": "composite", "weights": {"numeric": 1.5, "exact": -0.5}}, "above 0"),
         ({"method": "composite", "weights": {"x": 1.0}}, "x -> x"),

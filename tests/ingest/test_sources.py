@@ -8,11 +8,11 @@ import polars as pl
 import pytest
 
 from tasks.common.params import ParamsError
+from tasks.grading.answers import gold_boxed
 from tasks.grading.loading import load as verifier
 from tasks.grading.verifiers.reasoning_gym import verify
 from tasks.ingest import sources as presets
 from tasks.ingest.reading import load, sources
-from tasks.ingest.sources.math import last_boxed
 from tests.ingest.helpers import CHAIN_SUM, entry, found, lines, preset
 
 
@@ -61,15 +61,18 @@ def test_math_in_both_forms_never_guesses_an_empty_gold(tmp_path: Path) -> None:
     ("solution", "answer"),
     [
         (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
-        (r"\boxed{a} and \fbox{\sqrt{2}}.", r"\sqrt{2}"),
+        (r"\boxed{a}, so \fbox{\sqrt{2}}.", r"\sqrt{2}"),
+        (r"\boxed{a} and \fbox{\sqrt{2}}.", r"a, \sqrt{2}"),
+        (r"$x = \boxed{1}$ or $x = \boxed{2}$", "1, 2"),
+        (r"\boxed{1}, so \boxed{2", None),
         (r"it is $\boxed 7$.", "7"),
         (r"\boxed{1", None),
         (r"\boxed", None),
         ("none", None),
     ],
 )
-def test_the_last_box_with_its_braces(solution: str, answer: str | None) -> None:
-    assert last_boxed(solution) == answer
+def test_the_last_boxes_with_their_braces(solution: str, answer: str | None) -> None:
+    assert gold_boxed(solution) == answer
 
 
 def test_svamp_joins_body_and_question(tmp_path: Path) -> None:

@@ -7,8 +7,10 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 
+from tasks.common.artifacts import PROMPTS
 from tasks.engines.engine import OnEnded, Request, Samples
 from tasks.train.loop import collect
 from tasks.train.loop.checkpoint import Checkpoints
@@ -81,6 +83,26 @@ def test_verdicts_do_not_depend_on_when_they_were_asked_for(
     assert len(set(expected.outcomes)) > 1
     assert (found.texts, found.outcomes) == (expected.texts, expected.outcomes)
     np.testing.assert_array_equal(found.rewards_B, expected.rewards_B)
+
+
+def test_a_copy_of_the_prompt_earns_nothing_whenever_it_is_judged(
+    guesser: Path, tmp_path: Path
+) -> None:
+    layout = make_world(tmp_path, guesser, SIZES)
+    prompts = PROMPTS.read(layout.prompts("train"))
+    asked = {"verifier": pl.lit("math"), "prompt": pl.lit("What is $3 + 4$?")}
+    PROMPTS.write(layout.prompts("train"), prompts.with_columns(**asked))
+    trainer = make_trainer(layout)
+    collector, tokenizer = trainer.collector, trainer.collector.tokenizer
+    ended = [f"{text}{tokenizer.eos_token}" for text in ("3 + 4", "7")]
+    token_ids = [tokenizer.encode(text, add_special_tokens=False) for text in ended]
+    samples = Samples(token_ids, [[0.0] * len(ids) for ids in token_ids], ["stop"] * 2)
+    with closing(collector.grader):
+        _, late = collector.grade(trainer.prompts, np.zeros(2, np.int64), samples)
+        table = trainer.prompts.table[[0, 0]]
+        _, early = collect.Early(collector.grader, tokenizer, table).finish(samples)
+    for verdicts in (late, early):
+        assert [verdict.outcome for verdict in verdicts] == ["wrong", "correct"]
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1])

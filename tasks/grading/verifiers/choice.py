@@ -11,6 +11,8 @@ import re
 from tasks.grading.answers import EAST, marked_answers
 from tasks.grading.verdict import Verdict
 
+ANSWERS = True
+
 LETTER = r"(?<![\w'])[*_(\[]{0,4}(?:\\text\{ ?)?\(?([A-Z])(?![\w'])"
 WORDS = (
     "answer|choice|option|antwort|respuesta|réponse|resposta|risposta|答案|故选|应选|ответ|回答|정답"

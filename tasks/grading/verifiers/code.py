@@ -27,6 +27,8 @@ from tasks.grading.sandbox import Session, Stopped, output_of, require, signal_w
 from tasks.grading.sandbox_command import Kind, Sandbox
 from tasks.grading.verdict import Verdict
 
+ANSWERS = True
+
 LANGUAGES = {"", "python", "python3", "py"}
 EXAMPLE = """
 code:

@@ -33,10 +33,15 @@ def uses(settings: Mapping[str, Any]) -> list[str]:
 
 
 def verify(
-    completion: str, answer: str, *, weights: dict[str, float], verifiers: dict[str, Any]
+    completion: str,
+    answer: str,
+    prompt: str = "",
+    *,
+    weights: dict[str, float],
+    verifiers: dict[str, Any],
 ) -> Verdict:
     """Return the first verifier's outcome, every verifier's score, and their weighted sum."""
-    verdicts = {name: verifiers[name].verify(completion, answer) for name in weights}
+    verdicts = {name: verifiers[name].verify(completion, answer, prompt) for name in weights}
     for name, verdict in verdicts.items():
         if verdict.outcome in ("error", "timeout"):
             return Verdict(verdict.outcome, f"{name}: {verdict.answer}")

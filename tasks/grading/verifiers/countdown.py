@@ -14,6 +14,8 @@ from fractions import Fraction
 from tasks.grading.answers import marked_answer
 from tasks.grading.verdict import Verdict
 
+ANSWERS = True
+
 MAX_LENGTH = 1000  # characters of an expression
 SIGNS = str.maketrans(
     {"×": "*", "·": "*", "÷": "/", "−": "-", "[": "(", "]": ")", "{": "(", "}": ")"}

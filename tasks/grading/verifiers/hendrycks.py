@@ -9,11 +9,13 @@ a trailing letter that could be a unit is dropped, so that `2s` is `2`."""
 
 import re
 
-from tasks.grading.answers import last_boxed
+from tasks.grading.answers import gold_boxed, last_boxed
 from tasks.grading.verdict import Verdict
 from tasks.grading.verifiers import math_verify
 
 LIBRARIES = math_verify.LIBRARIES
+ANSWERS = True
+REFUSES_COPIES = True
 
 REPLACED = [
     (re.compile(pattern), by)
@@ -36,7 +38,7 @@ INTEGER = re.compile(r"-?\d+")
 
 def verify(completion: str, answer: str) -> Verdict:
     """`correct` or `wrong`; `unparsed` without a closed box. An empty gold is an error."""
-    boxed = last_boxed(answer)
+    boxed = gold_boxed(answer)
     gold = normalize(answer if boxed is None else boxed)
     given = last_boxed(completion)
     if not gold:
@@ -48,7 +50,8 @@ def verify(completion: str, answer: str) -> Verdict:
 
 def canonical_completion(answer: str) -> str:
     """Return the gold in a box."""
-    return answer if last_boxed(answer) is not None else rf"\boxed{{{answer}}}"
+    boxed = gold_boxed(answer)
+    return rf"\boxed{{{answer if boxed is None else boxed}}}"
 
 
 def normalize(text: str) -> str:

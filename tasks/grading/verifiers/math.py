@@ -23,6 +23,8 @@ from tasks.grading.verdict import Verdict
 from tasks.grading.verifiers import math_verify
 
 LIBRARIES = math_verify.LIBRARIES
+ANSWERS = True
+REFUSES_COPIES = True
 
 FORMULAS = (
     r"\frac{1}{2}x^2 - 3\sqrt{5}y + 2",

@@ -20,6 +20,8 @@ from tasks.grading.answers import last_boxes
 from tasks.grading.verdict import Verdict
 
 LIBRARIES = ("math-verify", "latex2sympy2-extended", "sympy")
+ANSWERS = True
+REFUSES_COPIES = True
 
 TARGETS = ("latex", "expr")
 DECIMALS = 6

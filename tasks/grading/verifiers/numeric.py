@@ -1,23 +1,29 @@
 r"""`numeric`: the number that the completion ends on equals the gold, exactly (1,000 = 1000.0, 0.5
 = 1/2) or within a tolerance.
 
-If the completion marks its answer, by GSM8K's `####` or by a box, the number is taken from there.
+If the completion marks its answer, by GSM8K's `####`, in a box or in tags, the number is taken from
+there. A list, a range, a product and an inequality are no number, nor is what follows `not` or a
+false equation (41=42).
 Commas and currency signs are dropped; fractions, mixed numbers, LaTeX's fractions and powers of ten
 (2.1\times 10^{-8}) are parsed; 28% equals both 28 and 0.28. Where gold and answer both name a known
 unit, it counts: 5 m is not 5 cm. `5 or 6` is no answer. Golds may list several answers or carry a
 tolerance (`tasks.grading.golds`). Left out: words for numbers, roots, other powers."""
 
 import re
+from decimal import Decimal
 from functools import lru_cache
 
 from tasks.grading import numbers, units
-from tasks.grading.answers import last_boxed
+from tasks.grading.answers import marked_answers
 from tasks.grading.forms import EITHER
 from tasks.grading.golds import read_gold
 from tasks.grading.numbers import NUMBER, Number, plain, typed, value_of
 from tasks.grading.pairing import pairs_up
 from tasks.grading.units import Unit
 from tasks.grading.verdict import Verdict
+
+ANSWERS = True
+REFUSES_COPIES = True
 
 UNIT = re.compile(r"(?<=[\d%]) ?\((?=[^()]{0,40}[^\W\d_])[^()]{1,40}\)")
 HEDGE = re.compile(rf"\s*(?:,\s*)?(?:\b(?:{EITHER})\b|或者?|または|또는)\s*\\?[$(]?")
@@ -26,36 +32,58 @@ TERM = re.compile(r"[^\W\d_]|_")
 # a number of the answer that is only a part of an expression: 42x, 42^2, \\sqrt{42}, 0,42
 PART_AHEAD = re.compile(r"[a-zA-Z](?![^\W_])|\s?\^")
 PART_BEFORE = re.compile(r"(?:sqrt\s*[{(]?\s*|(?<![\d.,])0,)$")
+# between the values of a list: in a marked answer, in one that is nothing else, among words
+OPERATION = r"[-–—+*/·×÷^:]|\\(?:times|cdot|div|pm|cup|[lc]?dots)(?![a-zA-Z])"
+BETWEEN = re.compile(
+    rf"(?:[\s$,;(){{}}\[\]]|\\[,;:!{{}} ]|\\(?:left|right|q?quad|text)(?![a-zA-Z])|{OPERATION}"
+    rf"|(?:and|to|through|{EITHER}|和|至|到)(?![a-zA-Z]))*+"
+)
+SEPARATED = re.compile(rf"{HEDGE.pattern}|[,;]\s+|-|\s?[–—]\s?")
+RANGE = re.compile(rf"{HEDGE.pattern}|-|\s?[–—]\s?")
+OPENED = r"[\\$({}\s]*$"  # behind these words, before the number
+DENIED = re.compile(
+    rf"(?i)(?:\bnot|n['’]t|\bnever|\bneither|\bnor)\s*\}}?\s*(?:(?:equal(?:\s+to)?|be|exactly)\s+)?{OPENED}"
+)
+SIGN = r"[≤≥≠]|!=|\\(?:leq?|geq?|leqslant|geqslant|lt|gt|neq?)(?![a-zA-Z])"
+ABOVE = re.compile(rf"(?:[\w)\]}}$] *[<>]=?|{SIGN}){OPENED}")
+BELOW = re.compile(rf"[\s$}}\\]*(?:[<>]=?(?=\s*[\w\\({{])|{SIGN})")
+TAG = re.compile(r"</?[a-zA-Z][\w-]*>")
+EQUALS = re.compile(rf"(?:^|[=\n{{])\s*\$?(?P<left>-?\d+)\s*={OPENED}")
 BEHIND = 40  # characters behind a number in which its unit is looked for
+MAX_MARKED = 2000  # characters before a number in which a relation is looked for
 MAX_NUMBERS = 100  # of an answer that must give several
 MARKED = re.compile(r"\\boxed|####")  # then all its numbers count, else the last
-WORDS = re.compile(r"(?!(?:and|or)\b)\b[^\W\d_]{2,}")
+WORDS = re.compile(r"(?<!\\)\b(?!(?:and|or)\b)[^\W\d_]{2,}")
 
 Found = tuple[tuple[Number, bool], Unit | None]
 
 
 def verify(completion: str, answer: str, *, relative_tolerance: float | None = None) -> Verdict:
     """`correct`, `wrong`, or `unparsed` when the completion has no number. A gold without a number,
-    or with a number that is only a term of an expression, is an error."""
+    with several, or with one that is only a part of an expression, is an error."""
     gold = read_gold(answer, relative_tolerance)
     wanted = [number_in_gold(text) for text in gold.answers]
     if None in wanted:
         unread = gold.answers[wanted.index(None)]
-        return Verdict("error", f"the gold answer {unread[:80]!r} has no number")
-    text = answer_part(typed(completion))
-    found = all_numbers(text) if gold.all_of_them else last_number(text)
+        return Verdict("error", f"the gold answer {unread[:80]!r} is not one number")
+    text, marked = answer_part(typed(completion))
+    found = all_numbers(text) if gold.all_of_them else last_number(text, marked)
     if not found:
         return Verdict("unparsed", "")
     given = [(value_of(number), unit_behind(text, number)) for number in found]
     shown = ", ".join(map(plain, found))
-    if not gold.all_of_them and is_part(text, found[-1]):
+    if not gold.all_of_them and (
+        is_part(text, found[-1])
+        or is_denied(text, found[0])
+        or ((marked or not WORDS.search(text)) and is_relation(text, found))
+    ):
         return Verdict("wrong", shown)
     if gold.all_of_them:
         whole = MARKED.search(completion) or not WORDS.search(text)
         last = given if whole else given[-len(wanted) :]
         right = pairs_up(wanted, last, lambda a, b: a is not None and same(a, b, gold.tolerance))
         return Verdict("correct" if right else "wrong", shown)
-    # several numbers joined by `or`: right only if all of them are
+    # several numbers: right only if all of them are
     correct = all(
         any(same(one, number, gold.tolerance) for one in wanted if one) for number in given
     )
@@ -72,11 +100,14 @@ def canonical_completion(answer: str) -> str:
 def number_in_gold(answer: str) -> Found | None:
     """Return the gold's number and unit; it is cached, since the completions of a group share
     it."""
-    text = answer_part(typed(answer))
-    found = last_number(text)
-    if not found:
+    text, marked = answer_part(typed(answer))
+    alone = marked or not WORDS.search(text)
+    found = last_number(text, alone)
+    if not found or len({value_of(number) for number in found}) > 1:
         return None
-    [number] = found[-1:]
+    if alone and is_relation(text, found):
+        return None
+    number = found[-1]
     unit = unit_behind(text, number)
     if unit is None and TERM.match(text, number.end()) and not number["percent"]:
         return None
@@ -85,18 +116,20 @@ def number_in_gold(answer: str) -> Found | None:
 
 def find_number(text: str) -> re.Match[str] | None:
     """Return the number that a text ends on."""
-    return next(iter(last_number(answer_part(typed(text)))[-1:]), None)
+    return next(iter(last_number(*answer_part(typed(text)))[-1:]), None)
 
 
-def answer_part(text: str) -> str:
-    """Return what follows the text's last `####`, up to its first number, else its last box if it
-    has a number, else the text; without units in brackets."""
+def answer_part(text: str) -> tuple[str, bool]:
+    """Return what follows the text's last `####`, up to its first number, else its last boxes or
+    tag if they have a number, else the text; without units in brackets. And whether it is marked as
+    the answer."""
     if "####" in text:
         after = without_units(text[text.rindex("####") + 4 :]).lstrip(": ")
         first = NUMBER.search(after)
-        return "" if first is None else after[: first.end() + BEHIND].partition("\n")[0]
-    boxed = without_units(last_boxed(text) or "")
-    return boxed if NUMBER.search(boxed) else without_units(text)
+        end = 0 if first is None else first.end() + BEHIND
+        return after[:end].partition("\n")[0], True
+    marked = without_units(", ".join(marked_answers(text)))
+    return (marked, True) if NUMBER.search(marked) else (without_units(text), False)
 
 
 def without_units(text: str) -> str:
@@ -109,11 +142,13 @@ def all_numbers(text: str) -> list[re.Match[str]]:
     return list(NUMBER.finditer(text))[-MAX_NUMBERS:]
 
 
-def last_number(text: str) -> list[re.Match[str]]:
-    """Return the last number of a text, with those before it that `or` joins to it."""
+def last_number(text: str, marked: bool) -> list[re.Match[str]]:
+    """Return the last number of a text, with those before it that make a list, a range or a product
+    with it."""
     found = list(NUMBER.finditer(text))
     start = len(found) - 1
-    while start > 0 and HEDGE.fullmatch(text, found[start - 1].end(), found[start].start()):
+    join = BETWEEN if marked else RANGE if WORDS.search(text) else SEPARATED
+    while start > 0 and join.fullmatch(text, found[start - 1].end(), found[start].start()):
         start -= 1
     return found[max(start, 0) :]
 
@@ -123,6 +158,23 @@ def is_part(text: str, number: re.Match[str]) -> bool:
     ahead = PART_AHEAD.match(text, number.end())
     before = PART_BEFORE.search(text[max(number.start() - 8, 0) : number.start()])
     return bool(ahead and not number["percent"]) or before is not None
+
+
+def is_denied(text: str, number: re.Match[str]) -> bool:
+    """Whether a number stands behind a `not`."""
+    return DENIED.search(text[max(number.start() - BEHIND, 0) : number.start()]) is not None
+
+
+def is_relation(text: str, found: list[re.Match[str]]) -> bool:
+    """Whether numbers stand in an inequality, or in an equation with another whole number."""
+    first, last = found[0], found[-1]
+    before = TAG.sub("", text[: first.start()][-MAX_MARKED:])
+    if ABOVE.search(before) or BELOW.match(TAG.sub("", text[last.end() : last.end() + BEHIND])):
+        return True
+    equation = EQUALS.search(before)
+    if equation is None or not re.fullmatch(r"-?\d+", plain(last)):
+        return False
+    return not numbers.same((Decimal(equation["left"]), False), value_of(last))
 
 
 def unit_behind(text: str, number: re.Match[str]) -> Unit | None:

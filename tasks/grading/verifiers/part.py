@@ -32,6 +32,7 @@ def uses(settings: Mapping[str, Any]) -> list[str]:
 def verify(
     completion: str,
     answer: str,
+    prompt: str = "",
     *,
     verifier: str,
     pattern: str,
@@ -45,4 +46,5 @@ def verify(
         completion = found[0 if which == "first" else -1]
     elif otherwise == "unparsed":
         return Verdict("unparsed", "")
-    return verifiers[verifier].verify(completion, answer)  # type: ignore[no-any-return]
+    verdict: Verdict = verifiers[verifier].verify(completion, answer, prompt)
+    return verdict

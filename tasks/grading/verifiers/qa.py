@@ -15,6 +15,7 @@ from functools import lru_cache
 from tasks.grading.answers import marked_answer
 from tasks.grading.verdict import Verdict
 
+ANSWERS = True
 EXAMPLE = "qa: {method: qa, threshold: null}  # null: exact match; or the F1 that is correct"
 ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)

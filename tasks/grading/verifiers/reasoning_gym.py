@@ -23,6 +23,7 @@ from tasks.grading.answers import marked_answer
 from tasks.grading.verdict import Verdict
 
 LIBRARIES = ("reasoning-gym",)
+ANSWERS = True
 
 EVALUATION = re.compile(r"\b(?:eval|exec|parse_expr|sympify)\(")
 FUNCTIONS = {

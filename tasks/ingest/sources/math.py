@@ -2,12 +2,13 @@
 `answer`).
 
 The gold is the field `answer`; only if a row has no such field, it is the content of the last
-`\\boxed{...}` of the solution. An empty `answer` is not replaced. The level is the difficulty, 1 to
-5."""
+`\\boxed{...}` of the solution, or of the last ones where only `and` joins them. An empty `answer`
+is not replaced. The level is the difficulty, 1 to 5."""
 
 from dataclasses import dataclass
 from typing import Any
 
+from tasks.grading.answers import gold_boxed
 from tasks.ingest.candidates import MISSING, Candidate, Rejection, field
 from tasks.ingest.formats import Record
 
@@ -28,7 +29,7 @@ def candidate(record: Record, settings: Settings) -> Candidate | Rejection:
     answer = field(row, "answer")
     solution = field(row, "solution")
     if answer is MISSING and isinstance(solution, str):
-        answer = last_boxed(solution)
+        answer = gold_boxed(solution)
         if answer is None:
             return Rejection(
                 SOURCE, record.line, "malformed", "the solution boxes no answer", record.content
@@ -40,20 +41,3 @@ def level_of(row: dict[str, Any]) -> Any:
     """Return the level; `Level 3` and 3.0 are both `3`."""
     level = row.get("difficulty", row.get("level"))
     return level.removeprefix("Level ") if isinstance(level, str) else level
-
-
-def last_boxed(solution: str) -> str | None:
-    """Return the content of the last `\\boxed{...}` or `\\fbox{...}`, braces balanced, or what
-    follows `\\boxed ` up to a `$`."""
-    start = max(solution.rfind("\\boxed"), solution.rfind("\\fbox"))
-    if start < 0:
-        return None
-    rest = solution[start:].removeprefix("\\boxed").removeprefix("\\fbox")
-    if rest.startswith(" "):
-        return rest.partition("$")[0].strip()
-    depth = 0
-    for index, character in enumerate(rest):
-        depth += (character == "{") - (character == "}")
-        if depth == 0:
-            return rest[1:index] if index else None
-    return None

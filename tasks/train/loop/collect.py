@@ -202,7 +202,7 @@ class Collector:
         """Texts and verdicts of completions of the prompts in `rows_B`, which all ranks have."""
         ranks = self.run.ranks
         texts = decode_samples(samples, self.tokenizer)
-        golds = prompts.table[rows_B].select("verifier", "answer").rows()
+        golds = prompts.table[rows_B].select("verifier", "answer", "prompt").rows()
         answers = answers_of(golds, texts, samples.finish_reasons)
         verdicts = self.grader.submit(ranks.shard(answers)).result()
         self.count_judged()
@@ -266,7 +266,7 @@ class Early:
         self, grader: BackgroundGrader, tokenizer: PreTrainedTokenizerBase, prompts_B: pl.DataFrame
     ) -> None:
         self.grader, self.tokenizer = grader, tokenizer
-        self.golds_B = prompts_B.select("verifier", "answer").rows()
+        self.golds_B = prompts_B.select("verifier", "answer", "prompt").rows()
         self.waiting: list[tuple[int, list[int], str]] = []
         self.submitted: list[tuple[list[int], list[str], Future[list[Verdict]]]] = []
         self.since = time.monotonic()
@@ -302,12 +302,12 @@ class Early:
 
 
 def answers_of(
-    golds_B: Sequence[tuple[str, str]], texts: Sequence[str], reasons: Sequence[str]
+    golds_B: Sequence[tuple[str, str, str]], texts: Sequence[str], reasons: Sequence[str]
 ) -> list[Answer]:
-    """Completions as a grader takes them; of each the verifier and the gold answer."""
+    """Completions as a grader takes them; of each the verifier, the gold answer and the prompt."""
     return [
-        Answer(verifier, text, gold, reason == "length")
-        for (verifier, gold), text, reason in zip(golds_B, texts, reasons, strict=True)
+        Answer(verifier, text, gold, reason == "length", prompt)
+        for (verifier, gold, prompt), text, reason in zip(golds_B, texts, reasons, strict=True)
     ]
 
 

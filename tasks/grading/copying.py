@@ -1,0 +1,141 @@
+r"""Answers that only copy a formula of the prompt: `513^2 - 487^2` is equal to the gold of
+"Compute $513^2 - 487^2$", and solves nothing.
+
+An answer is a copy if it still calculates something (`\frac{6}{4}`, `\gcd(12,18)`, `(x+1)^2`), is
+written as a formula of the prompt is, and not as the gold is. Brackets, signs of multiplication,
+the order of terms and factors, and terms and factors of 0 and 1 do not matter. Numbers, reduced
+fractions, names and lists of these are answers wherever they stand. Left out: formulas within
+others, and other rewriting."""
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Set
+from functools import lru_cache
+
+from tasks.grading import units
+from tasks.grading.forms import parts_of
+from tasks.grading.numbers import DROPPED, NUMBER
+from tasks.grading.spelling import clean
+from tasks.grading.units import DEGREES, TEXT
+
+MAX_PROMPT = 20_000  # characters at the end of a prompt
+MAX_ANSWER = 1000  # characters
+
+NAMES = "sqrt|cbrt|binom|gcd|lcm|log|ln|exp|sin|cos|tan|cot|sec|csc|floor|ceil|abs|mod|min|max|det"
+OPERATION = re.compile(
+    rf"[-+*/^!|÷×·√∛∜⌊⌈]|[\d)]\s*\(|(?<![a-zA-Z])(?:{NAMES})(?![a-zA-Z])"
+    r"|\\(?:frac|[dt]?binom|choose|arc(?:sin|cos|tan)|[a-z]+h|sum|prod|i*int|lim|[lr]?vert|[lr]floor"
+    r"|[lr]ceil|cdot|times|div|[bp]?mod|begin)(?![a-zA-Z])"
+)
+FORMULA = re.compile(
+    r"\$\$(.+?)\$\$|(?<!\\)\$(.+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]"
+    r"|\\begin\{(?:align|equation|gather)\*?\}(.+?)\\end",
+    re.DOTALL,
+)
+SHORT = "of|is|in|to|if|at|by|on|or|an|be|he|it|we|no|so|do|as|us"
+WORD = re.compile(  # what ends a formula among words
+    rf"(?<![\\a-zA-Z])(?:(?!(?:{NAMES})(?![a-z]))[^\W\d_]{{3,}}|(?i:{SHORT}|a(?=\s+\w))(?![a-zA-Z]))"
+    r"|[.,;:?](?=\s|$)|\n"
+)
+BETWEEN = re.compile(
+    r"(?<![<>!])=|[<>≤≥]|\\(?:le|leq|ge|geq|lt|gt|ne|neq|approx|equiv|in|to)(?![a-zA-Z])"
+    r"|\\\\|\\q?quad(?![a-zA-Z])|&"
+)
+DIVIDED = re.compile(r"\\[dtc]?frac(?![a-zA-Z])|\\div(?![a-zA-Z])|÷")
+CHOSEN = re.compile(r"\\[dt]binom(?![a-zA-Z])|\\choose(?![a-zA-Z])")
+UNWRITTEN = re.compile(r"\\(?:cdot|times|left|right)(?![a-zA-Z])|[(){}\[\]*·×+$&\\]")
+TOKEN = re.compile(r"\d+(?:\.\d+)?|\S")
+
+Symbols = tuple[str, ...]
+
+
+def copied(given: str, golds: Iterable[str], prompt: str) -> str | None:
+    """Return an answer with what it copies as it is written in the prompt; None if it copies
+    nothing."""
+    if len(given) > MAX_ANSWER or not calculates(clean(given)):
+        return None
+    asked = formulas(prompt)
+    wanted = symbols_of(golds)
+    values = parts_of(clean(given))
+    written = [copied_value(value, wanted, asked) for value in values]
+    if not any(written):
+        return None
+    return ", ".join(new or old for new, old in zip(written, values, strict=True))
+
+
+def copied_value(value: str, wanted: Set[Symbols], asked: Mapping[Symbols, str]) -> str | None:
+    """Return the formula of the prompt that one value of an answer copies, or None."""
+    found = [symbols(form) for form in forms(value)]
+    if not wanted.isdisjoint(found):
+        return None
+    return next((asked[key(one)] for one in found if key(one) in asked), None)
+
+
+def candidates(golds: Iterable[str], prompt: str) -> Iterator[str]:
+    """Yield the formulas of a prompt that may equal a gold without being written like it: those
+    whose letters all occur in a gold."""
+    golds = [clean(gold) for gold in golds]
+    wanted = symbols_of(golds)
+    letters = {letter for gold in golds for letter in variables(gold)}
+    for formula in formulas(prompt).values():
+        if symbols(formula) not in wanted and variables(formula) <= letters:
+            yield formula
+
+
+def variables(formula: str) -> set[str]:
+    """Return the letters of a formula that are not those of functions and commands."""
+    return set(re.sub(rf"\\[a-zA-Z]+|{NAMES}|[^a-zA-Z]", "", TEXT.sub("", formula)))
+
+
+@lru_cache(maxsize=256)
+def formulas(prompt: str) -> dict[Symbols, str]:
+    """Return the formulas of a prompt that calculate something, by their keys: those between
+    delimiters and those among the words, the sides of equations, and the parts of lists."""
+    prompt = prompt[-MAX_PROMPT:]
+    found = [
+        "".join(filter(None, match.groups())).rstrip("?. ") for match in FORMULA.finditer(prompt)
+    ]
+    found += WORD.split(FORMULA.sub("\n", prompt))
+    sides = (side for text in found for side in (text, *BETWEEN.split(TEXT.sub("&", text))))
+    pieces = (form for side in sides for part in parts_of(clean(side)) for form in forms(part))
+    return {key(symbols(piece)): piece for piece in pieces if calculates(piece)}
+
+
+def symbols_of(golds: Iterable[str]) -> set[Symbols]:
+    """Return the symbols of every value of some golds."""
+    values = (value for gold in golds for value in parts_of(clean(gold)))
+    return {symbols(form) for value in values for form in forms(value)}
+
+
+def forms(value: str) -> Iterator[str]:
+    """Yield a value without its unit, and what is right of a name."""
+    value = units.split(value)[0]
+    yield value
+    left, equals, right = value.rpartition("=")
+    if equals and re.search(r"[a-zA-Z]", left):
+        yield right.strip()
+
+
+def calculates(value: str) -> bool:
+    """Whether an answer is more than a number, a name or a list of these."""
+    number = NUMBER.fullmatch(value.strip())
+    if number is None:
+        bare = DEGREES.sub("", TEXT.sub("", value)).strip()
+        return OPERATION.search(re.sub(r"^[-+]|(?<=[=,;(\[])\s*[-+]", " ", bare)) is not None
+    top, bottom = (number[name] or number[f"{name}2"] for name in ("top", "bottom"))
+    if top and bottom:
+        top, bottom = (int(DROPPED.sub("", side)) for side in (top, bottom))
+        return bottom == 1 or math.gcd(top, bottom) > 1
+    return (number["power"] or number["power_bare"] or number["repeated"]) is not None
+
+
+@lru_cache(maxsize=4096)
+def symbols(value: str) -> Symbols:
+    """Return what is written in a formula, in alphabetical order."""
+    text = CHOSEN.sub("binom ", DIVIDED.sub("/", TEXT.sub("", value)))
+    return tuple(sorted(TOKEN.findall(UNWRITTEN.sub(" ", text.replace("**", "^")))))
+
+
+def key(written: Symbols) -> Symbols:
+    """Return the symbols without 0 and 1."""
+    return tuple(symbol for symbol in written if symbol not in ("0", "1"))
