@@ -230,9 +230,8 @@ def run(
         try:
             while True:
                 if shared:
-                    for line in shared.new_lines():
-                        if line["key"] in marked:  # it was put there before
-                            continue
+                    lines = shared.new_lines()  # they may have been put there before their mark
+                    for line in (each for each in lines if each["key"] not in marked):
                         if "failed" in results.get(line["key"], {"failed": ""}):
                             append_result(file, line)
                             results[line["key"]] = line
