@@ -1,7 +1,9 @@
 """python -m flows.benchmark docs/results/protocol.yaml: which recipe pays, tuned alike.
 
 Runs what the protocol asks for and the results file beside it lacks, two cells at a time, without
-DVC or Prefect around each, and writes the tables. It goes on where it was stopped."""
+DVC or Prefect around each, and writes the tables. It goes on where it was stopped. Lines of code or
+settings that have changed since stay in the file: --supersede REASON marks them, and runs nothing.
+"""
 
 import argparse
 import importlib
@@ -31,6 +33,9 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2, help="cells at a time")
     parser.add_argument("--shared", help="a folder or s3://bucket/prefix that other machines use")
     parser.add_argument("--tables", action="store_true", help="only write the tables again")
+    parser.add_argument(
+        "--supersede", metavar="REASON", help="mark lines of other code or settings"
+    )
     parser.add_argument("--readme", type=Path, help="a page whose short table is written, too")
     options = parser.parse_args()
     logging.basicConfig(
@@ -59,7 +64,9 @@ def run(options: argparse.Namespace) -> None:
     file = options.protocol.with_name(f"{options.protocol.stem}.jsonl")
     if options.readme:
         part["tables"].split_readme(options.readme)  # not only after hours
-    if not options.tables:
+    if options.supersede:
+        part["runner"].supersede_others(protocol, values, file, options.supersede)
+    elif not options.tables:
         params.at_least(1, workers=options.workers)
         runner = part["runner"]
         asked = protocol.only(options.families, options.recipes)

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from tasks.benchmark.keys import code_of, values_of
 from tasks.benchmark.protocol import Cell, Values
 from tasks.benchmark.results import Line, digits
-from tasks.common.artifacts import CURVE, PLAN, ROLLOUTS, TRAIN_ROLLOUTS
-from tasks.common.code import version_of
+from tasks.common import params
+from tasks.common.artifacts import CURVE, PLAN, PROMPTS, ROLLOUTS, TRAIN_ROLLOUTS
 from tasks.common.device_time import DeviceTime, Seconds
 from tasks.common.files import digest, read_json, write_json
 from tasks.common.layout import Layout
@@ -34,10 +35,11 @@ logger = logging.getLogger(__name__)
 FAMILY_STAGES = {
     "ingest": ("ingest", "verify"),
     "policy": ("policy",),
-    "profile": ("ingest", "policy", "profile", "sampling", "verify"),
-    "evaluate": ("ingest", "policy", "evaluate", "sampling", "verify"),
+    "profile": ("ingest", "policy", "profile", "sampling", "verify", "engine", "store"),
+    "evaluate": ("ingest", "policy", "evaluate", "sampling", "verify", "engine"),
 }
-"""The stages of a family, and the sections that their results depend on."""
+"""The stages of a family, and the sections that their results depend on; those that are stages,
+also with their code."""
 
 TRAINING = ("generate", "score", "update")
 # from a tiny policy's run to one that a GPU is bought for: lengths, and rollouts in a wave
@@ -85,9 +87,11 @@ def prepare_family(work: Path, family: str, values: Values, policy: Layout | Non
     """Prompts, policy, profile and baseline of a family, each made once. `policy` is a data root
     whose policy is taken, the same parameters having made it."""
     layout = family_layout(work, family)
+    code = code_of(values, next(iter(values["recipes"])))  # these stages are alike for all
     for name, sections in FAMILY_STAGES.items():
         mark = layout.root / "done" / f"{name}.json"
-        wanted = digest({section: values[section] for section in sections})
+        behind = {section: code[section] for section in sections if section in code}
+        wanted = digest([values_of(values, sections), behind])
         if mark.exists() and read_json(mark) == wanted:
             continue
         logger.info("%s: %s", family, name)
@@ -103,8 +107,6 @@ def run_cell(cell: Cell, work: Path) -> Line:
     """Plan, train and measure a cell; its line of the results file. A failure is a line, too."""
     layout = CellLayout(work / "cells" / cell.key, family_layout(work, cell.family))
     started, cpu = time.perf_counter(), time.process_time()
-    code = version_of("tasks.train.run", ("torch", "transformers"))
-    drop_if_of_other_code(layout.root, code)
     line: Line = {
         "key": cell.key,
         "family": cell.family,
@@ -113,7 +115,7 @@ def run_cell(cell: Cell, work: Path) -> Line:
         "seed": cell.seed,
         "measures": cell.measures,
         "settings": dict(cell.settings),
-        "code": code,
+        "code": digest(dict(cell.code)),
         "machine": f"{platform.machine()} {platform.system()}, Python {platform.python_version()}",
     }
     try:
@@ -128,15 +130,6 @@ def run_cell(cell: Cell, work: Path) -> Line:
     line["seconds"] = round(time.perf_counter() - started, 2)
     shutil.rmtree(layout.root, ignore_errors=True)
     return line
-
-
-def drop_if_of_other_code(folder: Path, code: str) -> None:
-    """Delete what a killed cell left, unless this code wrote it: a line is one code's."""
-    mark = folder / "code.json"
-    if folder.exists() and not (mark.exists() and read_json(mark) == code):
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(mark, code)
 
 
 def fit_plan(cell: Cell, layout: CellLayout) -> None:
@@ -179,21 +172,27 @@ def thinned(plan: pl.DataFrame, budget: int, rng: np.random.Generator) -> pl.Dat
 
 def measure(cell: Cell, layout: CellLayout) -> Line:
     """What the cell reached and cost."""
-    train = layout.train(cell.recipe, cell.seed)
-    flops = read_sealed(train / "flops.json")
+    out = layout.train(cell.recipe, cell.seed)
+    flops = read_sealed(out / "flops.json")
     forecast = read_sealed(layout.plan(cell.recipe, cell.seed) / "forecast.json")
-    rollouts = TRAIN_ROLLOUTS.read(train / "rollouts.parquet")
+    rollouts = TRAIN_ROLLOUTS.read(out / "rollouts.parquet")
     profiled = read_sealed(layout.profile / "flops.json") if forecast["reads_profile"] else None
-    time_of = DeviceTime()
+    train = params.recipe(cell.params, cell.recipe)["train"]
+    passes, time_of = passes_of(train, PROMPTS.read(layout.prompts("train"))), DeviceTime()
+    seconds = device_seconds(rollouts, passes, time_of)
+    if not passes.is_seen and not passes.has_reference:  # then replay or a judge scored
+        parameters = read_sealed(layout.policy_card)["num_matmul_parameters"]
+        num_tokens = flops["charged"]["score"] / (2.0 * parameters)
+        seconds += Seconds(score=scoring_seconds(num_tokens, rollouts, time_of))
     line: Line = {
-        "validation": float(CURVE.read(train / "curve.parquet")["accuracy"][-1]),
+        "validation": float(CURVE.read(out / "curve.parquet")["accuracy"][-1]),
         "rollouts": flops["rollouts"]["generate"],
         "flops": {name: sum(flops[name][phase] for phase in TRAINING) for name in ACCOUNTS},
         "rollouts_profile": profiled["rollouts"]["profile"] if profiled else 0.0,
         "flops_profile": {
             name: profiled[name]["profile"] if profiled else 0.0 for name in ACCOUNTS
         },
-        "device_seconds": parts_of(device_seconds(rollouts, time_of)),
+        "device_seconds": parts_of(seconds),
         "device_seconds_profile": parts_of(
             profile_seconds(
                 ROLLOUTS.read_columns(layout.profile / "rollouts.parquet", LENGTHS), time_of
@@ -226,23 +225,64 @@ def parts_of(seconds: Seconds) -> Mapping[str, float]:
     }
 
 
-def device_seconds(rollouts: pl.DataFrame, time_of: DeviceTime) -> Seconds:
+@dataclass(frozen=True)
+class Passes:
+    """What the trainer does with a step's rollouts: how often it updates by them, whether a slot
+    asks to see them before that, also the norm of each one's gradient, and whether each that is
+    kept has a KL term."""
+
+    epochs: int = 1
+    is_seen: bool = False
+    has_norms: bool = False
+    has_reference: bool = False
+
+
+def passes_of(train: Values, prompts: pl.DataFrame) -> Passes:
+    """The passes of a recipe's section `train`, by what its slots ask for."""
+    slots = importlib.import_module("tasks.train.slots")  # by name: no stage imports another
+    features = [
+        slots.load_method(getattr(slots, slot), train[slot], prompts=prompts).features
+        for slot in ("select", "advantage")
+    ]
+    updates = train["updates"]
+    return Passes(
+        epochs=updates["epochs"],
+        is_seen=any(features) or updates["epochs"] * updates["minibatches"] > 1,
+        has_norms=any(each.gradient_norms for each in features if each),
+        has_reference=train["kl_coefficient"] > 0,
+    )
+
+
+def device_seconds(rollouts: pl.DataFrame, passes: Passes, time_of: DeviceTime) -> Seconds:
     """What the steps of a TRAIN_ROLLOUTS table would take: a wave of the fresh ones each, a prefill
-    a group, an update of those with an advantage. Lengths are scaled by LENGTH_FACTOR; a wave is
-    one of ROWS_FACTOR times the rollouts, and takes its share of that: a few rows alone would leave
-    the device idle. What slots score is not in it."""
+    a group, the passes that slots ask for, an update of those with a gradient. Lengths are scaled
+    by LENGTH_FACTOR; a wave is one of ROWS_FACTOR times the rollouts, and takes its share of that:
+    a few rows alone would leave the device idle."""
     seconds = Seconds()
     for (_step,), rows in rollouts.group_by("step", maintain_order=True):
         prompts, completions = lengths_of(rows)
+        whole = prompts + completions
         fresh = ~rows["replayed"].to_numpy()
-        updated = rows["advantage"].to_numpy() != 0.0
+        kept = rows["kept"].to_numpy()
+        updated = kept if passes.has_reference else rows["advantage"].to_numpy() != 0.0
         _, first = np.unique(rows["group"].to_numpy()[fresh], return_index=True)
         seconds += Seconds(
             decode=wave_of(prompts[fresh], completions[fresh], time_of),
             prefill=time_of.read(prompts[fresh][first]),
-            update=time_of.update((prompts + completions)[updated]),
+            score=passes.is_seen * time_of.read(whole)
+            # each rollout's gradient by itself, beside the pass that all slots look at
+            + passes.has_norms * time_of.update(whole)
+            + passes.has_reference * time_of.read(whole[kept]),
+            update=passes.epochs * time_of.update(whole[updated]),
         )
     return seconds
+
+
+def scoring_seconds(num_tokens: float, rollouts: pl.DataFrame, time_of: DeviceTime) -> float:
+    """What reading so many tokens would take, in rollouts as long as those of the table."""
+    prompts, completions = lengths_of(rollouts)
+    whole = prompts + completions
+    return num_tokens * LENGTH_FACTOR / float(whole.sum()) * time_of.read(whole)
 
 
 def profile_seconds(rollouts: pl.DataFrame, time_of: DeviceTime) -> Seconds:

@@ -30,14 +30,16 @@ def write_figure(path: Path, runs: Mapping[str, Runs]) -> None:
         panels = figure.subplots(1, len(PANELS), sharey=True)
         for panel, (measure, (unit, words)) in zip(panels, PANELS.items(), strict=True):
             for place, (name, mine) in enumerate(runs.items()):
-                seeds = [[line["test"] for line in lines] for lines in mine.by_budget.values()]
+                frontier = [mine.points[number] for number in mine.frontier[measure]]
+                frontier.sort(key=lambda point: point.cost(measure))
+                seeds = [point.tests for point in frontier]
                 means = [sum(tests) / len(tests) for tests in seeds]
                 spread = [
                     [mean - min(tests) for mean, tests in zip(means, seeds, strict=True)],
                     [max(tests) - mean for mean, tests in zip(means, seeds, strict=True)],
                 ]
                 panel.errorbar(
-                    mine.cost(measure) / unit,
+                    [point.cost(measure) / unit for point in frontier],
                     means,
                     spread,
                     label=name,

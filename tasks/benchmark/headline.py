@@ -1,41 +1,33 @@
 """Which recipe pays: the least compute at which a recipe's tuned frontier reaches the reference's
 accuracy, as a ratio, with its interval.
 
-A recipe's frontier on a family is the monotone curve through (compute, test accuracy) at its
-budgets, each the mean over the seeds at the settings chosen there. The targets are the accuracies
-that the reference reaches at its own budgets. The interval is a hierarchical bootstrap: prompts
-are drawn once for all recipes, which answer the same ones, and seeds for every recipe and budget.
+A recipe's frontier on a family in an account is the monotone curve through (compute, test accuracy)
+of the settings that were chosen for this account, each the mean over the seeds. The targets are the
+accuracies that the reference reaches at its own budgets, but for the largest: there a recipe that
+is as good reaches the target or does not by chance, and where it does its ratio is above 1.
+
+The interval is a hierarchical bootstrap: prompts are drawn once for all recipes, which answer the
+same ones, seeds for every recipe and settings, and for every recipe what its search found, by as
+much as the searches of the family's recipes differ. With one search this is left out.
 
 Profiling is charged in full to who reads the profile; `uses` says over how many runs it is
 amortised. A ratio above 1 means less compute than the reference. A target that a frontier does not
 reach is said to be so, and counts as a ratio of 0 in the draws; one that is below a frontier's
 first point is counted at that point's compute, which makes the ratio a lower bound.
 
-Legend: D draws, S seeds, P test prompts, T targets."""
+Legend: D draws, S seeds, P test prompts, N points of a frontier."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from scipy import stats
 
-from tasks.benchmark.protocol import Protocol
+from tasks.benchmark.frontier import MEASURES, Floats, best_by_budget, chosen, cost_of, reach
+from tasks.benchmark.protocol import Protocol, settings_of
 from tasks.benchmark.results import Line, counts_of
-from tasks.common.files import ArtifactError
-from tasks.common.ledger import ACCOUNTS
-
-Floats = npt.NDArray[np.float64]
 
 LEVEL = 0.95
-# modelled seconds, also for an update that costs half and twice as much beside generating
-UPDATE_FACTORS = {
-    "device_seconds": 1.0,
-    "device_seconds, updates half": 0.5,
-    "device_seconds, updates double": 2.0,
-}
-MEASURES = ("rollouts", *ACCOUNTS, *UPDATE_FACTORS, "cpu_seconds")
 
 
 @dataclass(frozen=True)
@@ -54,107 +46,165 @@ class Ratio:
 
 
 @dataclass(frozen=True)
-class Runs:
-    """A recipe on a family: by budget the test lines of its seeds."""
+class Point:
+    """Settings that were run on test at a budget: a line for every seed."""
 
-    recipe: str
-    by_budget: Mapping[int, Sequence[Line]]
+    budget: int
+    lines: Sequence[Line]
 
-    def cost(self, measure: str, uses: float = 1.0) -> Floats:
-        """The mean compute at each budget, with the profile's share."""
+    @property
+    def tests(self) -> list[float]:
+        return [line["test"] for line in self.lines]
+
+    def cost(self, measure: str, uses: float = 1.0) -> float:
+        """The mean compute, with the profile's share."""
+        return float(np.mean([cost_of(line, measure, uses) for line in self.lines]))
+
+    def rates(self) -> Floats:
+        """[S, P] the pass rate of every test prompt."""
         return np.array(
             [
-                np.mean([cost_of(line, measure, uses) for line in lines])
-                for lines in self.by_budget.values()
+                np.array(counts_of(line["correct"])) / np.maximum(counts_of(line["trials"]), 1)
+                for line in self.lines
             ]
         )
 
+
+@dataclass(frozen=True)
+class Runs:
+    """A recipe on a family. `frontier` are by account the places of its points, `best` by budget
+    that of the settings that validation likes best, `searches` the same of each search that is
+    complete. `is_equal` says that in some account the settings are those chosen at equal rollouts,
+    because its own have not been run."""
+
+    name: str
+    points: Sequence[Point]
+    frontier: Mapping[str, Sequence[int]]
+    best: Mapping[int, int]
+    searches: Sequence[Mapping[int, int]]
+    is_equal: bool
+
+    def is_all_of(self, other: "Runs") -> bool:
+        """Whether the other's settings at every budget are this recipe's own."""
+        mine = {id(line) for point in self.points for line in point.lines}
+        best = [other.points[place].lines[0] for place in other.best.values()]
+        return all(id(line) in mine for line in best)
+
     def reads_profile(self) -> bool:
         """Whether the recipe is charged for profiling."""
-        return any(line["rollouts_profile"] for lines in self.by_budget.values() for line in lines)
-
-    def rates(self) -> list[Floats]:
-        """At each budget, [seeds, P] the pass rate of every test prompt."""
-        return [
-            np.array(
-                [
-                    np.array(counts_of(line["correct"])) / np.maximum(counts_of(line["trials"]), 1)
-                    for line in lines
-                ]
-            )
-            for lines in self.by_budget.values()
-        ]
+        return any(line["rollouts_profile"] for point in self.points for line in point.lines)
 
 
-def cost_of(line: Line, measure: str, uses: float = 1.0) -> float:
-    """What a run cost in one account."""
-    if measure == "rollouts":
-        return float(line["rollouts"] + line["rollouts_profile"] / uses)
-    if measure in UPDATE_FACTORS:
-        factor = UPDATE_FACTORS[measure]
-        parts = (line["device_seconds"], line["device_seconds_profile"])
-        own, profiled = (
-            sum(seconds * (factor if part == "update" else 1.0) for part, seconds in each.items())
-            for each in parts
-        )
-        return float(own + profiled / uses)
-    if measure == "cpu_seconds":
-        return float(line["cpu_seconds"])
-    return float(line["flops"][measure] + line["flops_profile"][measure] / uses)
+def make_runs(name: str, lines: Collection[Line], num_seeds: int) -> Runs | None:
+    """What `lines`, trials and tests of one recipe or of several that train the same policy, show
+    of it. None without settings that were run on test with every seed."""
+    by_settings: dict[str, list[Line]] = {}
+    good = [line for line in lines if "failed" not in line]
+    for line in good:
+        if line["measures"] == "test":
+            by_settings.setdefault(settings_of(line), []).append(line)
+    whole = {what: tests for what, tests in by_settings.items() if len(tests) == num_seeds}
+    whole = dict(sorted(whole.items(), key=lambda item: item[1][0]["budget"]))
+    place = {what: number for number, what in enumerate(whole)}
+    trials = [line for line in good if line["measures"] == "validation"]
+
+    def places(wanted: Collection[Line]) -> list[int]:
+        return [place[what] for what in dict.fromkeys(map(settings_of, wanted)) if what in place]
+
+    def best_of(tried: Collection[Line]) -> dict[int, int]:
+        return {
+            budget: place[settings_of(trial)]
+            for budget, trial in best_by_budget(tried).items()
+            if settings_of(trial) in place
+        }
+
+    best = best_of(trials)
+    if not best:
+        return None
+    frontier, is_equal = {}, False
+    for measure in MEASURES:
+        wanted = chosen(trials, measure)
+        is_run = len(places(wanted)) == len({settings_of(trial) for trial in wanted})
+        frontier[measure] = places(wanted) if is_run else list(best.values())
+        is_equal = is_equal or not is_run
+    by_search = [
+        best_of([trial for trial in trials if trial["seed"] == seed])
+        for seed in sorted({trial["seed"] for trial in trials})
+    ]
+    searches = [found for found in by_search if found.keys() == best.keys()]
+    points = [Point(tests[0]["budget"], tests) for tests in whole.values()]
+    return Runs(name, points, frontier, best, searches, is_equal)
 
 
-def runs_of(protocol: Protocol, family: str, results: Sequence[Line]) -> dict[str, Runs]:
-    """The recipes that have a test line of every seed at some budget. Raises ArtifactError where a
-    budget has lines of several settings: they would be no one's seeds."""
-    found: dict[str, Runs] = {}
+def all_runs(protocol: Protocol, family: str, lines: Collection[Line]) -> dict[str, Runs]:
+    """The recipes of the protocol that have been run on test, by name."""
+    found = {}
     for contestant in protocol.contestants:
-        by_budget: dict[int, list[Line]] = {}
-        for line in results:
-            is_mine = (line["family"], line["recipe"]) == (family, contestant.recipe)
-            if is_mine and line["measures"] == "test" and "failed" not in line:
-                by_budget.setdefault(line["budget"], []).append(line)
-        num = len(protocol.seeds)
-        whole = {b: by_budget[b] for b in sorted(by_budget) if len(by_budget[b]) >= num}
-        for budget, lines in whole.items():
-            settings = {json.dumps(line["settings"], sort_keys=True) for line in lines}
-            if len(lines) > num or len(settings) > 1:
-                raise ArtifactError(
-                    f"{family} {contestant.recipe} at {budget} has {len(lines)} test lines of "
-                    f"{len(settings)} settings for {num} seeds: delete those that are not its own"
-                )
-        if whole:
-            found[contestant.recipe] = Runs(contestant.recipe, whole)
+        runs = runs_of(protocol, family, [contestant.recipe], lines)
+        if runs is not None:
+            found[contestant.recipe] = runs
     return found
 
 
-def reach(cost: Floats, accuracy: Floats, target: float) -> float:
-    """The compute at which the monotone curve through these points reaches the target, between them
-    on a logarithmic axis; infinite where it does not."""
-    best = np.maximum.accumulate(accuracy)
-    place = int(np.searchsorted(best, target - 1e-12))
-    if place == len(best):
-        return float("inf")
-    if place == 0:
-        return float(cost[0])
-    share = (target - best[place - 1]) / (best[place] - best[place - 1])
-    return float(np.exp(np.interp(share, [0, 1], np.log(cost[place - 1 : place + 1]))))
+def runs_of(
+    protocol: Protocol, family: str, recipes: Collection[str], lines: Collection[Line]
+) -> Runs | None:
+    """What the family's lines show of these recipes, taken as one."""
+    mine = [line for line in lines if line["family"] == family and line["recipe"] in recipes]
+    return make_runs(" or ".join(f"`{recipe}`" for recipe in recipes), mine, len(protocol.seeds))
+
+
+def target_budgets(reference: Runs, others: Collection[Runs]) -> list[int]:
+    """The budgets of the reference whose accuracies are targets: all but the largest, unless it is
+    the only one, or every other recipe was run beyond it."""
+    *smaller, largest = reference.best
+    is_passed = all(max(runs.best) > largest for runs in others)
+    return [*smaller, largest] if is_passed or not smaller else smaller
+
+
+@dataclass(frozen=True)
+class Spread:
+    """By how much the accuracies that searches of one recipe lead to deviate, and from how many
+    degrees of freedom that is known."""
+
+    deviation: float
+    freedom: int
+
+
+def spread_of(found: Collection[Runs]) -> Spread | None:
+    """The deviation of one search, pooled over recipes and their budgets: of one recipe two
+    searches say next to nothing. None where no recipe has two."""
+    squares, freedom = 0.0, 0
+    for runs in found:
+        if len(runs.searches) < 2:
+            continue
+        accuracy_KB = np.array(
+            [
+                [np.mean(runs.points[place].tests) for place in search.values()]
+                for search in runs.searches
+            ]
+        )
+        squares += float(accuracy_KB.var(axis=0, ddof=1).mean()) * (len(accuracy_KB) - 1)
+        freedom += len(accuracy_KB) - 1
+    return Spread(float(np.sqrt(squares / freedom)), freedom) if freedom else None
 
 
 @dataclass(frozen=True)
 class Draws:
-    """The accuracies of a recipe and of the reference at their budgets: as measured, and [D,
-    budgets] in draws of prompts and seeds."""
+    """The accuracies of a recipe and of the reference at their points: as measured, [N] each, and
+    [D, N] in draws of searches, seeds and prompts."""
 
     means: tuple[Floats, Floats]
     drawn: tuple[Floats, Floats]
 
 
-def resample(mine: Runs, reference: Runs, num_draws: int) -> Draws:
-    """Prompts are drawn once for both, which answer the same ones; seeds for each budget. Draws of
-    S seeds spread too little by sqrt((S - 1) / S), and a normal quantile is too small for S - 1
-    degrees of freedom: their deviations are widened by both."""
+def resample(mine: Runs, reference: Runs, num_draws: int, spread: Spread | None = None) -> Draws:
+    """Prompts are drawn once for both, which answer the same ones; seeds for each point; and for
+    each recipe one deviation of its search. Draws of S seeds spread too little by
+    sqrt((S - 1) / S), and a normal quantile is too small for S - 1 degrees of freedom: their
+    deviations are widened by both."""
     rng = np.random.default_rng(0)
-    mine_rates, reference_rates = mine.rates(), reference.rates()
+    mine_rates, reference_rates = ([p.rates() for p in runs.points] for runs in (mine, reference))
     num_prompts = mine_rates[0].shape[1]
     share = np.full(num_prompts, 1.0 / num_prompts)
     weights_DP = rng.multinomial(num_prompts, share, num_draws) / num_prompts
@@ -168,7 +218,11 @@ def resample(mine: Runs, reference: Runs, num_draws: int) -> Draws:
             means_D = means_DS.mean(axis=1)
             of_seeds_D = np.take_along_axis(means_DS, seeds, axis=1).mean(axis=1)
             found.append(means_D + widening(num) * (of_seeds_D - means_D))
-        return np.stack(found, axis=1)
+        drawn_DN = np.stack(found, axis=1)
+        if spread is None:
+            return drawn_DN
+        search_D = spread.deviation * rng.standard_t(spread.freedom, num_draws)
+        return np.asarray(drawn_DN + search_D[:, None])
 
     return Draws(
         (mean_of(mine_rates), mean_of(reference_rates)),
@@ -183,7 +237,7 @@ def widening(num_seeds: int) -> float:
 
 
 def mean_of(parts: Sequence[Floats]) -> Floats:
-    """The accuracy at each budget."""
+    """The accuracy at each point."""
     return np.array([rates_SP.mean() for rates_SP in parts])
 
 
@@ -191,35 +245,36 @@ def ratios(
     mine: Runs, reference: Runs, measure: str, draws: Draws, uses: float = 1.0
 ) -> dict[int, Ratio]:
     """How many times less compute `mine` takes to what the reference reaches at each budget."""
-    costs, means = (mine.cost(measure, uses), reference.cost(measure, uses)), draws.means
-    values = compare(costs, means)
-    draws_DT = np.array([compare(costs, each) for each in zip(*draws.drawn, strict=True)])
+    places = mine.frontier[measure], reference.frontier[measure]
+    costs = tuple(
+        np.array([runs.points[place].cost(measure, uses) for place in its])
+        for runs, its in zip((mine, reference), places, strict=True)
+    )
+
+    def needed(which: int, accuracy: tuple[Floats, Floats], target: int) -> Floats:
+        """[D] the compute to the accuracy of the reference's point `target`."""
+        own = accuracy[which][:, list(places[which])]
+        return reach(costs[which], own, accuracy[1][:, target])
+
     found = {}
-    for place, budget in enumerate(reference.by_budget):
-        of_target = draws_DT[:, place]
-        ends = np.quantile(of_target, (0.5 - LEVEL / 2, 0.5 + LEVEL / 2), method="inverted_cdf")
+    means = draws.means[0][None], draws.means[1][None]
+    for budget, target in reference.best.items():
+        own, other = (float(needed(which, means, target)[0]) for which in (0, 1))
+        ratio_D = needed(1, draws.drawn, target) / needed(0, draws.drawn, target)
+        ends = np.quantile(ratio_D, (0.5 - LEVEL / 2, 0.5 + LEVEL / 2), method="inverted_cdf")
         low, high = (float(end) if end > 0 else None for end in ends)
-        value = values[place] or None
-        is_bound = bool(means[0][0] >= means[1][place])
-        most = float(costs[1][place] / costs[0][0])
-        found[budget] = Ratio(value, low, high, float((of_target > 0).mean()), is_bound, most)
+        first = places[0][int(np.argmin(costs[0]))]
+        is_bound = bool(draws.means[0][first] >= draws.means[1][target])
+        most, value = other / float(costs[0].min()), other / own or None
+        found[budget] = Ratio(value, low, high, float((ratio_D > 0).mean()), is_bound, most)
     return found
-
-
-def compare(costs: tuple[Floats, Floats], accuracy: tuple[Floats, Floats]) -> list[float]:
-    """The ratio at each of the reference's budgets; 0 where the target is not reached."""
-    mine, reference = accuracy
-    return [
-        float(costs[1][place] / reach(costs[0], mine, target))
-        for place, target in enumerate(reference)
-    ]
 
 
 def update_cost(reference: Runs) -> float:
     """rho: the modelled cost of updating a rollout over that of generating it, in the reference's
     runs at their largest budget. Their updated share is that of `charged_mixed`, a quarter of
     `charged` being generation."""
-    line = list(reference.by_budget.values())[-1][0]
+    line = reference.points[reference.best[max(reference.best)]].lines[0]
     charged, mixed = line["flops"]["charged"], line["flops"]["charged_mixed"]
     share = (mixed - charged / 4.0) / (0.75 * charged)
     seconds = line["device_seconds"]

@@ -2,7 +2,8 @@
 that is fixed before the runs.
 
 A cell is one run: a family, a recipe with settings, a budget of rollouts, a seed. Its key is the
-digest of all that its result depends on, so that a finished cell is never run again."""
+digest of all that its result depends on, the code included, so that a finished cell is never run
+again, and one whose code has changed is another cell."""
 
 import itertools
 import math
@@ -13,31 +14,24 @@ from typing import Any
 
 import numpy as np
 
+from tasks.benchmark.keys import SECTIONS, code_of, values_of
 from tasks.common import params
+from tasks.common.code import ROOT
 from tasks.common.files import digest
 from tasks.common.params import ParamsError
 
 Values = dict[str, Any]
 
-# keys of the section train since the first results
-ADDED = {
-    "lora": None,
-    "max_staleness": 0,
-    "in_flight_updates": False,
-    "over_provision": 1.0,
-    "optimizer_bits": 32,
-}
-
 
 @dataclass(frozen=True)
 class Search:
     """How recipes are tuned: random points of `axes` (values of keys of the section `train`, common
-    to all), of which `keep_share` go on from a budget to the next; with a seed that no test run
-    has."""
+    to all), of which `keep_share` go on from a budget to the next. There is a search for each of
+    `seeds`, with points of its own; no test run has one of them."""
 
     axes: dict[str, list[Any]]
     keep_share: float
-    seed: int
+    seeds: list[int]
 
 
 @dataclass(frozen=True)
@@ -63,14 +57,15 @@ class Family:
 
 @dataclass(frozen=True)
 class Protocol:
-    """The file. `title` is that of its page, `parameters` names the parameter file, `reference` the
-    recipe that the others are compared with; `seeds` are those of the test runs."""
+    """The file. `title` is that of its page, `parameters` names the parameter file. The others are
+    compared with the better of the recipes in `reference`, which train the same policy. `seeds` are
+    those of the test runs."""
 
     title: str
     parameters: str
     families: dict[str, Family]
     contestants: list[Contestant]
-    reference: str
+    reference: list[str]
     search: Search
     seeds: list[int]
     num_bootstrap: int
@@ -101,8 +96,9 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Cell:
-    """One run: what it is, and the parameters that it runs with. `measures` is `validation` for a
-    trial of the search and `test` for a run at the chosen settings."""
+    """One run: what it is, the parameters that it runs with, and by stage the digest of the code
+    that it can run. `measures` is `validation` for a trial of the search and `test` for a run at
+    the chosen settings."""
 
     family: str
     recipe: str
@@ -111,18 +107,19 @@ class Cell:
     measures: str
     settings: Mapping[str, Any]
     params: Mapping[str, Any]
+    code: Mapping[str, str]
 
     @property
     def key(self) -> str:
-        """The digest of all that the result depends on, but for the code."""
-        sections = ("ingest", "policy", "sampling", "verify", "profile", "evaluate", "train")
+        """The digest of all that the result depends on, the code of its stages included."""
         chosen = self.params["recipes"][self.recipe]
-        what = {name: self.params[name] for name in sections}
-        # it only ends what waits, as our own failure; results from before it stay valid
-        verify = {key: value for key, value in what["verify"].items() if key != "clock_factor"}
-        what |= {"verify": verify, "train": without_new_defaults(what["train"])}
-        what["policy"] = trained_on_a_cpu(what["policy"])
-        return digest([self.recipe, self.budget, self.seed, self.measures, chosen, what])
+        what = [chosen, values_of(self.params, SECTIONS), self.code]
+        return digest([self.recipe, self.budget, self.seed, self.measures, *what])
+
+    @property
+    def identity(self) -> str:
+        """What the cell is within its protocol, whatever code runs it."""
+        return identity_of({**vars(self), "settings": dict(self.settings)})
 
     @property
     def name(self) -> str:
@@ -130,14 +127,25 @@ class Cell:
         return f"{self.family} {self.recipe} {self.budget} {self.measures} {self.seed}"
 
 
+def identity_of(line: Mapping[str, Any]) -> str:
+    """What a line is about, without what made it."""
+    names = ("family", "recipe", "budget", "seed", "measures", "settings")
+    return digest([line[name] for name in names])
+
+
+def settings_of(line: Mapping[str, Any]) -> str:
+    """What a test run shares with those of the other seeds, and with the trial it follows from."""
+    return digest([line[name] for name in ("family", "recipe", "budget", "settings")])
+
+
 def read_protocol(path: Path) -> tuple[Protocol, Values]:
     """The protocol, and the parameters it starts from. Raises ParamsError for what does not fit."""
     protocol = params.parse(params.load(path), Protocol, path.name)
     values = params.load(path.parent / protocol.parameters)
     names = [contestant.recipe for contestant in protocol.contestants]
-    for name in [*names, protocol.reference]:
+    for name in [*names, *protocol.reference]:
         params.recipe(values, name)
-    if protocol.reference not in names or len(set(names)) < len(names):
+    if not protocol.reference or {*protocol.reference} - {*names} or len({*names}) < len(names):
         raise ParamsError(f"{path.name}: contestants must be distinct, the reference among them")
     owned = [contestant.budgets for contestant in protocol.contestants]
     for budgets in (*owned, *(family.budgets for family in protocol.families.values())):
@@ -147,8 +155,11 @@ def read_protocol(path: Path) -> tuple[Protocol, Values]:
         check_keys(path.name, protocol.search, contestant, params.recipe(values, contestant.recipe))
     if not 0 < protocol.search.keep_share <= 1:
         raise ParamsError(f"{path.name}: search.keep_share must be above 0 and at most 1")
-    if protocol.search.seed in protocol.seeds:
-        raise ParamsError(f"{path.name}: search.seed must be none of the seeds of the test runs")
+    searches = protocol.search.seeds
+    if not searches or len({*searches, *protocol.seeds}) < len(searches) + len(protocol.seeds):
+        raise ParamsError(
+            f"{path.name}: search.seeds must be distinct, some, and none of the seeds of the tests"
+        )
     return protocol, values
 
 
@@ -161,19 +172,6 @@ def check_keys(file: str, search: Search, contestant: Contestant, recipe: Values
             if not isinstance(found, Mapping) or part not in found:
                 raise ParamsError(f"{file}: recipe {contestant.recipe} has no key {key} to tune")
             found = found[part]
-
-
-def without_new_defaults(train: Mapping[str, Any]) -> Values:
-    """The section `train` as it was before keys were added whose defaults change nothing: results
-    from then stay valid."""
-    return {key: value for key, value in train.items() if (key, value) not in ADDED.items()}
-
-
-def trained_on_a_cpu(policy: Mapping[str, Any]) -> Values:
-    """The section `policy` as it was when a policy was made on a CPU alone."""
-    tiny = policy["tiny"]
-    training = {k: v for k, v in tiny["training"].items() if (k, v) != ("device", "cpu")}
-    return {**policy, "tiny": {**tiny, "training": training}}
 
 
 def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Values:
@@ -193,14 +191,14 @@ def dotted(key: str, value: Any) -> Values:
     return dict(value)
 
 
-def trials(search: Search, contestant: Contestant) -> list[Values]:
-    """The settings that a recipe tries first: its own, then distinct points of the grid, drawn
-    alike for all recipes."""
+def trials(search: Search, contestant: Contestant, seed: int) -> list[Values]:
+    """The settings that a recipe tries first in the search of this seed: its own, then distinct
+    points of the grid, drawn alike for all recipes."""
     axes = {f"train.{key}": values for key, values in search.axes.items()}
     if contestant.values:
         axes[contestant.knob] = contestant.values
     grid = [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
-    order = np.random.default_rng(search.seed).permutation(len(grid))
+    order = np.random.default_rng(seed).permutation(len(grid))
     return [{}, *(grid[place] for place in order[: contestant.trials - 1].tolist())]
 
 
@@ -217,10 +215,11 @@ def make_cell(
     seed: int,
     measures: str,
     settings: Mapping[str, Any],
+    root: Path = ROOT,
 ) -> Cell:
     """The cell with its own parameters: the family's, and one recipe, which carries the settings.
     A key of the section `train` that a recipe names is whole, so what the settings change of it is
-    put into the base section's value."""
+    put into the base section's value. The code is that under `root`."""
     name, changes = family[0], family[1].changes
     changed = merged(values, changes)
     chosen = changed["recipes"][recipe]
@@ -230,4 +229,5 @@ def make_cell(
             chosen = merged(chosen, {"train": {path[1]: changed["train"][path[1]]}})
         chosen = merged(chosen, dotted(key, value))
     changed |= {"experiment": {"recipes": [recipe], "seeds": [seed]}, "recipes": {recipe: chosen}}
-    return Cell(name, recipe, budget, seed, measures, dict(settings), changed)
+    code = code_of(changed, recipe, root)
+    return Cell(name, recipe, budget, seed, measures, dict(settings), changed, code)

@@ -1,22 +1,23 @@
-"""The results file: a line of JSON for every finished cell, appended and never rewritten, so that
-a table fills over several sittings and on several machines. Beside it stands what the families are
-like (`.facts.json`)."""
+"""The results file: a line of JSON for every finished cell, so that a table fills over several
+sittings and on several machines. Lines are appended. None is deleted or changed afterwards; the
+field `superseded`, the reason why a line no longer counts, is all that is ever added to one. Beside
+the file stands what the families are like (`.facts.json`)."""
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.common.files import ArtifactError, read_json
+from tasks.common.files import ArtifactError, read_json, replace_file
 
 Line = dict[str, Any]
 
 
-def read_results(path: Path) -> dict[str, Line]:
-    """The lines by the key of their cell; a cell that failed and ran again has its last line. A
-    line cut off by a kill is left out."""
-    found: dict[str, Line] = {}
+def read_lines(path: Path) -> list[Line]:
+    """Every line of the file, superseded ones among them. A line cut off by a kill is left out.
+    Raises ArtifactError for one that is no result."""
+    found: list[Line] = []
     if not path.exists():
         return found
     lines = path.read_text().split("\n")
@@ -25,12 +26,38 @@ def read_results(path: Path) -> dict[str, Line]:
             continue
         try:
             line = json.loads(text)
-            found[line["key"]] = line
-        except (ValueError, KeyError) as error:
+            line["key"]
+            found.append(line)
+        except (ValueError, KeyError, TypeError) as error:
             if number == len(lines):  # it has no end: the kill came while it was written
                 continue
             raise ArtifactError(f"{path}: line {number} is no result: {error}") from error
     return found
+
+
+def current(lines: Collection[Line]) -> dict[str, Line]:
+    """The lines that count, by the key of their cell; a cell that failed and ran again has its last
+    line."""
+    return {line["key"]: line for line in lines if "superseded" not in line}
+
+
+def read_results(path: Path) -> dict[str, Line]:
+    """The lines of a file that count, by the key of their cell."""
+    return current(read_lines(path))
+
+
+def supersede(path: Path, keys: Collection[str], reason: str) -> int:
+    """Mark the lines of these keys that count as superseded; how many there were. The other lines
+    keep their bytes."""
+    content = path.read_bytes()
+    texts, num = content.split(b"\n"), 0
+    for place, text in enumerate(texts[:-1]):
+        line = json.loads(text) if text else {"superseded": "an empty line"}
+        if "superseded" not in line and line["key"] in keys:
+            texts[place] = json.dumps({**line, "superseded": reason}, sort_keys=True).encode()
+            num += 1
+    replace_file(path, lambda stream: stream.write(b"\n".join(texts)))
+    return num
 
 
 def facts_file(path: Path) -> Path:

@@ -1,15 +1,15 @@
 """Run what a protocol asks for and the results file lacks, some cells at a time.
 
 What can run next follows from the results file alone: a trial goes on to the next budget when all
-trials of this one are done and it is among the best on validation; when all budgets of a recipe
-are searched, its best settings of each are run on test, with every seed. So a benchmark that is
-killed, or stopped for the night, goes on where it was."""
+trials of this one are done and it is among the best on validation; when all searches of a recipe
+are done, the settings that an account or a search chooses are run on test, with every seed. So a
+benchmark that is killed, or stopped for the night, goes on where it was."""
 
 import logging
 import multiprocessing
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -17,18 +17,30 @@ from pathlib import Path
 import torch
 
 from tasks.benchmark import cells
-from tasks.benchmark.ceiling import family_facts
+from tasks.benchmark.frontier import MEASURES, best_by_budget, chosen
+from tasks.benchmark.oracle import family_facts
 from tasks.benchmark.protocol import (
     Cell,
     Contestant,
     Protocol,
     Values,
+    identity_of,
     make_cell,
     merged,
+    settings_of,
     survivors,
     trials,
 )
-from tasks.benchmark.results import Line, append_result, facts_file, read_facts, read_results
+from tasks.benchmark.results import (
+    Line,
+    append_result,
+    current,
+    facts_file,
+    read_facts,
+    read_lines,
+    read_results,
+    supersede,
+)
 from tasks.benchmark.sharing import Shared
 from tasks.common.artifacts import PROFILE
 from tasks.common.files import write_json
@@ -44,56 +56,113 @@ POLL_SECONDS = 10.0  # between two looks at what other machines have done
 SECONDS_ALWAYS = 20.0  # to start, to validate, to test
 
 
+Find = Callable[[Cell], Line | None]
+"""The line of a cell, if it has one."""
+
+
 def runnable(protocol: Protocol, values: Values, results: Mapping[str, Line]) -> Iterator[Cell]:
     """The cells whose turn it is and that have no line, in the order in which they should run: what
     the first recipes reach is known before the last ones are tried."""
+
+    def find(cell: Cell) -> Line | None:
+        return results.get(cell.key)
+
     for contestant in protocol.contestants:
         for family in protocol.families:
-            for cell in turn(protocol, values, family, contestant, results):
-                if cell.key not in results:
+            for cell in turn(protocol, values, family, contestant, find):
+                if find(cell) is None:
                     yield cell
 
 
 def turn(
-    protocol: Protocol,
-    values: Values,
-    family: str,
-    contestant: Contestant,
-    results: Mapping[str, Line],
+    protocol: Protocol, values: Values, family: str, contestant: Contestant, find: Find
 ) -> Iterator[Cell]:
-    """The cells of a recipe on a family as far as the results allow, finished ones among them."""
-    chosen: dict[int, Cell] = {}
-    search = protocol.search
+    """The cells of a recipe on a family as far as the lines allow, finished ones among them."""
+    owner = (family, protocol.families[family])
 
     def made(budget: int, seed: int, measures: str, settings: Mapping[str, object]) -> Cell:
-        owner = (family, protocol.families[family])
         return make_cell(values, owner, contestant.recipe, budget, seed, measures, settings)
 
-    settings = trials(search, contestant)
-    for rung, budget in enumerate(protocol.budgets(family, contestant)):
-        settings = settings[: survivors(contestant.trials, search.keep_share, rung)]
-        tried = [made(budget, search.seed, "validation", setting) for setting in settings]
-        yield from tried
-        if any(cell.key not in results for cell in tried):
-            return
-        tried.sort(key=lambda cell: -reached(results[cell.key]))
-        settings = [dict(cell.settings) for cell in tried]
-        chosen[budget] = tried[0]
-    for budget, best in chosen.items():
-        for seed in protocol.seeds:
-            yield made(budget, seed, "test", best.settings)
+    tried: list[Line] = []
+    is_whole = True
+    for seed in protocol.search.seeds:
+        settings = trials(protocol.search, contestant, seed)
+        for rung, budget in enumerate(protocol.budgets(family, contestant)):
+            settings = settings[: survivors(contestant.trials, protocol.search.keep_share, rung)]
+            at_rung = [made(budget, seed, "validation", setting) for setting in settings]
+            yield from at_rung
+            lines = [line for cell in at_rung if (line := find(cell)) is not None]
+            if len(lines) < len(at_rung):
+                is_whole = False
+                break
+            lines.sort(key=lambda line: -reached(line))
+            settings = [dict(line["settings"]) for line in lines]
+            tried += lines
+    if is_whole:
+        for trial in tested(tried):
+            for seed in protocol.seeds:
+                yield made(trial["budget"], seed, "test", trial["settings"])
 
 
-def due(protocol: Protocol, values: Values, results: Mapping[str, Line]) -> list[Line]:
-    """The lines of cells that are the protocol's: those of other settings, of an older protocol, or
-    of a search that is not complete are left out."""
-    keys = {
-        cell.key
+def tested(trials: Collection[Line]) -> list[Line]:
+    """The trials whose settings are run on test, each settings once: those that some account
+    chooses, and what each search alone likes best, from which the spread of searches follows."""
+    good = [line for line in trials if "failed" not in line]
+    wanted = [trial for measure in MEASURES if good for trial in chosen(good, measure)]
+    for seed in dict.fromkeys(line["seed"] for line in good):
+        wanted += best_by_budget(line for line in good if line["seed"] == seed).values()
+    by_settings = {settings_of(trial): trial for trial in reversed(wanted)}
+    return sorted(by_settings.values(), key=lambda trial: int(trial["budget"]))
+
+
+def lines_of(protocol: Protocol, values: Values, family: str, find: Find) -> list[Line]:
+    """The lines that the cells of a family have, as far as they allow."""
+    found = {
+        line["key"]: line
         for contestant in protocol.contestants
-        for family in protocol.families
-        for cell in turn(protocol, values, family, contestant, results)
+        for cell in turn(protocol, values, family, contestant, find)
+        if (line := find(cell)) is not None
     }
-    return [line for key, line in results.items() if key in keys]
+    return list(found.values())
+
+
+def due(protocol: Protocol, values: Values, lines: Collection[Line]) -> list[Line]:
+    """The lines that are shown: those of the protocol's cells, without the lines of other settings,
+    of other code, of an older protocol, or of a search that is not complete. A family whose
+    reference has not been run on test shows superseded lines in their place: of each recipe those
+    with the last reason, which were superseded together."""
+    results = current(lines)
+    marked = [line for line in lines if "superseded" in line]
+    last = {(line["family"], line["recipe"]): line["superseded"] for line in marked}
+    old = {
+        identity_of(line): line
+        for line in marked
+        if line["superseded"] == last[line["family"], line["recipe"]]
+    }
+
+    def is_tested(line: Line) -> bool:
+        return line["measures"] == "test" and line["recipe"] in protocol.reference
+
+    found = []
+    for family in protocol.families:
+        of_now = lines_of(protocol, values, family, lambda cell: results.get(cell.key))
+        if not any(map(is_tested, of_now)):
+            of_old = lines_of(protocol, values, family, lambda cell: old.get(cell.identity))
+            of_now = of_old if any(map(is_tested, of_old)) else of_now
+        found += of_now
+    return found
+
+
+def supersede_others(protocol: Protocol, values: Values, file: Path, reason: str) -> None:
+    """Mark the lines that are of no cell of the protocol as it and its code are now."""
+    results = current(read_lines(file))
+    own = {
+        line["key"]
+        for family in protocol.families
+        for line in lines_of(protocol, values, family, lambda cell: results.get(cell.key))
+    }
+    num = supersede(file, results.keys() - own, reason)
+    logger.info("%d lines are superseded: %s", num, reason)
 
 
 def reached(line: Line) -> float:
@@ -102,7 +171,8 @@ def reached(line: Line) -> float:
 
 
 def expected_hours(protocol: Protocol, results: Mapping[str, Line], workers: int) -> float:
-    """What is left, in hours, at the rate of the cells that are done."""
+    """What is left at least, in hours, at the rate of the cells that are done: how many settings
+    will be run on test is not known before the searches are done."""
     finished = [line for line in results.values() if "failed" not in line]
     rate = SECONDS_A_ROLLOUT
     if finished:
@@ -113,6 +183,7 @@ def expected_hours(protocol: Protocol, results: Mapping[str, Line], workers: int
         for contestant in protocol.contestants:
             for rung, budget in enumerate(protocol.budgets(family, contestant)):
                 num = survivors(contestant.trials, protocol.search.keep_share, rung)
+                num *= len(protocol.search.seeds)
                 wanted += [budget] * (num + len(protocol.seeds))
     done = [line["budget"] for line in results.values() if line["family"] in protocol.families]
     left = sum(wanted) - sum(done), len(wanted) - len(done)
@@ -143,6 +214,7 @@ def run(
     cell is done. With `shared` other machines run cells of the same protocol, and their lines are
     taken over."""
     results = read_results(file)
+    marked = {line["key"] for line in read_lines(file) if "superseded" in line}
     if shared:
         for line in results.values():
             shared.put(line)
@@ -158,7 +230,8 @@ def run(
         try:
             while True:
                 if shared:
-                    for line in shared.new_lines():
+                    lines = shared.new_lines()  # they may have been put there before their mark
+                    for line in (each for each in lines if each["key"] not in marked):
                         if "failed" in results.get(line["key"], {"failed": ""}):
                             append_result(file, line)
                             results[line["key"]] = line

@@ -6,17 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from tasks.benchmark.figures import write_figure
+from tasks.benchmark.frontier import MEASURES
 from tasks.benchmark.headline import (
-    MEASURES,
     Ratio,
     Runs,
+    all_runs,
     ratios,
     resample,
     runs_of,
+    spread_of,
+    target_budgets,
     update_cost,
 )
 from tasks.benchmark.protocol import Protocol, Values
-from tasks.benchmark.results import Line, read_facts, read_results
+from tasks.benchmark.results import Line, read_facts, read_lines
 from tasks.benchmark.runner import due
 from tasks.common.files import ArtifactError, replace_file
 from tasks.common.ledger import ACCOUNTS
@@ -29,10 +32,10 @@ BEGIN, END = "<!-- benchmark: begin -->\n", "<!-- benchmark: end -->\n"
 
 def write_tables(protocol: Protocol, values: Values, file: Path) -> None:
     """Write the page of a results file beside it, and a figure for each family."""
-    lines = due(protocol, values, read_results(file))
+    lines = due(protocol, values, read_lines(file))
     figures = {}
     for family in protocol.families:
-        runs = runs_of(protocol, family, lines)
+        runs = all_runs(protocol, family, lines)
         if runs:
             figures[family] = file.with_name(f"{file.stem}-{family}.svg")
             write_figure(figures[family], runs)
@@ -53,7 +56,7 @@ def split_readme(readme: Path) -> tuple[str, str]:
 def write_readme(protocol: Protocol, values: Values, file: Path, readme: Path) -> None:
     """Put the short table between its marks in `readme`."""
     before, after = split_readme(readme)
-    lines = due(protocol, values, read_results(file))
+    lines = due(protocol, values, read_lines(file))
     table = "\n".join(short(protocol, lines)) + "\n"
     new = f"{before}{BEGIN}{table}{END}{after}".encode()
     replace_file(readme, lambda stream: stream.write(new))
@@ -78,19 +81,21 @@ def page(
         f"{'; '.join(machines) or 'nothing has run yet'}. "
         "[The guide](../guide/benchmark.md) says how to read it."
     )
+    yield from superseded_words(lines)
     for family in protocol.families:
-        runs = runs_of(protocol, family, lines)
+        runs = all_runs(protocol, family, lines)
         yield from ("", f"## {family}", "")
         if family in facts:
             yield from (facts_words(facts[family]), "")
-        if protocol.reference in runs:
+        reference = runs_of(protocol, family, protocol.reference, lines)
+        if reference is not None:
             if family in figures:
                 yield from (f"![{family}: accuracy against compute]({figures[family].name})", "")
-            if len(runs) > 1:
-                yield from headline(runs, protocol)
+            yield from headline(runs, reference, protocol)
             yield from points(runs)
         else:
-            yield f"`{protocol.reference}` has not been run on test yet."
+            names = " and ".join(f"`{name}`" for name in protocol.reference)
+            yield f"No result on test yet of the reference, {names}."
         yield from tuned([line for line in lines if line["family"] == family])
     if failed:
         yield from ("", "## Failed", "")
@@ -101,37 +106,84 @@ def page(
         )
 
 
+def superseded_words(lines: list[Line]) -> Iterator[str]:
+    """Why results that are shown no longer count, reason by reason; nothing where all do."""
+    reasons: dict[str, list[str]] = {}
+    for line in lines:
+        if "superseded" in line:
+            reasons.setdefault(line["superseded"], []).append(line["recipe"])
+    if not reasons:
+        return
+    every = "all" if all("superseded" in line for line in lines) else "some"
+    yield ""
+    yield (
+        f"**These results are superseded**, {every} of them. New measurements will use fresh test "
+        "prompts."
+    )
+    yield ""
+    for reason, recipes in sorted(reasons.items()):
+        names = ", ".join(f"`{name}`" for name in dict.fromkeys(recipes))
+        yield f"- {names}: {reason}"
+
+
+def reference_words(protocol: Protocol) -> str:
+    """The reference in words."""
+    names = " and ".join(f"`{name}`" for name in protocol.reference)
+    return f"the better of {names}" if len(protocol.reference) > 1 else names
+
+
+def caveats(runs: Mapping[str, Runs], reference: Runs) -> Iterator[str]:
+    """What the ratios of a family do not say."""
+    others = [mine for mine in runs.values() if not mine.is_all_of(reference)]
+    if len(reference.best) == 1 and any(
+        mine.best.keys() == reference.best.keys() for mine in others
+    ):
+        yield (
+            "There is one budget. A recipe that is as good as the reference misses its accuracy "
+            "there in half of all cases: `at least` and `not reached` do not tell the two apart."
+        )
+    if spread_of(list(runs.values())) is None:
+        yield "There was one search: the intervals leave out the noise of the search."
+    if any(mine.is_equal for mine in (*runs.values(), reference)):
+        yield (
+            "Settings were chosen by accuracy at equal rollouts, not on each account's own "
+            "frontier, where those of that frontier have not been run on test."
+        )
+
+
 def facts_words(facts: Mapping[str, Any]) -> str:
-    """What the initial policy makes of a family, and the ceiling that follows."""
-    ceilings = " and ".join(f"{value:.1f} in `{name}`" for name, value in facts["ceiling"].items())
+    """What the initial policy makes of a family, and what a model expects pass rates to save."""
+    savings = " and ".join(f"{value:.1f} in `{name}`" for name, value in facts["oracle"].items())
     return (
         f"{facts['prompts']:,} training prompts, {facts['never']:.0%} never solved and "
         f"{facts['always']:.0%} always in {facts['num_samples']} samples, mean pass rate "
         f"{facts['pass_rate']:.2f}; {facts['prompt_tokens']:.0f} tokens a prompt, "
-        f"{facts['completion_tokens']:.0f} a completion. Were pass rates known, the quarter of the "
-        f"prompts that is worth most, updated on the cheaper side, would need {ceilings} times "
-        "less compute than groups of eight for the same information."
+        f"{facts['completion_tokens']:.0f} a completion. A model of variance estimates that an "
+        "oracle of pass rates, which samples the best quarter of the prompts and updates the "
+        f"cheaper side, needs {savings} times less compute than groups of eight for the same "
+        "information. Runs can save more."
     )
 
 
-def headline(runs: dict[str, Runs], protocol: Protocol) -> Iterator[str]:
-    """Ratios at each accuracy of the reference."""
-    reference = runs[protocol.reference]
-    others = [mine for name, mine in runs.items() if name != protocol.reference]
-    draws = {mine.recipe: resample(mine, reference, protocol.num_bootstrap) for mine in others}
+def headline(runs: dict[str, Runs], reference: Runs, protocol: Protocol) -> Iterator[str]:
+    """Ratios at each accuracy of the reference that is a target."""
+    others = [mine for mine in runs.values() if not mine.is_all_of(reference)]
+    if not others:
+        return
+    spread = spread_of(list(runs.values()))
     rows: list[tuple[str, dict[str, dict[int, Ratio]]]] = []
     for mine in others:
+        draws = resample(mine, reference, protocol.num_bootstrap, spread)
         for uses in (1, USES) if mine.reads_profile() else (1,):
             shared = f", profile shared by {uses} runs" if uses > 1 else ""
-            found = {
-                measure: ratios(mine, reference, measure, draws[mine.recipe], uses)
-                for measure in SHOWN
-            }
-            rows.append((f"`{mine.recipe}`{shared}", found))
-    for budget, rates in zip(reference.by_budget, reference.rates(), strict=True):
+            found = {measure: ratios(mine, reference, measure, draws, uses) for measure in SHOWN}
+            rows.append((f"{mine.name}{shared}", found))
+    for budget in target_budgets(reference, others):
+        target = reference.points[reference.best[budget]]
         yield (
-            f"Times less compute than `{protocol.reference}` to its accuracy at {budget:,} "
-            f"rollouts, {rates.mean():.1%} (95 % interval over seeds and prompts):"
+            f"Times less compute than {reference_words(protocol)} to its accuracy at {budget:,} "
+            f"rollouts, {sum(target.tests) / len(target.tests):.1%} by "
+            f"`{target.lines[0]['recipe']}` (95 % interval):"
         )
         yield ""
         yield f"| recipe | {' | '.join(SHOWN)} |"
@@ -140,53 +192,68 @@ def headline(runs: dict[str, Runs], protocol: Protocol) -> Iterator[str]:
             cells = [ratio_words(found[measure][budget]) for measure in SHOWN]
             yield f"| {words} | {' | '.join(cells)} |"
         yield ""
-    yield (
-        f"In `device_seconds` updating a rollout of `{protocol.reference}` costs "
-        f"{update_cost(reference):.2f} of generating it; 3 in FLOPs."
-    )
-    yield ""
+    for words in caveats(runs, reference):
+        yield from (words, "")
+    if (plain := runs.get(protocol.reference[0])) is not None:
+        yield (
+            f"In `device_seconds` updating a rollout of {plain.name} costs "
+            f"{update_cost(plain):.2f} of generating it; 3 in FLOPs."
+        )
+        yield ""
 
 
 def short(protocol: Protocol, lines: list[Line]) -> Iterator[str]:
-    """What the README shows: at the reference's best accuracy, every family and recipe that has
+    """What the README shows: at the reference's largest target, every family and recipe that has
     been run at all its budgets."""
-    yield f"| family | recipe | {' | '.join(SHORT)} |"
-    yield "|---" * (len(SHORT) + 2) + "|"
+    table, notes = [], dict[str, list[str]]()
     for family in protocol.families:
-        runs = runs_of(protocol, family, lines)
-        if protocol.reference not in runs:
+        runs = all_runs(protocol, family, lines)
+        reference = runs_of(protocol, family, protocol.reference, lines)
+        whole = {
+            contestant.recipe: runs[contestant.recipe]
+            for contestant in protocol.contestants
+            if contestant.recipe in runs
+            and list(runs[contestant.recipe].best) == protocol.budgets(family, contestant)
+        }
+        if reference is None:
             continue
-        reference = runs[protocol.reference]
-        budget = max(reference.by_budget)
-        for contestant in protocol.contestants:
-            mine = runs.get(contestant.recipe)
-            if mine is None or mine is reference:
-                continue
-            if list(mine.by_budget) != protocol.budgets(family, contestant):
-                continue
-            draws = resample(mine, reference, protocol.num_bootstrap)
+        others = [mine for mine in whole.values() if not mine.is_all_of(reference)]
+        if not others:
+            continue
+        budget, spread = target_budgets(reference, others)[-1], spread_of(list(whole.values()))
+        for words in caveats(whole, reference):
+            notes.setdefault(words, []).append(family)
+        for mine in others:
+            draws = resample(mine, reference, protocol.num_bootstrap, spread)
             cells = [
                 ratio_words(ratios(mine, reference, measure, draws)[budget]) for measure in SHORT
             ]
-            yield f"| {family} | `{contestant.recipe}` | {' | '.join(cells)} |"
+            table.append(f"| {family} | {mine.name} | {budget:,} | {' | '.join(cells)} |")
+    if statement := list(superseded_words(lines)):
+        yield from (*statement[1:], "")
+    yield f"| family | recipe | target | {' | '.join(SHORT)} |"
+    yield "|---" * (len(SHORT) + 3) + "|"
+    yield from table
+    for words, families in notes.items():
+        yield from ("", f"{', '.join(f'`{family}`' for family in families)}: {words}")
 
 
 def tuned(lines: list[Line]) -> Iterator[str]:
-    """The best setting of each recipe and budget on validation, so far."""
-    tried: dict[tuple[str, int], list[Line]] = {}
+    """The best setting of each recipe, search and budget on validation, so far."""
+    tried: dict[tuple[str, int, int], list[Line]] = {}
     for line in lines:
         if line["measures"] == "validation" and "failed" not in line:
-            tried.setdefault((line["recipe"], line["budget"]), []).append(line)
+            tried.setdefault((line["recipe"], line["seed"], line["budget"]), []).append(line)
     if not tried:
         return
     yield ""
-    yield "| tuned on validation | budget | settings tried | lowest | best | with |"
-    yield "|---|---|---|---|---|---|"
-    for (recipe, budget), trials in tried.items():
+    yield "| tuned on validation | search | budget | settings tried | lowest | best | with |"
+    yield "|---|---|---|---|---|---|---|"
+    for (recipe, search, budget), trials in tried.items():
         best = max(trials, key=lambda line: float(line["validation"]))
         lowest = min(float(line["validation"]) for line in trials)
         yield (
-            f"| `{recipe}` | {budget:,} | {len(trials)} | {lowest:.1%} | "
+            f"| `{recipe}` | {search} | {budget:,} | {len(trials)} | {lowest:.1%} | "
             f"{best['validation']:.1%} | {settings_words(best)} |"
         )
 
@@ -217,14 +284,13 @@ def points(runs: dict[str, Runs]) -> Iterator[str]:
     """Every point of every frontier, with its settings."""
     yield f"| recipe | budget | seeds | test | spread | {' | '.join(SHOWN)} | settings | code |"
     yield "|---" * (len(SHOWN) + 7) + "|"
-    for name, mine in runs.items():
-        costs = {measure: mine.cost(measure) for measure in SHOWN}
-        for place, (budget, lines) in enumerate(mine.by_budget.items()):
-            tests = [line["test"] for line in lines]
-            mean = sum(tests) / len(tests)
-            cells = [amount_words(measure, costs[measure][place]) for measure in SHOWN]
+    for mine in runs.values():
+        for point in mine.points:
+            tests, lines = point.tests, point.lines
+            cells = [amount_words(measure, point.cost(measure)) for measure in SHOWN]
             yield (
-                f"| `{name}` | {budget:,} | {len(lines)} | {mean:.1%} | "
+                f"| {mine.name} | {point.budget:,} | {len(lines)} | "
+                f"{sum(tests) / len(tests):.1%} | "
                 f"{min(tests):.1%} to {max(tests):.1%} | {' | '.join(cells)} | "
                 f"{settings_words(lines[0])} | "
                 f"{', '.join(sorted({line['code'][:6] for line in lines}))} |"

@@ -1,79 +1,268 @@
 """The headline against numbers that are known: who is cheaper, by how much, and when nobody can
 say."""
 
-from types import SimpleNamespace
+import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tasks.benchmark import headline
-from tasks.benchmark.headline import Runs, cost_of, reach, resample, runs_of, update_cost
+from tasks.benchmark.frontier import chosen, cost_of, reach
+from tasks.benchmark.headline import (
+    Runs,
+    make_runs,
+    resample,
+    spread_of,
+    target_budgets,
+    update_cost,
+)
 from tasks.benchmark.results import digits
-from tasks.common.files import ArtifactError
 
 NUM_PROMPTS = 400
+ACCOUNTS = ("executed", "charged", "charged_mixed", "charged_paper")
 
 
-def line(recipe: str, budget: int, seed: int, rate: float, cost: float, profile: float = 0.0):
+def line(
+    recipe: str, budget: int, seed: int, rate: float, cost: float, profile: float = 0.0
+) -> dict[str, Any]:
     """A test run of a policy that solves every prompt with the same chance."""
     rng = np.random.default_rng([budget, seed, len(recipe)])
-    accounts = ("executed", "charged", "charged_mixed", "charged_paper")
+    correct = rng.binomial(8, rate, NUM_PROMPTS)
     return {
-        "correct": digits(rng.binomial(8, rate, NUM_PROMPTS).tolist()),
+        "family": "f",
+        "recipe": recipe,
+        "budget": budget,
+        "seed": seed,
+        "measures": "test",
+        "settings": {},
+        "test": float(correct.mean() / 8),
+        "correct": digits(correct.tolist()),
         "trials": digits([8] * NUM_PROMPTS),
         "rollouts": float(budget),
         "rollouts_profile": profile,
-        "flops": dict.fromkeys(accounts, cost),
-        "flops_profile": dict.fromkeys(accounts, profile),
+        "flops": dict.fromkeys(ACCOUNTS, cost),
+        "flops_profile": dict.fromkeys(ACCOUNTS, profile),
         "device_seconds": {"decode": cost / 2, "update": cost / 2},
         "device_seconds_profile": {"decode": profile},
         "cpu_seconds": cost,
     }
 
 
+def trial(tested: dict[str, Any], validation: float, seed: int = 1000) -> dict[str, Any]:
+    """The trial behind a test run."""
+    return {**tested, "measures": "validation", "seed": seed, "validation": validation}
+
+
+def made(recipe: str, lines: list[dict[str, Any]], num_seeds: int = 5) -> Runs:
+    found = make_runs(f"`{recipe}`", lines, num_seeds)
+    assert found is not None
+    return found
+
+
 def runs(recipe: str, points: list[tuple[int, float, float]], profile: float = 0.0) -> Runs:
-    return Runs(
-        recipe,
-        {
-            budget: [line(recipe, budget, seed, rate, cost, profile) for seed in range(5)]
-            for budget, rate, cost in points
-        },
-    )
+    lines = [
+        line(recipe, budget, seed, rate, cost, profile)
+        for budget, rate, cost in points
+        for seed in range(5)
+    ]
+    return made(recipe, lines + [trial(each, each["test"]) for each in lines[::5]])
+
+
+def drawn_runs(rng: np.random.Generator, rates_P: Any, gains: dict[int, float]) -> Runs:
+    """A recipe whose seeds differ by chance, and whose budgets gain so much."""
+    lines = []
+    for budget, gain in gains.items():
+        for seed in range(5):
+            rate_P = np.clip(rates_P + gain + rng.normal(0, 0.008), 0, 1)
+            found = line("grpo", budget, seed, 0.5, float(budget))
+            lines.append({**found, "correct": digits(rng.binomial(8, rate_P).tolist())})
+    return made("grpo", lines + [trial(each, gains[each["budget"]]) for each in lines[::5]])
+
+
+def test_a_recipe_that_is_the_reference_gets_a_ratio_about_one_below_the_largest_budget() -> None:
+    """At the largest its ratios are above 1 or not reached, by chance; at the targets they are
+    about 1, and the interval holds 1 as often as it says."""
+    rng, num = np.random.default_rng(0), 60
+    gains = {4096: 0.0, 8192: 0.025, 16384: 0.05}
+    values: dict[int, list[float]] = {budget: [] for budget in gains}
+    held = 0
+    for _ in range(num):
+        rates_P = rng.beta(0.6, 0.6, NUM_PROMPTS)
+        mine, reference = (drawn_runs(rng, rates_P, gains) for _ in range(2))
+        found = ratios(mine, reference, "rollouts", 100)
+        for budget, ratio in found.items():
+            values[budget].append(ratio.value or 0.0)
+        at = found[target_budgets(reference, [mine])[-1]]
+        held += (at.low or 0.0) <= 1.0 <= (at.high or 0.0)
+    largest = np.array(values[16384])
+    assert np.median(largest[largest > 0]) > 1.05
+    assert 0.3 < (largest == 0).mean() < 0.7
+    assert target_budgets(reference, [mine])[-1] == 8192
+    assert np.median(values[8192]) == pytest.approx(1.0, abs=0.04)
+    assert held / num >= 0.93
+
+
+def test_the_largest_budget_is_a_target_where_it_is_the_only_one_or_all_go_beyond() -> None:
+    reference = runs("grpo", [(100, 0.5, 1.0), (200, 0.6, 2.0)])
+    beyond = runs("far", [(100, 0.5, 1.0), (400, 0.6, 2.0)])
+    assert target_budgets(reference, [beyond]) == [100, 200]
+    assert target_budgets(reference, [beyond, reference]) == [100]
+    single = runs("grpo", [(100, 0.5, 1.0)])
+    assert target_budgets(single, [single]) == [100]
 
 
 def test_the_interval_of_a_difference_of_five_seeds_covers_what_it_says() -> None:
     """Seeds that differ, prompts that do not: of 95 % intervals about as many hold the truth."""
     rng, held, num = np.random.default_rng(0), 0, 300
     for _ in range(num):
-        parts = [
-            Runs(
-                "r",
+        parts = []
+        for _ in range(2):
+            lines = [
                 {
-                    100: [
-                        {"correct": digits([round(20 + 3 * z)] * 2), "trials": digits([35] * 2)}
-                        for z in rng.standard_normal(5)
-                    ]
-                },
-            )
-            for _ in range(2)
-        ]
+                    **line("r", 100, seed, 0.5, 1.0),
+                    "correct": digits([round(20 + 3 * z)] * 2),
+                    "trials": digits([35] * 2),
+                }
+                for seed, z in enumerate(rng.standard_normal(5))
+            ]
+            parts.append(made("r", [*lines, trial(lines[0], 0.5)]))
         mine, reference = resample(*parts, 200).drawn
         low, high = np.quantile(mine - reference, (0.025, 0.975))
         held += low <= 0 <= high
     assert 0.92 < held / num < 0.995
 
 
-def test_lines_of_several_settings_are_nobodys_seeds() -> None:
-    protocol = SimpleNamespace(contestants=[SimpleNamespace(recipe="grpo")], seeds=[0, 1])
-    base = {"family": "f", "recipe": "grpo", "measures": "test", "budget": 100}
-    lines = [{**base, "seed": seed, "settings": {}} for seed in (0, 1)]
-    assert list(runs_of(protocol, "f", lines)["grpo"].by_budget) == [100]
-    assert runs_of(protocol, "f", lines[:1]) == {}  # a seed is missing
-    with pytest.raises(ArtifactError, match="f grpo at 100 has 2 test lines of 2 settings"):
-        runs_of(protocol, "f", [lines[0], {**lines[1], "settings": {"a": 1}}])
+def test_lines_of_several_settings_are_points_of_their_own() -> None:
+    base = line("grpo", 100, 0, 0.5, 1.0)
+    lines = [{**base, "seed": seed} for seed in (0, 1)]
+    found = made("grpo", [*lines, trial(base, 0.5)], 2)
+    assert [len(point.lines) for point in found.points] == [2]
+    assert make_runs("grpo", [lines[0], trial(base, 0.5)], 2) is None  # a seed is missing
+    other = {"settings": {"a": 1}}
+    mixed = [lines[0], {**lines[1], **other}, trial(base, 0.5)]
+    assert make_runs("grpo", mixed, 2) is None
+    both = [*lines, *({**each, **other} for each in lines)]
+    tried = [trial(base, 0.5), trial({**base, **other}, 0.6)]
+    found = made("grpo", both + tried, 2)
+    assert [point.lines[0]["settings"] for point in found.points] == [{}, {"a": 1}]
+    assert found.best == {100: 1}
 
 
-def ratios(mine: Runs, reference: Runs, measure: str, num_draws: int):
+def search_runs(recipe: str, first: float, second: float, num: int = 5) -> Runs:
+    """Two searches that chose different settings, whose tests differ."""
+    lines, tried = [], []
+    for search, (name, rate) in enumerate((("a", first), ("b", second))):
+        of = [line(recipe, 100, seed, rate, 10.0) for seed in range(num)]
+        lines += [{**each, "settings": {"name": name}} for each in of]
+        tried.append(trial(lines[-1], rate, 1000 + search))
+    return made(recipe, lines + tried, num)
+
+
+def test_the_better_of_two_searches_stands_for_a_recipe_and_of_two_recipes_for_the_policy() -> None:
+    found = search_runs("grpo", 0.5, 0.6)
+    assert found.points[found.best[100]].lines[0]["settings"] == {"name": "b"}
+    assert [set(search) for search in found.searches] == [{100}, {100}]
+    one, other = search_runs("grpo", 0.5, 0.6), search_runs("grpo_mixed", 0.55, 0.7)
+    lines = [each for runs in (one, other) for point in runs.points for each in point.lines]
+    tried = [
+        trial(point.lines[0], rate)
+        for runs, rates in ((one, (0.5, 0.6)), (other, (0.55, 0.7)))
+        for point, rate in zip(runs.points, rates, strict=True)
+    ]
+    merged = made("grpo", lines + tried)
+    assert merged.points[merged.best[100]].lines[0]["recipe"] == "grpo_mixed"
+    assert other.is_all_of(merged)
+    assert not one.is_all_of(merged)
+
+
+def test_what_searches_differ_by_is_in_every_interval() -> None:
+    differing = [search_runs(name, 0.5, 0.56) for name in ("one", "three", "eleven")]
+    spread = spread_of(differing)
+    assert spread is not None
+    assert spread.freedom == 3
+    assert spread.deviation == pytest.approx(0.06 / 2**0.5, abs=0.012)
+    # also in that of a recipe whose own searches agree
+    agreeing = search_runs("agreeing", 0.56, 0.56)
+    both = [
+        np.ptp(np.quantile(np.subtract(*draws.drawn)[:, 0], (0.025, 0.975)))
+        for draws in (resample(agreeing, differing[0], 400, given) for given in (None, spread))
+    ]
+    assert both[1] > 2 * both[0]
+    assert spread_of([runs("one", [(100, 0.5, 1.0)])]) is None
+
+
+def test_recipes_that_differ_by_their_searches_alone_are_not_told_apart() -> None:
+    """Searches land on settings of different worth. Intervals with their spread hold a difference
+    of 0 as often as they say; those without it do not."""
+    rng, num, held = np.random.default_rng(1), 100, {False: 0, True: 0}
+
+    def searched(recipe: str) -> Runs:
+        lines, tried = [], []
+        for search in range(2):
+            rate = 0.5 + rng.normal(0.0, 0.04)
+            for seed in range(5):
+                counts = rng.binomial(35, rate, 40)
+                found = {**line(recipe, 100, seed, 0.5, 1.0), "settings": {"search": search}}
+                found |= {"correct": digits(counts.tolist()), "trials": digits([35] * 40)}
+                lines.append({**found, "test": float(counts.mean() / 35)})
+            tried.append(trial(lines[-1], rate, search))
+        return made(recipe, lines + tried)
+
+    for _ in range(num):
+        family = [searched(name) for name in "abcd"]
+        for knows in (False, True):
+            draws = resample(*family[:2], 200, spread_of(family) if knows else None)
+            own, other = (
+                each[:, runs.best[100]] for each, runs in zip(draws.drawn, family[:2], strict=True)
+            )
+            low, high = np.quantile(own - other, (0.025, 0.975))
+            held[knows] += low <= 0.0 <= high
+    assert held[True] / num > 0.93
+    assert held[False] / num < 0.8
+
+
+def test_each_account_chooses_settings_on_its_own_frontier() -> None:
+    def tried(name: str, budget: int, validation: float, charged: float) -> dict[str, Any]:
+        found = trial(line("grpo", budget, 0, 0.5, charged), validation)
+        found["flops"] = {**found["flops"], "executed": 100.0 * budget}
+        return {**found, "settings": {"name": name}}
+
+    trials = [
+        tried("best small", 100, 0.60, 40.0),
+        tried("half the cost", 100, 0.59, 20.0),
+        tried("bad and dear", 100, 0.40, 30.0),
+        tried("below the line", 100, 0.592, 35.0),
+        tried("best large", 200, 0.70, 80.0),
+    ]
+
+    def names(measure: str) -> set[str]:
+        return {found["settings"]["name"] for found in chosen(trials, measure)}
+
+    assert names("rollouts") == names("cpu_seconds") == {"best small", "best large"}
+    assert names("charged") == {"best small", "best large", "half the cost"}
+    # what costs the same in an account is chosen by accuracy alone
+    assert names("executed") == {"best small", "best large"}
+    # and its frontier has them once they are tested; before, every account has the first two
+    tests = {
+        name: [
+            {**each, "measures": "test", "seed": seed, "test": each["validation"]}
+            for each in trials
+            if each["settings"]["name"] == name
+            for seed in range(5)
+        ]
+        for name in ("best small", "best large", "half the cost")
+    }
+    half = made("grpo", trials + tests["best small"] + tests["best large"])
+    assert half.is_equal
+    assert half.frontier["charged"] == half.frontier["rollouts"]
+    whole = made("grpo", [*trials, *itertools.chain(*tests.values())])
+    assert not whole.is_equal
+    assert len(whole.frontier["charged"]) == 3
+    assert len(whole.frontier["rollouts"]) == 2
+
+
+def ratios(mine: Runs, reference: Runs, measure: str, num_draws: int) -> dict[int, headline.Ratio]:
     return headline.ratios(mine, reference, measure, resample(mine, reference, num_draws))
 
 
@@ -85,10 +274,14 @@ REFERENCE = runs("grpo", [(100, 0.5, 10.0), (200, 0.6, 20.0), (400, 0.7, 40.0)])
     [(0.5, 10.0), (0.6, 20.0), (0.55, 200**0.5), (0.2, 10.0), (0.71, np.inf)],
 )
 def test_a_frontier_is_read_on_a_logarithmic_axis(target: float, compute: float) -> None:
-    cost, accuracy = np.array([10.0, 20.0, 40.0]), np.array([0.5, 0.6, 0.7])
-    assert reach(cost, accuracy, target) == pytest.approx(compute)
+    cost, accuracy = np.array([10.0, 20.0, 40.0]), np.array([[0.5, 0.6, 0.7]])
+    assert reach(cost, accuracy, np.array([target])) == pytest.approx(compute)
+    # whatever the order of the points
+    assert reach(cost[::-1], accuracy[:, ::-1], np.array([target])) == pytest.approx(compute)
     # a point that is worse than a cheaper one does not count
-    assert reach(cost, np.array([0.5, 0.6, 0.55]), 0.6) == pytest.approx(20.0)
+    worse = np.array([[0.5, 0.6, 0.55]])
+    assert reach(cost, worse, np.array([0.6])) == pytest.approx(20.0)
+    assert reach(cost[:1], accuracy[:, :1], np.array([0.5])) == pytest.approx(10.0)
 
 
 def test_the_reference_is_as_good_as_itself() -> None:
@@ -143,4 +336,5 @@ def test_the_modelled_cost_of_an_update_is_that_of_a_rollout_that_is_updated() -
     found = line("grpo", 100, 0, 0.5, 8.0)
     found["flops"] = {"charged": 8.0, "charged_mixed": 5.0}  # 2 to generate, half of 6 to update
     found["device_seconds"] = {"decode": 9.0, "prefill": 1.0, "update": 10.0, "score": 0.0}
-    assert update_cost(Runs("grpo", {100: [found]})) == pytest.approx(2.0)
+    point = headline.Point(100, [found])
+    assert update_cost(Runs("grpo", [point], {}, {100: 0}, [], False)) == pytest.approx(2.0)

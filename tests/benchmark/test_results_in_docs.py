@@ -1,8 +1,8 @@
 """The pages of the benchmarks, the README's table and the guide's numbers are those of the results
 files that are kept."""
 
-import json
 import shutil
+from functools import cache
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -10,11 +10,45 @@ from typing import Any
 import pytest
 
 from tasks.benchmark.protocol import read_protocol
+from tasks.benchmark.results import read_lines
+from tasks.benchmark.runner import due
 from tasks.benchmark.tables import write_readme, write_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
 COMMAND = "python -m flows.benchmark docs/results/{}.yaml --tables"
+
+
+@cache
+def shown(name: str) -> list[dict[str, Any]]:
+    """The lines that the page of a results file shows."""
+    protocol, values = read_protocol(RESULTS / f"{name}.yaml")
+    return due(protocol, values, read_lines(RESULTS / f"{name}.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("name", "page", "start", "end"),
+    [
+        ("protocol", "README.md", "## Which recipe pays", "\n## "),
+        ("protocol", "docs/results/protocol.md", "# Which recipe pays", "\n## "),
+        ("protocol", "docs/guide/winnow.md", "## What it reaches", "\n## "),
+        ("all", "docs/results/all.md", "# Every method", "\n## "),
+        ("all", "docs/guide/results.md", "## Every method, tuned alike", "\n## "),
+        ("paper-passes", "docs/results/paper-passes.md", "# sGPO", "\n## "),
+        ("paper-passes", "docs/guide/results.md", "## sGPO in its own regime", "\n## "),
+        ("ahead", "docs/results/ahead.md", "# Sampling ahead", "\n## "),
+        ("ahead", "docs/guide/training.md", "(../results/ahead.md)", "\n\n"),
+        ("provision", "docs/results/provision.md", "# More groups", "\n## "),
+        ("provision", "docs/guide/training.md", "(../results/provision.md)", "\n\n"),
+    ],
+)
+def test_superseded_results_are_called_so_where_they_stand(
+    name: str, page: str, start: str, end: str
+) -> None:
+    _, found, rest = (ROOT / page).read_text().partition(start)
+    assert found
+    is_superseded = any("superseded" in line for line in shown(name))
+    assert ("superseded" in rest.partition(end)[0]) == is_superseded
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in RESULTS.glob("*.yaml")))
@@ -37,8 +71,7 @@ def test_the_pages_are_those_of_the_results(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["ahead", "provision"])
 def test_the_guide_says_what_each_setting_reached(name: str) -> None:
-    lines = (RESULTS / f"{name}.jsonl").read_text().splitlines()
-    rows = [row for row in map(json.loads, lines) if row["measures"] == "test"]
+    rows = [row for row in shown(name) if row["measures"] == "test"]
     guide = " ".join((ROOT / "docs/guide/training.md").read_text().split())
     before, link, _ = guide.partition(f"([the results](../results/{name}.md))")
     assert link
@@ -52,8 +85,7 @@ def test_the_guide_says_what_each_setting_reached(name: str) -> None:
 
 def test_the_guide_says_of_sgpos_regime_what_was_measured() -> None:
     """The saving at as many passes, and its factors."""
-    lines = (RESULTS / "paper-passes.jsonl").read_text().splitlines()
-    rows = [row for row in map(json.loads, lines) if row["measures"] == "test"]
+    rows = [row for row in shown("paper-passes") if row["measures"] == "test"]
 
     def of(recipe: str, budget: int) -> dict[str, Any]:
         found = [row for row in rows if (row["recipe"], row["budget"]) == (recipe, budget)]
@@ -78,10 +110,10 @@ def test_the_guide_says_of_sgpos_regime_what_was_measured() -> None:
         assert f"| {words} | {factor:.2f} |" in guide
 
 
-def finished_runs(file: str) -> dict[tuple[str, str], list[dict[str, Any]]]:
+def finished_runs(name: str) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """The test runs of a results file by family and recipe."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in map(json.loads, (RESULTS / file).read_text().splitlines()):
+    for row in shown(name):
         if row["measures"] == "test":
             found.setdefault((row["family"], row["recipe"]), []).append(row)
     return found
@@ -92,7 +124,7 @@ def test_the_guide_says_of_every_method_what_was_measured() -> None:
     section = guide.partition("## Every method, tuned alike")[2].partition("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("| `")]
     assert len(lines) == 8
-    runs = finished_runs("all.jsonl")
+    runs = finished_runs("all")
     for line in lines:
         found = runs["embedded", line.split("`")[1]]
         tests = [row["test"] for row in found]
@@ -107,7 +139,7 @@ def test_the_guide_says_of_every_method_what_was_measured() -> None:
 
 def test_the_guide_says_of_sampling_ahead_what_was_measured() -> None:
     guide = " ".join((ROOT / "docs/guide/training.md").read_text().split())
-    runs = finished_runs("ahead.jsonl")
+    runs = finished_runs("ahead")
     reached = {
         recipe: [
             f"{100 * mean(row['test'] for row in runs[f'staleness_{limit}', recipe]):.1f}"

@@ -11,9 +11,9 @@ import yaml
 
 from tasks.benchmark import cells
 from tasks.benchmark.cells import prepare_family, run_cell, thinned
-from tasks.benchmark.protocol import Protocol, make_cell, read_protocol, trials
-from tasks.benchmark.results import append_result, counts_of, digits, read_results
-from tasks.benchmark.runner import due, expected_hours, runnable
+from tasks.benchmark.protocol import Cell, Protocol, make_cell, read_protocol, trials
+from tasks.benchmark.results import append_result, digits, read_lines, read_results
+from tasks.benchmark.runner import due, expected_hours, runnable, supersede_others
 from tasks.benchmark.tables import BEGIN, END, page, write_readme, write_tables
 from tasks.common.artifacts import PLAN
 from tasks.common.files import ArtifactError
@@ -29,14 +29,14 @@ CONTESTANT = {
 }
 PROTOCOL: dict[str, Any] = {
     "parameters": str(ROOT / "params.yaml"),
-    "reference": "grpo",
+    "reference": ["grpo"],
     "seeds": [0, 1],
     "num_bootstrap": 50,
     "title": "Small",
     "search": {
         "axes": {"learning_rate": [1.0e-4, 3.0e-4, 9.0e-4], "batch.size": [8, 16]},
         "keep_share": 0.5,
-        "seed": 99,
+        "seeds": [99],
     },
     "contestants": [{"recipe": name, **CONTESTANT} for name in ("grpo", "one_sided")],
     "families": {"small": {"budgets": [100, 200], "changes": {}}},
@@ -75,9 +75,12 @@ def test_a_part_of_the_protocol_is_about_some_families(tmp_path: Path) -> None:
 
 def test_all_recipes_try_the_same_points_and_their_own_settings_first(tmp_path: Path) -> None:
     protocol, _ = protocol_of(tmp_path)
-    tried = [trials(protocol.search, contestant) for contestant in protocol.contestants]
+    tried = [trials(protocol.search, contestant, 99) for contestant in protocol.contestants]
     assert tried[0] == tried[1]
     assert len(tried[0]) == 4
+    another = trials(protocol.search, protocol.contestants[0], 98)
+    assert another[0] == tried[0][0]
+    assert another[1:] != tried[0][1:]
     assert tried[0][0] == {}
     assert {"train.learning_rate", "train.batch.size", "allocate.group_size"} == set(tried[0][1])
 
@@ -100,31 +103,18 @@ def test_a_setting_within_a_key_leaves_the_rest_of_it(tmp_path: Path) -> None:
     assert again.key != plain.key
 
 
-def test_results_stay_valid_when_parameters_are_added_that_change_nothing(tmp_path: Path) -> None:
-    protocol, values = protocol_of(tmp_path)
-    family = ("small", protocol.families["small"])
-
-    def key(train: dict[str, Any], verify: dict[str, Any]) -> str:
-        changed = {**values, "train": train, "verify": verify}
-        return make_cell(changed, family, "grpo", 100, 0, "test", {}).key
-
-    now = key(values["train"], values["verify"])
-    before = {name: value for name, value in values["train"].items() if name != "lora"}
-    assert key(before, values["verify"]) == now
-    assert key({**before, "lora": {"rank": 8}}, values["verify"]) != now
-    timed = {name: value for name, value in values["verify"].items() if name != "clock_factor"}
-    assert key(before, timed) == now
-
-
-def test_the_best_half_goes_on_and_the_best_is_tested(tmp_path: Path) -> None:
-    protocol, values = protocol_of(tmp_path)
+def searched(
+    protocol: Protocol, values: dict[str, Any], reach: Any
+) -> tuple[list[Cell], dict[str, Any]]:
+    """The cells of a whole benchmark in the order of their turns, and their lines: what `reach`
+    makes of a trial, and costs that grow with the budget."""
     results: dict[str, Any] = {}
     seen = []
-    rng = np.random.default_rng(0)
-    while found := list(runnable(protocol, values, results)):
-        cell = found[0]
+    while (cell := next(runnable(protocol, values, results), None)) is not None:
         seen.append(cell)
-        line = {
+        cost = cell.budget * (0.5 if cell.settings.get("train.batch.size") == 16 else 1.0)
+        accounts = ("executed", "charged", "charged_mixed", "charged_paper")
+        results[cell.key] = {
             "key": cell.key,
             "family": cell.family,
             "recipe": cell.recipe,
@@ -133,13 +123,30 @@ def test_the_best_half_goes_on_and_the_best_is_tested(tmp_path: Path) -> None:
             "settings": dict(cell.settings),
             "seed": cell.seed,
             "machine": "a laptop",
+            "code": "c0de",
             "seconds": 30.0,
+            "cpu_seconds": 30.0,
+            "rollouts": float(cell.budget),
+            "rollouts_profile": 0.0,
+            "flops": dict.fromkeys(accounts, cost),
+            "flops_profile": dict.fromkeys(accounts, 0.0),
+            "device_seconds": {"decode": cost, "prefill": 1.0, "update": cost},
+            "device_seconds_profile": {},
+            **reach(cell, len(seen)),
         }
-        if len(seen) == 2:
-            line["failed"] = "out of memory"  # comes last, and stops nothing
-        else:
-            line["validation"] = float(rng.random())
-        results[cell.key] = line | {"cell": cell}
+    return seen, results
+
+
+def test_the_best_half_goes_on_and_the_best_is_tested(tmp_path: Path) -> None:
+    axes = {"learning_rate": [1.0e-4, 3.0e-4, 9.0e-4], "batch.size": [8]}
+    protocol, values = protocol_of(tmp_path, search={**PROTOCOL["search"], "axes": axes})
+    rng = np.random.default_rng(0)
+
+    def reached(cell: Cell, number: int) -> dict[str, Any]:
+        # a failure comes last, and stops nothing
+        return {"failed": "out of memory"} if number == 2 else {"validation": float(rng.random())}
+
+    seen, results = searched(protocol, values, reached)
     assert expected_hours(protocol, results, 1) == 0.0
     of_grpo = [cell for cell in seen if cell.recipe == "grpo"]
     kinds = [(cell.measures, cell.budget) for cell in of_grpo]
@@ -151,18 +158,103 @@ def test_the_best_half_goes_on_and_the_best_is_tested(tmp_path: Path) -> None:
     assert [cell.settings for cell in of_grpo[6:8]] == [first[0].settings] * 2
     of_search = [line for line in results.values() if line["measures"] == "validation"]
     text = "\n".join(page(protocol, of_search, {}, "r.jsonl", {}))
-    assert "| `grpo` | 100 | 3 |" in text  # one of four failed
-    assert "| `grpo` | 200 | 2 |" in text
+    assert "| `grpo` | 99 | 100 | 3 |" in text  # one of four failed
+    assert "| `grpo` | 99 | 200 | 2 |" in text
     assert "out of memory" in text
     assert {cell.seed for cell in of_grpo[:6]} == {99}
     assert [cell.seed for cell in of_grpo[6:]] == [0, 1, 0, 1]
 
 
+def test_each_search_is_run_and_what_an_account_or_a_search_chooses_is_tested(
+    tmp_path: Path,
+) -> None:
+    search = {**PROTOCOL["search"], "seeds": [98, 99]}
+    contestants = [{**PROTOCOL["contestants"][0], "budgets": [100]}]
+    protocol, values = protocol_of(tmp_path, search=search, contestants=contestants)
+
+    def reached(cell: Cell, number: int) -> dict[str, Any]:
+        cheap = cell.settings.get("train.batch.size") == 16
+        rate = (
+            0.7
+            if not cell.settings
+            else 0.4 + 0.2 * cheap + 100 * cell.settings.get("train.learning_rate", 0.0)
+        )
+        return {"validation": rate - 0.1 * (cell.seed == 98), "test": rate}
+
+    seen, results = searched(protocol, values, reached)
+    tried = [cell for cell in seen if cell.measures == "validation"]
+    assert [cell.seed for cell in tried] == [98] * 4 + [99] * 4
+    assert [dict(cell.settings) for cell in tried[:4]] != [
+        dict(cell.settings) for cell in tried[4:]
+    ]
+    tested = [dict(cell.settings) for cell in seen if cell.measures == "test"]
+    lines = [results[cell.key] for cell in tried]
+    best = [max(lines[a : a + 4], key=lambda line: line["validation"]) for a in (0, 4)]
+    cheapest = max(
+        (line for line in lines if line["flops"]["charged"] == 50.0),
+        key=lambda line: line["validation"],
+    )
+    for line in (*best, cheapest):
+        assert tested.count(line["settings"]) == 2  # every seed, once
+    assert len(tested) == 2 * len({str(line["settings"]) for line in (*best, cheapest)})
+
+
+def test_superseded_lines_are_shown_until_the_reference_is_measured_again(tmp_path: Path) -> None:
+    contestants = [
+        {"recipe": name, **CONTESTANT, "budgets": [100]} for name in ("grpo", "one_sided")
+    ]
+    protocol, values = protocol_of(tmp_path, contestants=contestants)
+    rng = np.random.default_rng(0)
+
+    def reached(cell: Cell, number: int) -> dict[str, Any]:
+        counts = rng.binomial(8, 0.5, 20)
+        found = {"validation": float(rng.random()), "test": float(counts.mean() / 8)}
+        return found | {"correct": digits(counts.tolist()), "trials": digits([8] * 20)}
+
+    seen, results = searched(protocol, values, reached)
+    file = tmp_path / "r.jsonl"
+    for number, line in enumerate(results.values()):
+        append_result(file, {**line, "key": f"of other code {number}"})
+    assert due(protocol, values, read_lines(file)) == []  # other code made them
+    supersede_others(protocol, values, file, "The code has changed.")
+    lines = read_lines(file)
+    assert {line["superseded"] for line in lines} == {"The code has changed."}
+    shown = due(protocol, values, lines)
+    assert len(shown) == len(seen)
+    assert next(runnable(protocol, values, read_results(file))).key == seen[0].key
+    write_tables(protocol, values, file)
+    text = file.with_suffix(".md").read_text()
+    assert "**These results are superseded**, all of them." in text
+    assert "- `grpo`, `one_sided`: The code has changed." in text
+    # an earlier line of the same cell is not shown beside the one that replaced it
+    old = {**lines[0], "validation": 0.999, "key": "an older one"}
+    assert due(protocol, values, [old, *lines]) == shown
+    # and none that was superseded before for another reason, of whatever settings
+    before = [{**line, "superseded": "An earlier one.", "budget": 100} for line in lines]
+    others = [
+        {**line, "settings": each["settings"], "key": f"{line['key']} {number}"}
+        for line in before
+        for number, each in enumerate(lines)
+    ]
+    assert due(protocol, values, [*others, *lines]) == shown
+    for cell in seen:
+        append_result(file, results[cell.key])
+        is_done = cell.measures == "test" and cell.recipe == "grpo"
+        now = {"superseded" in line for line in due(protocol, values, read_lines(file))}
+        assert now == ({False} if is_done or cell.recipe == "one_sided" else {True})
+    write_tables(protocol, values, file)
+    assert "superseded" not in file.with_suffix(".md").read_text()
+    supersede_others(protocol, values, file, "None is of other code.")
+    assert len(read_results(file)) == len(seen)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"reference": "sgpo"}, "the reference among them"),
+        ({"reference": ["sgpo"]}, "the reference among them"),
+        ({"reference": []}, "the reference among them"),
         ({"seeds": [0, 99]}, "none of the seeds"),
+        ({"search": {**PROTOCOL["search"], "seeds": [9, 9]}}, "must be distinct"),
         ({"families": {"small": {"budgets": [200, 100], "changes": {}}}}, "must ascend"),
         ({"contestants": [{"recipe": "grop", **CONTESTANT}]}, "recipe 'grop' is unknown"),
         (
@@ -180,25 +272,6 @@ def test_a_protocol_that_makes_no_sense_is_refused(
 ) -> None:
     with pytest.raises(ParamsError, match=message):
         protocol_of(tmp_path, **changes)
-
-
-def test_a_line_cut_off_by_a_kill_is_dropped_and_the_next_stands_alone(tmp_path: Path) -> None:
-    path = tmp_path / "results" / "r.jsonl"
-    append_result(path, {"key": "a", "n": 1})
-    with path.open("a") as file:
-        file.write('{"key": "b", "n"')
-    assert list(read_results(path)) == ["a"]
-    append_result(path, {"key": "c", "n": 3})
-    append_result(path, {"key": "a", "n": 4})
-    assert {key: line["n"] for key, line in read_results(path).items()} == {"a": 4, "c": 3}
-    path.write_text('{"key": "a"}\nnonsense\n{"key": "b"}\n')
-    with pytest.raises(ArtifactError, match=r"r\.jsonl: line 2 is no result"):
-        read_results(path)
-
-
-def test_counts_are_kept_as_characters() -> None:
-    assert digits([0, 8, 10, 35]) == "08az"
-    assert counts_of("08az") == [0, 8, 10, 35]
 
 
 def test_a_plan_is_thinned_in_its_last_pass_alone() -> None:
@@ -281,15 +354,7 @@ def test_a_benchmark_of_two_cells_from_end_to_end(tmp_path: Path) -> None:
     assert "9 cells, 0 of them failed" in page
     stranger = make_cell(values, family, "grpo", 100, 0, "test", {"train.batch.size": 16})
     append_result(file, {**line, "key": stranger.key})  # of other settings
-    assert len(due(protocol, values, read_results(file))) == 9
-
-
-def test_what_other_code_left_of_a_cell_is_dropped(tmp_path: Path) -> None:
-    folder = tmp_path / "cell"
-    for code, kept in (("a", False), ("a", True), ("b", False)):
-        cells.drop_if_of_other_code(folder, code)
-        assert (folder / "checkpoint").exists() == kept
-        (folder / "checkpoint").touch()
+    assert len(due(protocol, values, read_lines(file))) == 9
 
 
 def test_a_cell_that_fails_is_a_line(

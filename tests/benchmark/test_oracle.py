@@ -1,14 +1,14 @@
-"""The ceiling of a family against sums by hand."""
+"""What the oracle of a family saves, against sums by hand."""
 
 import numpy as np
 import pytest
 
-from tasks.benchmark.ceiling import ceiling, family_facts
+from tasks.benchmark.oracle import family_facts, oracle_saving
 from tests.allocate.test_allocate import profile_of
 
 
 def test_even_prompts_leave_the_group_s_own_share_to_gain() -> None:
-    found = ceiling(np.full(40, 0.5))
+    found = oracle_saving(np.full(40, 0.5))
     assert found["charged"] == pytest.approx(8 / 7)
     assert found["charged_mixed"] == pytest.approx(8 / 7 * (1 + 3 * 127 / 128) / 4)
 
@@ -17,8 +17,8 @@ def test_hard_prompts_gain_by_updating_the_rarer_outcome_and_dead_ones_by_leavin
     None
 ):
     one_sided = (0.75 / 1.75) / (7 / 8 / 4)
-    assert ceiling(np.full(40, 0.25))["charged"] == pytest.approx(one_sided)
-    mixed_in = ceiling(np.repeat([0.25, 0.0], 20))
+    assert oracle_saving(np.full(40, 0.25))["charged"] == pytest.approx(one_sided)
+    mixed_in = oracle_saving(np.repeat([0.25, 0.0], 20))
     assert mixed_in["charged"] == pytest.approx(2 * one_sided)
     never_mixed = 0.25**8 + 0.75**8
     assert mixed_in["charged_mixed"] == pytest.approx(
@@ -31,4 +31,4 @@ def test_the_facts_of_a_profile() -> None:
     assert (found["prompts"], found["num_samples"]) == (100, 8)
     assert (found["never"], found["always"]) == (0.3, 0.1)
     assert found["pass_rate"] == pytest.approx(0.4)
-    assert 1 < found["ceiling"]["charged_mixed"] < found["ceiling"]["charged"] < 8
+    assert 1 < found["oracle"]["charged_mixed"] < found["oracle"]["charged"] < 8

@@ -1,12 +1,12 @@
-"""What a family is like, and the most that knowing its pass rates could save.
+"""What a family is like, and what a model of variance expects an oracle of its pass rates to save.
 
 Where the noise of a rollout's score dominates, a rollout of a prompt with pass rate p has
 information p (1 - p) with the baseline p, (G - 1) / G of that in a group of G, and
 p (1 - p) (1 - m) where the rarer outcome, of share m, alone is updated. An oracle samples the
-quarter of the prompts that is worth most for its cost, and updates whichever way is cheaper. The
-ceiling is its information for the cost over that of groups of eight of every prompt. It is an
-estimate from a model of variance, not a bound: a policy also learns, and prompts teach about
-others."""
+quarter of the prompts that is worth most for its cost, and updates whichever way is cheaper. What
+it saves is its information for the cost over that of groups of eight of every prompt. It is an
+estimate and bounds nothing: a policy also learns, prompts teach about others, and published runs
+have saved more."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ NUM_DRAWS = 50  # of every prompt's pass rate, from its posterior
 
 
 def family_facts(profile: pl.DataFrame) -> dict[str, Any]:
-    """Numbers of a PROFILE table, and the ceiling by account."""
+    """Numbers of a PROFILE table, and what the oracle saves by account."""
     rates, num = profile["pass_rate"].drop_nulls(), profile["num_samples"]
     return {
         "prompts": len(profile),
@@ -32,7 +32,7 @@ def family_facts(profile: pl.DataFrame) -> dict[str, Any]:
         "always": float((rates == 1.0).mean()),  # type: ignore[arg-type]
         "prompt_tokens": float(profile["prompt_tokens"].mean()),  # type: ignore[arg-type]
         "completion_tokens": float((profile["completion_tokens"] / num).mean()),  # type: ignore[arg-type]
-        "ceiling": ceiling(true_rates(profile)),
+        "oracle": oracle_saving(true_rates(profile)),
     }
 
 
@@ -47,7 +47,7 @@ def true_rates(profile: pl.DataFrame) -> Floats:
     return np.asarray(rng.beta(a + correct, b + graded - correct, shape).ravel())
 
 
-def ceiling(rates: Floats) -> dict[str, float]:
+def oracle_saving(rates: Floats) -> dict[str, float]:
     """By account, how many times less compute the oracle takes for the same information."""
     spread, rarer = rates * (1.0 - rates), np.minimum(rates, 1.0 - rates)
     is_one_sided = (1.0 - rarer) / (1.0 + UPDATE_COST * rarer) > 1.0 / (1.0 + UPDATE_COST)

@@ -1,0 +1,133 @@
+"""Modelled seconds of a run's rows: every pass that the trainer makes is in them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from tasks.benchmark.cells import (
+    LENGTH_FACTOR,
+    Passes,
+    device_seconds,
+    passes_of,
+    prepare_family,
+    scoring_seconds,
+)
+from tasks.common import params
+from tasks.common.artifacts import PROMPTS, TRAIN_ROLLOUTS
+from tasks.common.device_time import DeviceTime
+
+ROOT = Path(__file__).resolve().parents[2]
+VALUES = params.load(ROOT / "params.yaml")
+ROW = {
+    "step": 0,
+    "prompt_id": "5d41402abc4b2a76",
+    "outcome": "correct",
+    "reward": 1.0,
+    "finish_reason": "stop",
+    "version": 0,
+    "sampler_logprobs": [],
+    "is_action": None,
+    "versions": None,
+    "text": "",
+}
+
+
+def table() -> pl.DataFrame:
+    """A mixed group, a dead one that is kept, one that is not kept, and a replayed one; a row of
+    each is 10, 20, 40 and 80 tokens long."""
+    kinds = [(1.0, True, False), (0.0, True, False), (0.0, False, False), (-1.0, True, True)]
+    return TRAIN_ROLLOUTS.frame(
+        [
+            {
+                **ROW,
+                "group": group,
+                "sample_index": place,
+                "kept": kept,
+                "advantage": advantage,
+                "replayed": replayed,
+                "prompt_tokens": 4 * 2**group,
+                "token_ids": [1] * (6 * 2**group),
+            }
+            for group, (advantage, kept, replayed) in enumerate(kinds)
+            for place in range(2)
+        ]
+    )
+
+
+def scaled(*tokens: int) -> Any:
+    return np.repeat(np.array(tokens) * int(LENGTH_FACTOR), 2)
+
+
+@pytest.mark.parametrize(
+    ("passes", "seen", "norms", "kept", "updated"),
+    [
+        (Passes(), [], [], [], [10, 80]),
+        (Passes(epochs=3, is_seen=True), [10, 20, 40, 80], [], [], [10, 80] * 3),
+        (Passes(is_seen=True, has_norms=True), [10, 20, 40, 80], [10, 20, 40, 80], [], [10, 80]),
+        # every kept row has a gradient, by its KL term
+        (Passes(has_reference=True), [], [], [10, 20, 80], [10, 20, 80]),
+    ],
+)
+def test_modelled_seconds_are_those_of_all_passes(
+    passes: Passes, seen: list[int], norms: list[int], kept: list[int], updated: list[int]
+) -> None:
+    time_of = DeviceTime()
+    found = device_seconds(table(), passes, time_of)
+    score = time_of.read(scaled(*seen)) + time_of.update(scaled(*norms))
+    assert found.score == pytest.approx(score + time_of.read(scaled(*kept)))
+    assert found.update == pytest.approx(time_of.update(scaled(*updated)))
+    plain = device_seconds(table(), Passes(), time_of)
+    assert (found.decode, found.prefill) == (plain.decode, plain.prefill)
+
+
+def test_what_is_scored_beside_is_read_at_the_length_of_the_rollouts() -> None:
+    time_of = DeviceTime()
+    all_of_it = scoring_seconds(300.0, table(), time_of)  # as many tokens as the table has
+    assert all_of_it == pytest.approx(time_of.read(scaled(10, 20, 40, 80)))
+    assert scoring_seconds(0.0, table(), time_of) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("recipe", "change", "expected"),
+    [
+        ("grpo", {}, Passes()),
+        ("winnow", {}, Passes()),
+        ("replay", {}, Passes()),
+        ("grpo", {"kl_coefficient": 0.1}, Passes(has_reference=True)),
+        ("f_tis", {}, Passes(is_seen=True)),
+        ("poise", {}, Passes(is_seen=True)),
+        ("value_probe", {}, Passes(is_seen=True)),
+        ("vcpo", {}, Passes(is_seen=True, has_norms=True)),
+        ("grpo_4_updates", {}, Passes(is_seen=True)),
+        ("grpo", {"updates": {"epochs": 2, "minibatches": 1}}, Passes(epochs=2, is_seen=True)),
+    ],
+)
+def test_the_passes_of_a_recipe_follow_from_its_slots(
+    recipe: str, change: dict[str, Any], expected: Passes
+) -> None:
+    train = {**params.recipe(VALUES, recipe)["train"], **change}
+    assert passes_of(train, PROMPTS.frame([])) == expected
+
+
+def test_a_familys_stage_is_made_again_when_its_code_or_that_behind_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    code = dict.fromkeys(("ingest", "policy", "profile", "allocate", "train", "evaluate"), "a")
+    monkeypatch.setattr("tasks.benchmark.cells.run_stage", lambda name, *_: made.append(name))
+    monkeypatch.setattr("tasks.benchmark.cells.code_of", lambda *_: code)
+
+    def again(**changed: str) -> list[str]:
+        made.clear()
+        code.update(changed)
+        prepare_family(tmp_path, "small", VALUES, None)
+        return list(made)
+
+    assert again() == ["ingest", "policy", "profile", "evaluate"]
+    assert again() == []
+    assert again(train="b") == []
+    assert again(profile="b") == ["profile"]
+    assert again(ingest="b") == ["ingest", "profile", "evaluate"]

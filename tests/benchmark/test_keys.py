@@ -1,0 +1,126 @@
+"""A cell's key changes with the code and the values behind it, and with nothing else."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.benchmark.protocol import Family, make_cell, merged
+from tasks.common import params
+from tasks.common.code import forget
+
+ROOT = Path(__file__).resolve().parents[2]
+VALUES = params.load(ROOT / "params.yaml")
+RECIPES = ("grpo", "winnow", "pods", "filter_pods", "replay", "vcpo", "value_probe")
+
+
+def keys(root: Path, values: dict[str, Any] = VALUES) -> dict[str, str]:
+    """The keys of a cell of each recipe, with the code under `root`."""
+    family = ("small", Family([100], {}))
+    return {
+        recipe: make_cell(values, family, recipe, 100, 0, "test", {}, root).key
+        for recipe in RECIPES
+    }
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the code."""
+    root = tmp_path_factory.mktemp("tree")
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "tasks", root / "tasks", ignore=ignored)
+    for path in ROOT.glob("requirements*.txt"):
+        shutil.copy(path, root)
+    return root
+
+
+@pytest.fixture
+def changed(tree: Path) -> Iterator[Any]:
+    """Rewrites a file of the copy; returns the recipes whose keys are others then."""
+    before, texts = keys(tree), dict[Path, str]()
+
+    def change(name: str) -> set[str]:
+        path = tree / "tasks" / name
+        texts[path] = path.read_text()
+        path.write_text(f"{texts[path]}\nMORE = 1\n")
+        fresh()
+        after = keys(tree)
+        return {recipe for recipe in RECIPES if after[recipe] != before[recipe]}
+
+    yield change
+    for path, text in texts.items():
+        path.write_text(text)
+    fresh()
+
+
+def fresh() -> None:
+    """Look at the files again: a process that runs cells reads them once."""
+    from tasks.benchmark import keys as module
+
+    forget()
+    module.digests.cache_clear()
+    module.digest_of.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("train/methods/control/information.py", {"winnow"}),
+        ("train/methods/advantage/posterior.py", {"winnow"}),
+        ("train/pass_rates.py", {"winnow"}),
+        ("train/methods/advantage/value_probe.py", {"value_probe"}),
+        ("train/methods/loss/clip.py", {*RECIPES} - {"vcpo"}),
+        ("train/methods/loss/vcpo.py", {"vcpo"}),
+        ("train/methods/select/pods.py", {"pods", "filter_pods"}),
+        ("train/methods/replay/recent.py", {"replay", "vcpo"}),
+        ("allocate/strategies/band.py", {"filter_pods"}),
+        ("allocate/strategies/uniform.py", {*RECIPES} - {"filter_pods"}),
+        ("allocate/plan.py", {*RECIPES}),
+        ("evaluate/evaluation.py", {*RECIPES}),
+        ("profile/profile.py", {*RECIPES}),
+        ("policy/training.py", {*RECIPES}),
+        ("ingest/splits.py", {*RECIPES}),
+        ("grading/verifiers/numeric.py", {*RECIPES}),
+        ("benchmark/cells.py", {*RECIPES}),
+        ("common/device_time.py", {*RECIPES}),
+        ("benchmark/tables.py", set()),
+        ("train/methods/select/f_tis.py", set()),
+        ("report/page.py", set()),
+        ("common/progress.py", set()),
+    ],
+)
+def test_a_key_is_of_the_code_that_its_cell_can_run(
+    changed: Any, name: str, expected: set[str]
+) -> None:
+    assert changed(name) == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "is_other"),
+    [
+        ({"allocate": {"seed": 7}}, True),
+        ({"gates": {"min_solved_rate": 0.5}}, True),
+        ({"engine": {"name": "vllm"}}, True),
+        ({"engine": {"dtype": "bfloat16"}}, True),
+        ({"engine": {"max_rows": 8}}, True),
+        ({"learner": {"share_prompts": False}}, True),
+        ({"learner": {"max_tokens_per_micro_batch": 64}}, True),
+        ({"verify": {"seconds": 1.0}}, True),
+        ({"store": {"logprobs": True}}, True),
+        ({"train": {"max_staleness": 1}}, True),
+        ({"policy": {"tiny": {"training": {"device": "cuda"}}}}, True),
+        ({"verify": {"processes": 9}}, False),
+        ({"verify": {"clock_factor": 9.0}}, False),
+        ({"engine": {"timeout_seconds": 9.0}}, False),
+        ({"store": {"location": "s3://elsewhere"}}, False),
+        ({"allocate": {"passes": 9}}, False),
+        ({"report": {"num_bootstrap": 9}}, False),
+    ],
+)
+def test_a_key_is_of_the_values_that_change_a_result(
+    change: dict[str, Any], is_other: bool
+) -> None:
+    before, after = keys(ROOT), keys(ROOT, merged(VALUES, change))
+    assert {before[recipe] != after[recipe] for recipe in RECIPES} == {is_other}

@@ -1,0 +1,99 @@
+"""The results file: lines are added and marked, and nothing else happens to them."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tasks.benchmark.results import (
+    append_result,
+    counts_of,
+    digits,
+    read_lines,
+    read_results,
+    supersede,
+)
+from tasks.common.files import ArtifactError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_lines_are_marked_and_never_changed_otherwise(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    for line in ({"key": "a", "n": 1}, {"key": "b", "n": 2}, {"key": "a", "n": 3}):
+        append_result(path, line)
+    before = path.read_text()
+    assert supersede(path, ["b", "stranger"], "Its code is another.") == 1
+    marked = '{"key": "b", "n": 2, "superseded": "Its code is another."}'
+    assert path.read_text() == before.replace('{"key": "b", "n": 2}', marked)
+    assert list(read_results(path)) == ["a"]
+    append_result(path, {"key": "b", "n": 4})
+    assert path.read_text().startswith(before.replace('{"key": "b", "n": 2}', marked))
+    assert read_results(path)["b"]["n"] == 4
+    # a mark is not replaced, and the line that counts now gets its own
+    assert supersede(path, ["b"], "Another reason.") == 1
+    reasons = [line.get("superseded") for line in read_lines(path)]
+    assert reasons == [None, "Its code is another.", None, "Another reason."]
+    assert supersede(path, ["b"], "A third.") == 0
+
+
+def test_a_mark_leaves_what_a_kill_left(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    append_result(path, {"key": "a", "n": 1})
+    with path.open("a") as file:
+        file.write('{"key": "b", "n"')
+    assert supersede(path, ["a", "b"], "Why.") == 1
+    assert path.read_text() == '{"key": "a", "n": 1, "superseded": "Why."}\n{"key": "b", "n"'
+
+
+def git(*arguments: str) -> str:
+    command = ["git", "-C", str(ROOT), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def history() -> list[str]:
+    """The commits that changed a results file; skips the test where they are not there."""
+    try:
+        if git("rev-parse", "--is-shallow-repository").strip() != "false":
+            pytest.skip("the history is shallow: the commits before are not here")
+        return git("log", "--full-history", "--format=%H", "--", "docs/results/*.jsonl").split()
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no git history here: {error}")
+
+
+def unmarked(text: str) -> str:
+    line = json.loads(text)
+    return json.dumps({name: line[name] for name in sorted(line) if name != "superseded"})
+
+
+def test_every_line_that_ever_stood_in_a_results_file_stands_there_today() -> None:
+    ever: dict[str, set[str]] = {}
+    for commit in history():
+        for name in git("ls-tree", "--name-only", commit, "docs/results/").split():
+            if name.endswith(".jsonl"):
+                ever.setdefault(name, set()).update(git("show", f"{commit}:{name}").splitlines())
+    assert ever
+    for name, texts in ever.items():
+        today = {unmarked(text) for text in (ROOT / name).read_text().splitlines()}
+        gone = {unmarked(text) for text in texts if text} - today
+        assert not gone, f"{name} lacks {len(gone)} lines that it had: mark them superseded"
+
+
+def test_a_line_cut_off_by_a_kill_is_dropped_and_the_next_stands_alone(tmp_path: Path) -> None:
+    path = tmp_path / "results" / "r.jsonl"
+    append_result(path, {"key": "a", "n": 1})
+    with path.open("a") as file:
+        file.write('{"key": "b", "n"')
+    assert list(read_results(path)) == ["a"]
+    append_result(path, {"key": "c", "n": 3})
+    append_result(path, {"key": "a", "n": 4})
+    assert {key: line["n"] for key, line in read_results(path).items()} == {"a": 4, "c": 3}
+    path.write_text('{"key": "a"}\nnonsense\n{"key": "b"}\n')
+    with pytest.raises(ArtifactError, match=r"r\.jsonl: line 2 is no result"):
+        read_results(path)
+
+
+def test_counts_are_kept_as_characters() -> None:
+    assert digits([0, 8, 10, 35]) == "08az"
+    assert counts_of("08az") == [0, 8, 10, 35]
