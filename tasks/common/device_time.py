@@ -17,7 +17,7 @@ layers, d width, BW bytes and F FLOPs a second."""
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -83,10 +83,6 @@ class Seconds:
             self.score + other.score,
             self.update + other.update,
         )
-
-    def scaled_updates(self, factor: float) -> "Seconds":
-        """The same with updates and scoring at `factor` times their cost: another `ratio`."""
-        return replace(self, score=self.score * factor, update=self.update * factor)
 
 
 @dataclass(frozen=True)
