@@ -40,6 +40,7 @@ VARIABLE = re.compile(
     r"[^\W\d_]|alpha|beta|gamma|delta|theta|lambda|mu|rho|sigma|tau|(?:var)?phi|psi|omega"
 )
 WORD = re.compile(r"[^\W\d_]+")
+COLON = re.compile(r"(?<=:)\s+")
 BLANK_LINE = re.compile(r"\n\s*\n")
 # signs that tell no problems apart
 SILENT = frozenset(PARAGRAPH + ".,;:?!\"'`´‘’“”„«»$\\{}#&~…。，；：？！、")
@@ -51,6 +52,7 @@ REWRITTEN = [
     (re.compile(pattern), text)
     for pattern, text in (
         (r"\\[()\[\]]", " "),
+        (r"\*\*(?=\S)([^*]+)(?<=\S)\*\*", r"\1"),
         (r"\\(?:left|right|displaystyle|big|bigl|bigr|limits|q?quad)(?![a-z])", " "),
         (
             r"\\(?:text|mathrm|mathbf|mathit|textbf|textit|operatorname|mbox)\s*\{([^{}]*)\}",
@@ -73,7 +75,7 @@ REWRITTEN = [
         (r"(?<=[^\W\d_]{2})-(?=[^\W\d_])|(?<=[^\W\d_])-(?=[^\W\d_]{2})", " "),
     )
 ]
-MARKED = re.compile(r"[\\×·∙⋅°<>\N{MINUS SIGN}-]")  # without one of these, nothing is rewritten
+MARKED = re.compile(r"[\\*×·∙⋅°<>\N{MINUS SIGN}-]")  # without one of these, nothing is rewritten
 THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\,|,)(?=\d{3}(?!\d))")
 ZEROS = re.compile(r"(?<=\d)\.(?:0++(?!\d)|(?P<kept>\d*[1-9])0++(?!\d))")
 # "one" is left out: it stands for a thing as often as for a number
@@ -201,8 +203,8 @@ def wholes(one: Text, other: Text) -> Iterator[Text]:
 
 def shared_part(text: str, tokens: Set[str]) -> str:
     """Return a text from the first of its sentences to the last that consist of these tokens for
-    the most part."""
-    found = sentences(text)
+    the most part. What stands before a colon counts as a sentence here."""
+    found = [part for each in sentences(text) for part in COLON.split(each)]
     is_shared = [
         sum(token in tokens for token in own) >= MIN_ASKED * len(own)
         for own in map(tokens_in, found)

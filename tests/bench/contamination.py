@@ -3,7 +3,8 @@
     WINNOW_REAL_DATA=/data python -m tests.bench.contamination [--questions 1000] [--show]
 
 1. Made leaks: real questions with text around them, as publishers add it. Every question is also in
-   the evaluation as it is, so that a pair of two different questions counts as wrong.
+   the evaluation as it is, so that a pair of two different questions counts as wrong. The rules
+   were written with CHANGES in view, and before HELD_OUT.
 2. Real pairs: DSR-sub against MATH's training set, and that set against itself. All pairs whose
    longest common subsequence of words has at least 0.8 of the shorter question's words were found
    by comparing all with all, which shares no code with the search. Those whose numbers could agree
@@ -14,7 +15,7 @@ import argparse
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -64,7 +65,21 @@ CHANGES: dict[str, Callable[[str], str]] = {
     "a heading": lambda text: "**Problem 7** (Round 2, 2011)\n\n" + text,
     "a template": DAPO.format,
     "other delimiters": lambda text: re.sub(r"\$([^$]+)\$", r"\\(\1\\)", text),
+    "a role": "As a student in grade 11, I have to solve the following: {}".format,
+    "bold": lambda text: re.sub(r"(\d+)", r"**\1**", text),
     "all around": lambda text: f"Problem 3. {text} {FIGURE} Express your answer as $a/b$. (7 pts)",
+}
+# written after the rules, which were not changed for them. `a role` and `bold` were among these
+# and failed (0.17 and 0.05 found), after which rules were added
+HELD_OUT: dict[str, Callable[[str], str]] = {
+    "a square": after("Let $k$ be the answer. What is $k^2 + 1$?"),
+    "an assumption": after("(Assume that $\\pi = 3.14$ wherever it occurs.)"),
+    "a time": "You have 5 minutes for this question, which is worth 7 points.\n{}".format,
+    "a source": after("Source: Vietnam TST 2004, day 2"),
+    "a note": after("Note: the figure is not drawn to scale; 1 cm is 2 units."),
+    "yes or no": after("Is the result larger than 100? Answer yes or no."),
+    "in words": after("Express the result in words, for instance twenty-one for 21."),
+    "in a list": "1) {}\n2) What did you notice?".format,
 }
 
 # leaks among the real pairs: rows of DSR-sub and MATH, and of MATH and MATH
@@ -87,11 +102,13 @@ def search(train: Sequence[str], evaluation: Sequence[str]) -> list[set[int]]:
     return [{place for place, _ in index.search(text)} for text in train]
 
 
-def made(questions: Sequence[str]) -> list[tuple[str, float, int]]:
+def made(
+    questions: Sequence[str], changes: Mapping[str, Callable[[str], str]]
+) -> list[tuple[str, float, int]]:
     """Return, for each change, the share of changed questions that are found, and how many pairs of
     different questions are."""
     rows = []
-    for name, change in CHANGES.items():
+    for name, change in changes.items():
         found = search([change(text) for text in questions], questions)
         hits = sum(n in places for n, places in enumerate(found))
         rows.append((name, hits / len(questions), sum(map(len, found)) - hits))
@@ -188,11 +205,11 @@ def main() -> None:
     math = [row["problem"] for row in json.load((folder / "math_train/math.json").open())]
     half = options.questions // 2
     questions = [*gsm8k[:: len(gsm8k) // half][:half], *math[:: len(math) // half][:half]]
-    rows = made(questions)
-    for name, recall, others in rows:
-        print(f"{name:24} {recall:6.3f} found, {others} other pairs")
-    mean = sum(recall for _, recall, _ in rows) / len(rows)
-    print(f"{'all':24} {mean:6.3f} found, {sum(row[2] for row in rows)} other pairs")
+    for title, changes in (("all changes", CHANGES), ("all held out", HELD_OUT)):
+        rows = made(questions, changes)
+        mean = sum(recall for _, recall, _ in rows) / len(rows)
+        for name, recall, others in [*rows, (title, mean, sum(row[2] for row in rows))]:
+            print(f"{name:24} {recall:6.3f} found, {others} other pairs")
     for name, equal, leaks, found, both in real(folder, options.show):
         print(f"{name}: {equal} equal; of {leaks} near leaks {both} found, {found - both} others")
 
