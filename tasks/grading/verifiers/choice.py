@@ -29,7 +29,18 @@ SAID_SMALL = re.compile(rf"(?i:{WORDS})\s*(?:is|:)\s*[*(]{{0,3}}([a-j])[*).\s]*$
 OR = r"[*_)\].]{0,4}\s*,?\s*(?:\bor\b|/|或者?|oder|ou|или)\s*[*_(\[]{0,4}"
 HEDGE = re.compile(rf"{OR}[A-J](?![\w'])")
 HEDGED = re.compile(rf"(?<![\w'])[A-J]{OR}$")
-DENIED = re.compile(r"\b(?:not|neither|nor|never|none of)\b|n't\b|不是|不选|并非")
+DENIED = re.compile(
+    r"(?i)\b(?:not|neither|nor|never|none of|(?:any|every)thing but|any but|all but|except|other than"
+    r"|instead of|rather than)\b|n['’]t\b|不是|不选|并非"
+)
+CLAUSE = re.compile(r"[.!?;,]\s|(?<![\w'])[A-J](?![\w'])")  # what a denial does not go beyond
+REJECTED = re.compile(
+    r"(?:[*_()\[\].,]{0,4}\s*(?:and|or|,)\s*[*_(\[]{0,4}[A-J](?![\w']))*[*_)\].}]{0,4}\s+"
+    r"(?:(?:is|are|was|were)\s+(?:both\s+|all\s+|also\s+|\w+ly\s+)?(?:not|wrong|incorrect|false"
+    r"|invalid|impossible|ruled\s+out|eliminated)\b|(?:is|are|was|were)n['’]t\b|can(?:not|['’]t)\b)"
+)
+OPTION = re.compile(r"(?<![\w'.])[*_(\[]{0,4}([A-J])[*_]{0,2}[).:\]][*_]{0,2}(?!\s+is\b)\s*(?=\S)")
+OPTIONS = re.compile(r"(?i)(?:answer )?(?:choice|option)s")
 BESIDE_EAST = re.compile(rf"(?<=[{EAST}])(?=[A-J])|(?<=[A-J])(?=[{EAST}])")
 STARTS = re.compile(rf"\s*{LETTER}(?:[.,:)*\n]|\s*$)")
 ALONE = re.compile(rf"{LETTER}(?=[.,:;)\]*\s!?]|$)")
@@ -41,13 +52,15 @@ SEVERAL = re.compile(
 )
 LETTERS = r"(?P<letters>[A-J](?:[*_()\[\]]{0,4}(?:,? and |[,&、和 ]{1,3})?[*_()\[\]]{0,4}[A-J])+)"
 SAID_SEVERAL = re.compile(
-    rf"(?:(?i:{WORDS}))(?:[^\n]{{0,20}}?)(?:(?i:is|are)|[:：是为]|(?<=选))\s*[*_(\[]{{0,4}}"
-    rf"{LETTERS}(?![\w'])(?!\s*,?\s*or\b)"
+    rf"(?:(?i:{WORDS}))(?:[^\n]{{0,20}}?)(?:(?i:is|are)|[:：是为]|(?<=选))\s*(?:both\s+)?"
+    rf"[*_(\[]{{0,4}}{LETTERS}(?![\w'])(?!\s*,?\s*or\b)"
 )
 SAID_PLURAL = re.compile(
     rf"(?i:options|choices|answers)\s+[*_(\[]{{0,4}}{LETTERS}"
     r"(?:[\W_]*$|[\W_]+are\s+(?:both\s+|all\s+)?(?:correct|right|true)\b)"
 )
+
+BOTH = re.compile(rf"(?i:both)\s+(?:(?:option|choice|answer)s\s+)?[*_(\[]{{0,4}}{LETTERS}(?![\w'])")
 
 
 def verify(completion: str, answer: str) -> Verdict:
@@ -89,9 +102,16 @@ def find_letters(text: str) -> str | None:
 
 
 def find_letter(text: str) -> str | None:
-    """Return the one letter that a running text gives as its answer, or None."""
+    """Return the letter that a running text gives as its answer, or those that it joins by `both`;
+    or None."""
+    listed = options(text)
     said, is_it = (
-        [found for found in pattern.finditer(text) if not denied(text, found)]
+        [
+            found
+            for found in pattern.finditer(text)
+            if not denied(text, found)
+            and not (found.start(1) in listed and OPTIONS.match(text, found.start()))
+        ]
         for pattern in (SAID, IS_IT)
     )
     stated = [found for found in said if not is_mentioned(text, found)]
@@ -101,14 +121,29 @@ def find_letter(text: str) -> str | None:
         return with_hedge(text, (stated or said)[-1])
     if small := SAID_SMALL.search(text[-100:]):
         return small[1].upper()
-    if start := STARTS.match(text):
+    start = STARTS.match(text)
+    if start and start.start(1) not in listed and not denied(text, start):
         return with_hedge(text, start)
     alone = [
         found
         for found in ALONE.finditer(text)
-        if not (found[1] in "AI" and WORD.match(text, found.end())) and not denied(text, found)
+        if not (found[1] in "AI" and WORD.match(text, found.end()))
+        and not denied(text, found)
+        and (found.start(1) not in listed or RIGHT.match(text, found.end(1)))
     ]
-    return with_hedge(text, alone[-1]) if alone else None
+    if not alone:
+        return None
+    both = [found for found in BOTH.finditer(text) if found.end() >= alone[-1].end(1)]
+    return capitals(both[0]["letters"]) if both else with_hedge(text, alone[-1])
+
+
+def options(text: str) -> set[int]:
+    """Return the places of the letters in a list of options: `A) 3 B) 4`."""
+    found: list[int] = []
+    for option in OPTION.finditer(text):
+        if option[1] == "ABCDEFGHIJ"[len(found) : len(found) + 1]:
+            found.append(option.start(1))
+    return set(found) if len(found) > 1 else set()
 
 
 def places(text: str) -> list[str]:
@@ -124,10 +159,10 @@ def is_mentioned(text: str, found: re.Match[str]) -> bool:
 
 
 def denied(text: str, found: re.Match[str]) -> bool:
-    """Whether a letter is named as none of the answers: `not A`."""
-    start = min(found.start(), max(found.start(1) - 12, 0))
-    sentence = re.split(r"[.!?]\s", text[start : found.start(1)])[-1]
-    return DENIED.search(sentence) is not None
+    """Whether a letter is named as none of the answers: `not A`, `A is wrong`."""
+    start = min(found.start(), max(found.start(1) - 20, 0))
+    clause = CLAUSE.split(text[start : found.start(1)])[-1]
+    return DENIED.search(clause) is not None or REJECTED.match(text, found.end(1)) is not None
 
 
 def with_hedge(text: str, found: re.Match[str]) -> str:
