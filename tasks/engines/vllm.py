@@ -23,7 +23,7 @@ from tasks.engines.engine import (
     check_lengths,
     never,
 )
-from tasks.engines.weights.experts import pack_experts
+from tasks.engines.weights.vllm_model import HEAD, has_head, pack_experts
 from tasks.models.policy import Policy, load_tokenizer, stop_token_ids, torch_device
 from tasks.models.weights import as_saved
 
@@ -147,9 +147,10 @@ class VllmEngine:
         `weights` must include tied ones (`NamedWeights` does): vLLM keeps a packed copy of the
         output head. Raises ArtifactError where vLLM does not find its own weights in them."""
         self.wake()
-        kwargs = {"weights_iterator": as_saved(weights)}
+        (takes_head,) = self.llm.apply_model(has_head)
+        named = (each for each in as_saved(weights) if takes_head or each[0] != f"{HEAD}.weight")
         try:
-            self.llm.collective_rpc("reload_weights", kwargs=kwargs)
+            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named})
         except (AttributeError, KeyError, ValueError) as error:
             raise ArtifactError(
                 f"vLLM {self.version} does not take new weights of this policy, so it cannot "

@@ -19,7 +19,7 @@ from vllm.model_executor.model_loader.reload import (
     initialize_layerwise_reload,
 )
 
-from tasks.engines.weights.experts import pack_experts
+from tasks.engines.weights.vllm_model import HEAD, has_head, pack_experts
 
 
 @dataclass
@@ -52,10 +52,12 @@ class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: FileUpdate) -> None:
+        takes_head = has_head(self.model)
         with safe_open(update_info.path, framework="pt", device=str(self.device)) as file:
             self.model.load_weights(  # type: ignore[operator]
                 (name, file.get_tensor(name))
                 for name in file.keys()  # noqa: SIM118
+                if takes_head or name != f"{HEAD}.weight"
             )
 
     def finish_weight_update(self) -> None:

@@ -1,6 +1,14 @@
-"""What vLLM's CPU build leaves undone when it gets new weights of a mixture of experts."""
+"""What some of vLLM's models need when they get new weights."""
 
 import torch
+
+HEAD = "lm_head"
+
+
+def has_head(model: torch.nn.Module) -> bool:
+    """Whether a vLLM model has a module for its output head. Gemma 2 has none: it uses its
+    embeddings, and refuses a weight of that name."""
+    return any(name.rpartition(".")[2] == HEAD for name, _ in model.named_modules())
 
 
 def pack_experts(model: torch.nn.Module) -> None:

@@ -1,0 +1,123 @@
+"""vLLM samples with new weights of mixtures of experts, and of a model without an output head."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    MixtralConfig,
+    PreTrainedModel,
+    Qwen3MoeConfig,
+)
+
+from tasks.common.artifacts import Layout
+from tasks.common.files import ArtifactError
+from tasks.engines.engine import Engine, Request, Samples, Sampling, load_engine
+from tasks.models.policy import Policy, load_model, read_policy
+from tasks.models.weights import NamedWeights
+from tests.engines.conftest import logprob_gaps
+from tests.policies import ENGINE, character_tokenizer, place_policy
+from tests.stages import FORKS
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 98,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "intermediate_size": 96,
+    "max_position_embeddings": 256,
+    "eos_token_id": 1,
+}
+EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2}
+CONFIGS = {
+    "gemma2": Gemma2Config(**{**SHAPE, "tie_word_embeddings": True}, query_pre_attn_scalar=32),
+    "mixtral": MixtralConfig(**SHAPE, **EXPERTS, num_local_experts=4),
+    "qwen3_moe": Qwen3MoeConfig(**SHAPE, **EXPERTS, num_experts=4, moe_intermediate_size=32),
+}
+REQUEST = Request(
+    [[20, 14, 20, 3], [21, 14, 22, 9]], [3, 3], range(6), Sampling(1.0, 1.0, 0, 12, 0)
+)
+TOLERANCE = 1e-4
+
+
+def make(name: str, root: Path) -> tuple[Policy, PreTrainedModel]:
+    """A new policy of an architecture, and its model."""
+    torch.manual_seed(0)
+    folder, layout = root / "policy", Layout(root / "data")
+    model = AutoModelForCausalLM.from_config(CONFIGS[name], dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(4.0)
+    model.save_pretrained(folder)
+    character_tokenizer().save_pretrained(folder)
+    place_policy(folder, layout, model)
+    loaded = load_model(folder, dtype=torch.float32, device=torch.device("cpu"))
+    return read_policy(layout), loaded
+
+
+def check_samples(engine: Engine, model: PreTrainedModel) -> Samples:
+    """What the engine samples, whose log-probabilities must be the model's."""
+    samples = engine.generate(REQUEST)
+    assert max(gap.max() for gap in logprob_gaps(model, REQUEST, samples)) < TOLERANCE
+    return samples
+
+
+def check_updates(engine: Engine, model: PreTrainedModel) -> None:
+    """Weights that have not changed, then some that have, more than once."""
+    before = check_samples(engine, model)
+    engine.set_weights(NamedWeights(model))
+    assert check_samples(engine, model).token_ids == before.token_ids
+    for part in ("embed", "layers.0", "layers.1"):
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if part in name:
+                    parameter.mul_(1.3)
+        engine.set_weights(NamedWeights(model))
+        after = check_samples(engine, model)
+        assert after.logprobs != before.logprobs
+        before = after
+
+
+def update_in_process(name: str, root: Path) -> None:
+    """The updates of vLLM in a process of its own: it makes the groups that experts need only where
+    its first model has some."""
+    policy, model = make(name, root)
+    engine = load_engine(replace(ENGINE, name="vllm"), policy, model)
+    check_updates(engine, model)
+    if name == "mixtral":
+        # names in memory are not those of the files
+        with pytest.raises(ArtifactError, match=REFUSAL):
+            engine.set_weights(dict(NamedWeights(model)))
+
+
+REFUSAL = (
+    r"vLLM 0\.32\.0 does not take new weights of this policy, so it cannot sample in training: set "
+    r"engine\.name to hf\. The reason: .*layers\.0\.mlp"
+)
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("name", CONFIGS)
+def test_vllm_samples_with_new_weights(name: str, tmp_path: Path) -> None:
+    process = FORKS.Process(target=update_in_process, args=(name, tmp_path))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("name", ["gemma2", "mixtral"])
+def test_servers_sample_with_new_weights(name: str, tmp_path: Path) -> None:
+    policy, model = make(name, tmp_path)
+    engine: Any = load_engine(replace(ENGINE, name="server", max_rows=8), policy, model)
+    try:
+        check_updates(engine, model)
+    finally:
+        engine.close()
