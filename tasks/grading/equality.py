@@ -52,7 +52,13 @@ EQUALS = re.compile(r"(?<![\\<>!:=])=(?!=)")
 ONE_NAME = re.compile(
     r"(?:m?\s*\\(?:angle|triangle)\s*|\\(?:overline|vec|hat|bar|text|mathrm|mathbf|operatorname)\s*)?"
     r"\{?\s*(?:\\?[a-zA-Z]|[A-Z]{2,4}|\\[a-zA-Z]+|(?<=\{)[\w ]+)\s*\}?"
-    r"(?:_(?:\{[^{}]*\}|\w))?(?:\^\{?\\?'*[a-z-]*\}?)?'*\s*(?:\([^()]*\)|!)?"
+    r"(?:_(?:\{(?:[^{}]|\{[^{}]*\})*\}|\w))?(?:\^\{?\\?'*[a-z-]*\}?)?'*\s*(?:\([^()]*\)|!)?"
+)
+# a ratio of segments and the size of a vector, a segment or a number: \frac{AB}{CD}, |AB|, |z|
+QUANTITY = re.compile(
+    r"\\frac\s*\{\s*[A-Z]{1,4}\s*\}\s*\{\s*[A-Z]{1,4}\s*\}|[A-Z]{2,4}\s*/\s*[A-Z]{2,4}"
+    r"|(?:\||\\\||\\[lr]?[vV]ert)\s*(?:[A-Z]{1,4}|[a-wz](?:_\w)?"
+    r"|\\(?:vec|overrightarrow|overline)\s*\{?\s*[a-zA-Z]{1,2}\s*\}?)\s*(?:\||\\\||\\[lr]?[vV]ert)"
 )
 TIME = re.compile(
     r"(?P<hour>\d{1,2})(?:\s*:\s*(?P<minute>\d\d))?\s*(?:(?P<half>[apAP])\.?\s?[mM]\.?)?"
@@ -107,6 +113,9 @@ def readable_latex(gold: str) -> bool:
         return True
     if TIME.fullmatch(TEXT.sub(r"\1", text)) or re.fullmatch(r"\\[a-zA-Z]+", text):
         return True
+    named, value = sides_of(text)[:-1], sides_of(text)[-1]
+    if named and all(map(is_named, named)):
+        return readable_latex(value)  # also where the name is more than the library reads
     bare = TEXT.sub(r"\1", text)
     if bare == text and " " in text and re.fullmatch(r"[^\W\d_]+(?: [^\W\d_]+)+[.!]?", text):
         return False  # a sentence: as LaTeX it would be a product of letters
@@ -171,6 +180,10 @@ def by_base(gold: str, given: str, tolerance: Tolerance) -> bool | None:
 def numbers_equal(gold: str, given: str, tolerance: Tolerance) -> bool | None:
     """Whether two answers are the same number; None if one of them is none."""
     first, second = units.number_of(gold), units.number_of(given)
+    if first is None and second and second[1]:
+        first = units.number_of(apart(gold))
+    if second is None and first and first[1]:
+        second = units.number_of(apart(given))
     if first is None or second is None:
         return None
     value, given_value = numbers.value_of(first[0]), numbers.value_of(second[0])
@@ -180,6 +193,11 @@ def numbers_equal(gold: str, given: str, tolerance: Tolerance) -> bool | None:
     if scale != 1:
         given_value = (numbers.scaled(given_value[0], scale), given_value[1])
     return numbers.same(value, given_value, tolerance)
+
+
+def apart(text: str) -> str:
+    """Return `100g` as `100 g`. It is a product, unless the other answer has a unit."""
+    return re.sub(r"(?<=\d)([a-zA-Z])$", r" \1", text)
 
 
 def by_number(gold: str, given: str, tolerance: Tolerance) -> bool | None:
@@ -255,8 +273,8 @@ def same_list(
 
 def by_equation(gold: str, given: str, tolerance: Tolerance) -> bool | None:
     """An equation against a value: its right side counts if its left side is one name."""
-    first, second = EQUALS.split(gold), EQUALS.split(given)
-    one_name = ONE_NAME.fullmatch(first[0].strip()) and key(first[0]) == key(second[0])
+    first, second = sides_of(gold), sides_of(given)
+    one_name = is_named(first[0]) and key(first[0]) == key(second[0])
     if one_name and len(first) == len(second) == 2 and not SEPARATED.search(gold + given):
         return same(first[1].strip(), second[1].strip(), tolerance)
     if (len(first) > 1) == (len(second) > 1):
@@ -273,11 +291,27 @@ def by_equation(gold: str, given: str, tolerance: Tolerance) -> bool | None:
     return same(value, given, tolerance) if len(first) > 1 else same(gold, value, tolerance)
 
 
+def sides_of(text: str) -> list[str]:
+    """Return the sides of an equation; an equals sign in brackets is none: `P(X=1)=0.3`."""
+    sides, start = [], 0
+    for sign in EQUALS.finditer(text):
+        side = text[start : sign.start()]
+        if all(side.count(a) == side.count(b) for a, b in ("()", "[]", "{}")):
+            sides.append(side)
+            start = sign.end()
+    return [*sides, text[start:]]
+
+
+def is_named(side: str) -> bool:
+    """Whether the left side of an equation is one name."""
+    return (ONE_NAME.fullmatch(side.strip()) or QUANTITY.fullmatch(side.strip())) is not None
+
+
 def is_name(side: str) -> bool:
     """Whether the left side of an equation only names what is right of it, or calculates it
     (`2 + 2 = 4`, a limit, a determinant)."""
     side = side.strip()
-    if ONE_NAME.fullmatch(side):
+    if is_named(side):
         return True
     if not LETTERS.search(re.sub(r"\\(?:text|mathrm)\s*\{[^{}]*\}|\\[a-zA-Z]+", "", side)):
         return True

@@ -135,7 +135,11 @@ def chain_of(text: str, shortest: int = 3) -> Sides | None:
 @lru_cache(maxsize=4096)
 def parts_of(text: str) -> tuple[str, ...]:
     """Return the values of an answer that lists several: `1, 2`, `1 and 2`, `5 or 6`,
-    `\\{1, 2\\}`."""
+    `\\{1, 2\\}`; the points of `x=1, y=2; x=3, y=4`."""
+    if ";" in text and "=" in text:
+        points = [point_of(part) for part in text.split(";")]
+        if None not in points:
+            return tuple(point for point in points if point is not None)
     inner = re.fullmatch(r"\\\{(.*)\\\}|\{(.*)\}", text)
     if inner and balanced(next(g for g in inner.groups() if g is not None)) and "|" not in text:
         text = next(group for group in inner.groups() if group is not None)
@@ -166,7 +170,7 @@ def signed(text: str) -> tuple[str, ...]:
 
 def point_of(text: str) -> str | None:
     """Return `x = 1, y = 2` as the point `(1, 2)`: its letters in the order of the alphabet."""
-    sides = [re.fullmatch(r"([a-zA-Z])\s*=\s*([^=]+)", part) for part in parts_of(text)]
+    sides = [re.fullmatch(r"\s*([a-zA-Z])\s*=\s*([^=]+)", part) for part in parts_of(text)]
     known = sorted((side[1], side[2].strip()) for side in sides if side)
     if len(sides) < 2 or len({name for name, _ in known}) < len(sides):
         return None

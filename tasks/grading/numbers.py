@@ -31,6 +31,7 @@ SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+"
 RAISED = re.compile(r"(?<=[\w)\]}])([⁻⁺]?[⁰¹²³⁴⁵⁶⁷⁸⁹]{1,4})")
 # an en dash is a minus sign where no number, word or bracket stands before it
 DASH = re.compile(r"(?<![\w)\]}])(?<![\w)\]}] )–(?=[\d.\\])")
+SPACES = re.compile(r"[\u00a0\u2000-\u200a\u202f\u205f\u3000]")
 VULGAR = re.compile(r"[¼½¾⅐-⅞]")
 WIDE = Context(prec=10**6, Emax=10**8, Emin=-(10**8))
 
@@ -50,11 +51,15 @@ EXACT = Tolerance()
 
 
 def typed(text: str) -> str:
-    """Return the text with ASCII minus signs, and with digits of full width, raised digits and
-    fractions of one character (½) in their usual form."""
+    """Return the text with ASCII minus signs and spaces, and with digits of full width, raised
+    digits and fractions of one character (½) in their usual form."""
     if text.isascii():
         return text
-    text = text.replace("\N{MINUS SIGN}", "-").replace("\N{FULLWIDTH PERCENT SIGN}", "%")
+    text = (
+        SPACES.sub(" ", text)
+        .replace("\N{MINUS SIGN}", "-")
+        .replace("\N{FULLWIDTH PERCENT SIGN}", "%")
+    )
     text = VULGAR.sub(vulgar, DASH.sub("-", text))
     text = RAISED.sub(lambda found: "^{" + found[1].translate(SUPERSCRIPTS) + "}", text)
     return text.translate({0xFF10 + digit: str(digit) for digit in range(10)})

@@ -42,7 +42,9 @@ TYPESETTING = [
         (r"π|(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi "),
         (r"∞|(?<![\\a-zA-Z])(?:infinity|inf|oo)(?![a-zA-Z])", r"\\infty "),
         (r"\\?sqrt\s*\(([^()]*)\)|(?<![\\a-zA-Z])sqrt\s*\{([^{}]*)\}", r"\\sqrt{\1\2}"),
-        (r"√\s*(\d+|[a-zA-Z])", r"\\sqrt{\1}"),
+        (r"√\s*(?:\(([^()]*)\)|(\d+|[a-zA-Z]))", r"\\sqrt{\1\2}"),
+        (r"∛\s*(?:\(([^()]*)\)|(\d+|[a-zA-Z]))", r"\\sqrt[3]{\1\2}"),
+        (r"∜\s*(?:\(([^()]*)\)|(\d+|[a-zA-Z]))", r"\\sqrt[4]{\1\2}"),
         (r"∪", r"\\cup "),
         (r"∈", r"\\in "),
         (r"±", r"\\pm "),
@@ -55,6 +57,7 @@ TYPESETTING = [
         ),
     )
 ]
+NUMBERED = re.compile(r"\\(?:text|mathrm|mbox)\s*\{\s*([-+$\d.][^{}\\]*?)\s*\}")  # 5.4 cents
 # words before the answer, in a box
 LEAD = re.compile(r"\\text\s*\{[^{}]*?(?:\b(?:is|are|equals)|[:=])\s*\}\s*(?=.)")
 NAMES = {
@@ -93,7 +96,7 @@ def clean(text: str) -> str:
                 text = inner
         if text == before:
             break
-    text = LEAD.sub("", text)
+    text = NUMBERED.sub(r"\1", text) if NUMBERED.fullmatch(text) else LEAD.sub("", text)
     for pattern, by in TYPESETTING:
         text = pattern.sub(by, text)
     text = text.strip()

@@ -70,6 +70,10 @@ COMPARISONS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Gt: sympy.Gt,
     ast.GtE: sympy.Ge,
 }
+# the library does not read \sec^2(y)
+RECIPROCAL = re.compile(
+    r"\\(sec|csc|cot)\s*\^\s*\{?\s*(\d)\s*\}?\s*(\([^()]*\)|\{[^{}]*\}|\d*(?:[a-zA-Z]|\\[a-zA-Z]+))"
+)
 MAX_POWER = 10_000  # an exponent above it stays unevaluated
 MAX_COMBINED = 10_000  # an argument of a factorial above it is not read
 
@@ -80,6 +84,7 @@ def from_latex(text: str) -> Any:
     if len(text) > MAX_LATEX:
         return None
     try:
+        text = RECIPROCAL.sub(r"(\\\1 \3)^{\2}", text)
         return parse_latex_cached(normalize_latex(text, NORMALIZATION))
     except MemoryError:
         raise

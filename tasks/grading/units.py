@@ -103,11 +103,16 @@ PART = re.compile(
 TEXT = re.compile(r"\\(?:text|mathrm|mbox|textrm|operatorname|rm|textbf|mathbf)\s*\{([^{}]*)\}")
 SPACE = re.compile(r"\\[ ,;:!]|~|\\q?quad|\$")
 DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-zA-Z])")
+TEMPERATURE = re.compile(
+    r"°\s*(?:\\(?:text|mathrm)\s*\{\s*(?P<set>[CF])\s*\}|(?P<bare>[CF])(?![a-zA-Z]))|(?P<one>[℃℉])"
+)
 FRACTION = re.compile(
     r"(?<=[\d}\s])\\frac\s*\{\s*\\(?:text|mathrm)\s*\{([^{}]*)\}\s*\}"
     r"\s*\{\s*\\(?:text|mathrm)\s*\{([^{}]*)\}\s*\}"
 )
 TRIGONOMETRIC = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc)(?![a-z])[^+=]*°")  # sin 45°
+# a function at the end: \sec^2, \log_2
+FUNCTION = re.compile(r"\\(?!pi(?![a-zA-Z]))[a-zA-Z]+\s*(?:[_^]\s*(?:\{[^{}]{0,20}\}|\w)\s*){1,2}$")
 # a unit in letters, behind a number: one letter only with a space between
 BEHIND = re.compile(rf"(?P<gap>\s*)(?P<unit>(?:(?:square|sq|cubic|cu)\.?\s+)?{WORD}[^=]{{0,30}})$")
 
@@ -212,6 +217,7 @@ def split(text: str) -> tuple[str, Unit | None]:
     where it is not in the table. What is not behind a number stays: `x+5 cm` and `2s` are
     expressions."""
     text = FRACTION.sub(r"\\text{\1/\2}", DEGREES.sub("°", text)).strip()
+    text = TEMPERATURE.sub(temperature, text)
     if TRIGONOMETRIC.search(text):
         return text, None
     typeset = trailing_text(text)
@@ -230,6 +236,12 @@ def split(text: str) -> tuple[str, Unit | None]:
     if unit is None or (lone and not found["gap"]):
         return text, None
     return text[:start].rstrip(), unit
+
+
+def temperature(found: re.Match[str]) -> str:
+    """Return the name of °C and °F."""
+    is_celsius = (found["set"] or found["bare"] or found["one"]) in ("C", "℃")
+    return " celsius" if is_celsius else " fahrenheit"
 
 
 def trailing_text(text: str) -> int | None:
@@ -257,6 +269,8 @@ def last_of_value(text: str) -> int:
 def is_numeric(text: str) -> bool:
     r"""Whether an expression is a number: digits, and no letters but those of LaTeX's commands,
     `e` of an exponent and π."""
+    if FUNCTION.search(text):
+        return False  # what follows is its argument
     bare = re.sub(r"\\[a-zA-Z]+|(?<=\d)[eE](?=[-+]?\d)|π|\bpi\b", " ", text)
     return bool(re.search(r"\d|π|\\pi", text)) and not re.search(r"[^\W\d_]", bare)
 

@@ -30,8 +30,8 @@ OR = r"[*_)\].]{0,4}\s*,?\s*(?:\bor\b|/|或者?|oder|ou|или)\s*[*_(\[]{0,4}"
 HEDGE = re.compile(rf"{OR}[A-J](?![\w'])")
 HEDGED = re.compile(rf"(?<![\w'])[A-J]{OR}$")
 DENIED = re.compile(
-    r"(?i)\b(?:not|neither|nor|never|none of|(?:any|every)thing but|any but|all but|except|other than"
-    r"|instead of|rather than)\b|n['’]t\b|不是|不选|并非"
+    r"(?i)\b(?:not|neither|nor|never|none of|(?:any|every)thing but|any but|all but|except"
+    r"|other than|instead of|rather than)\b|n['’]t\b|不是|不选|并非"
 )
 CLAUSE = re.compile(r"[.!?;,]\s|(?<![\w'])[A-J](?![\w'])")  # what a denial does not go beyond
 REJECTED = re.compile(

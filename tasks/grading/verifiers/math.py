@@ -9,6 +9,7 @@ or carry a tolerance (`tasks.grading.golds`).
 Settings: `dialect` is how golds are written, `latex` or `sympy` (`2*pi*sqrt(3)`, `x**2`; nothing is
 executed); `relative_tolerance` is for measured quantities, null for exact."""
 
+import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Literal
@@ -38,6 +39,7 @@ FORMULAS = (
     r"a_1 + \cos^2 45^\circ",
     r"1 \pm i",
 )
+OPTION = re.compile(r"\(?[A-J]\)?")  # of a multiple-choice question
 Dialect = Literal["latex", "sympy"]
 
 
@@ -108,7 +110,8 @@ def candidates(completion: str, golds: tuple[str, ...]) -> Iterator[str]:
     if marked:
         completion = "\n".join(marked)
     whole = completion.strip()
-    if words and (said := running_text.said_words(whole)):
+    said = running_text.said_words(whole)
+    if said and (words or OPTION.fullmatch(said)):
         yield said
     if running_text.is_formula(whole) or words:
         yield whole
