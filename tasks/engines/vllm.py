@@ -23,7 +23,7 @@ from tasks.engines.engine import (
     check_lengths,
     never,
 )
-from tasks.engines.weights.vllm_model import HEAD, has_head, pack_experts
+from tasks.engines.weights.vllm_model import HEAD, check_updates, has_head, pack_experts
 from tasks.models.policy import Policy, load_tokenizer, stop_token_ids, torch_device
 from tasks.models.weights import as_saved
 
@@ -200,4 +200,6 @@ def chosen_logprobs(completion: Any) -> list[float]:
 def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None) -> VllmEngine:
     """Return the engine for `policy`. The trainer's model is not shared; its weights arrive by
     `set_weights`."""
+    if model is not None:
+        check_updates(model)
     return VllmEngine(settings, policy, trains=model is not None)

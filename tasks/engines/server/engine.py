@@ -41,6 +41,7 @@ from tasks.engines.server.identity import Identity
 from tasks.engines.server.replicas import Replicas, local
 from tasks.engines.server.stopping import NOT_BEGUN, InFlight
 from tasks.engines.server.updates import Loading, Versions, check_transfer
+from tasks.engines.weights.vllm_model import check_updates
 from tasks.models.policy import (
     Policy,
     load_tokenizer,
@@ -355,6 +356,7 @@ def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None
     if settings.urls:
         return ServerEngine(settings, policy)
     if model is not None:
+        check_updates(model)
         check_transfer(settings, num_askers())
     replicas = None
     if model is None or num_askers() == 1 or distributed.get_rank() == 0:

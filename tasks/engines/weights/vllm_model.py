@@ -1,8 +1,22 @@
 """What some of vLLM's models need when they get new weights."""
 
 import torch
+from transformers import PreTrainedModel
+
+from tasks.common.files import ArtifactError
 
 HEAD = "lm_head"
+# model types whose new experts vLLM 0.32 drops without an error
+KEEP_EXPERTS = {"gpt_oss"}
+
+
+def check_updates(model: PreTrainedModel) -> None:
+    """Raise ArtifactError for a policy of which vLLM would keep some of the old weights."""
+    if model.config.model_type in KEEP_EXPERTS:
+        raise ArtifactError(
+            f"vLLM 0.32 keeps the old experts of a {model.config.model_type} model when it gets "
+            "new weights, so it cannot sample in training: take a policy of another architecture"
+        )
 
 
 def has_head(model: torch.nn.Module) -> bool:
