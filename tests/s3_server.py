@@ -16,6 +16,7 @@ import uuid
 from pathlib import Path
 
 from tasks.common.parent import die_with_parent
+from tests.patience import PATIENCE
 
 PROGRAMS = (
     "ceph",
@@ -27,7 +28,6 @@ PROGRAMS = (
     "radosgw-admin",
 )
 ACCESS_KEY, SECRET_KEY = "winnow-access-key", "winnow-secret-key-known-to-nobody-else"
-SECONDS = 90
 
 CONFIGURATION = """
 [global]
@@ -121,7 +121,7 @@ class S3Server:
             "--keyring",
             str(self.folder / "keyring"),
         ]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=SECONDS, check=False)
+        done = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE, check=False)
         if done.returncode != 0:
             raise RuntimeError(
                 f"{' '.join(line)} ended with {done.returncode}: {done.stderr[-2000:]}"
@@ -180,7 +180,7 @@ class S3Server:
     def start_gateway(self) -> None:
         """Start the S3 side, and wait until it answers."""
         self.spawn("radosgw", "-n", "client.rgw", "-k", str(self.folder / "keyring"))
-        gateway, until = self.daemons["radosgw"], time.monotonic() + SECONDS
+        gateway, until = self.daemons["radosgw"], time.monotonic() + PATIENCE
         while not answers(self.url):
             if gateway.poll() is not None or time.monotonic() > until:
                 raise RuntimeError(
@@ -222,7 +222,7 @@ class S3Server:
 
 
 def command(line: list[str]) -> None:
-    subprocess.run(line, check=True, capture_output=True, timeout=SECONDS)
+    subprocess.run(line, check=True, capture_output=True, timeout=PATIENCE)
 
 
 def answers(url: str) -> bool:

@@ -22,6 +22,7 @@ from tasks.common.sealed import read_sealed
 from tasks.common.tracking import mirrors
 from tasks.common.tracking.mirrors import Mirrors
 from tests.files import plant
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 PARAMS = {"train": {"learning_rate": 0.001}}
@@ -270,7 +271,7 @@ def test_what_a_killed_stage_has_sent_is_written(layout: Layout, said: Path) -> 
         env={**os.environ, "PYTHONPATH": path},
     )
     assert done.returncode == -signal.SIGKILL
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while not (said.exists() and "finish" in said.read_text()) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert lines(said)[-2:] == [("log", {"step": 0, "loss": 0.5}), ("finish", 1)]

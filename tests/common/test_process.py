@@ -14,6 +14,7 @@ import pytest
 
 from tasks.common.files import WriteError
 from tasks.common.process import exclusive
+from tests.patience import PATIENCE
 
 
 def test_a_second_holder_waits_and_is_told_for_whom(
@@ -81,5 +82,5 @@ def test_an_interrupt_that_was_caught_leaves_the_status_alone(
     (tmp_path / "interrupted.py").write_text(INTERRUPTED)
     command = [sys.executable, "-m", "interrupted", *given]
     paths = os.pathsep.join([str(tmp_path), os.getcwd()])
-    ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, timeout=60)
+    ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, timeout=PATIENCE)
     assert ended.returncode == status

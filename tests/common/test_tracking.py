@@ -30,6 +30,7 @@ from tasks.common.pipelines import current_pipeline, is_alive, process_tags, thi
 from tasks.common.tracking import Tracker, Tracking, database, results, system, track
 from tasks.common.tracking.runs import Run
 from tests.full import largest_file
+from tests.patience import PATIENCE
 from tests.stages import give_record
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -769,7 +770,7 @@ class Server:
         self.wait()
 
     def wait(self) -> None:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             with suppress(OSError), urllib.request.urlopen(f"{self.uri}/health", timeout=2):
                 return

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from tests.patience import PATIENCE
+
 FOLDER = "WINNOW_TEST_GROUP"
-SECONDS = 60.0
 
 
 class FileGroup:
@@ -41,7 +42,7 @@ class FileGroup:
 
 
 def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + PATIENCE
     while not path.exists():
         if time.monotonic() > deadline:
             raise RuntimeError(f"nobody wrote {path.name}")

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 
 from flows.server import free_port
+from tests.patience import PATIENCE
 
-START_SECONDS = 120.0
 TOKEN = secrets.token_hex(16)
 
 
@@ -63,7 +63,7 @@ class RayCluster:
         )
         log.close()
         self.nodes.append(node)
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + PATIENCE
         while not self.is_up(Path(log.name)):
             assert node.poll() is None, Path(log.name).read_text()
             assert time.monotonic() < deadline, Path(log.name).read_text()
@@ -80,5 +80,5 @@ class RayCluster:
             for process in [psutil.Process(node.pid), *everyone]:
                 with suppress(psutil.NoSuchProcess):
                     process.send_signal(signal.SIGKILL)
-            psutil.wait_procs(everyone, timeout=10)
+            psutil.wait_procs(everyone, timeout=PATIENCE)
         node.wait()

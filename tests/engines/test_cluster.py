@@ -26,6 +26,7 @@ from tasks.engines.engine import Cluster, EngineSettings, check_cluster, engine_
 from tasks.engines.server import gate
 from tasks.engines.weights import nccl
 from tests.flows.test_processes import is_gone
+from tests.patience import PATIENCE
 from tests.policies import ENGINE
 
 CLUSTER = Cluster("head:6379", 2, 1, 1, "data")
@@ -39,7 +40,7 @@ def host() -> Iterator[Host]:
 
 
 def wait_for(happens: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while not (found := happens()):
         assert time.monotonic() < deadline
         time.sleep(0.02)

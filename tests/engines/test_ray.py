@@ -17,6 +17,7 @@ import yaml
 
 from tasks.common.artifacts import Layout
 from tests.engines.ray_cluster import RayCluster
+from tests.patience import PATIENCE
 from tests.train.worlds import PARAMS, make_world, outputs
 
 pytest.importorskip("ray")
@@ -69,7 +70,7 @@ class Training:
             )
 
     def wait_for(self, happens: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 200
+        deadline = time.monotonic() + PATIENCE
         while not happens():
             assert self.process.poll() is None, self.words()
             assert time.monotonic() < deadline, self.words()
@@ -111,7 +112,7 @@ def left_over(layout: Layout) -> list[psutil.Process]:
 
 def wait_for_none(layout: Layout) -> None:
     """No process of the training outlives it for long."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while left := left_over(layout):
         assert time.monotonic() < deadline, [process.cmdline() for process in left]
         time.sleep(0.1)

@@ -32,6 +32,7 @@ from tasks.models.policy import Policy, load_model, read_policy
 from tasks.models.weights import NamedWeights
 from tasks.train.learner.ranks import join_ranks
 from tests.engines.conftest import SETTINGS, Servers, logprob_gaps, meetings
+from tests.patience import PATIENCE
 from tests.policies import place_policy
 from tests.stages import FORKS
 
@@ -54,7 +55,7 @@ def processes_of(group: int) -> list[psutil.Process]:
 
 
 def wait_for_end(group: int) -> bool:
-    deadline = time.monotonic() + 60.0
+    deadline = time.monotonic() + PATIENCE
     while processes_of(group) and time.monotonic() < deadline:
         time.sleep(0.05)
     return not processes_of(group)
@@ -149,7 +150,7 @@ def test_replicas_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     ) as parent:
         assert parent.stdout is not None
         group = int(parent.stdout.readline())
-        deadline = time.monotonic() + 120.0
+        deadline = time.monotonic() + PATIENCE
         while (
             len(processes_of(group)) < 3 and time.monotonic() < deadline
         ):  # the guard, the command, its child

@@ -107,7 +107,7 @@ def behave(stage: str) -> None:
     if wanted == "meet":
         Path(f"{stage}.met").touch()
         others = [name for name, what in behaviour.items() if what == "meet"]
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 600.0
         while not all(Path(f"{name}.met").exists() for name in others):
             if time.monotonic() > deadline:
                 sys.exit(f"{stage} is alone")

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.patience import PATIENCE
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 STAGES = ("ingest", "policy", "profile", "allocate", "train", "evaluate", "report")
 COPIED = (
@@ -61,7 +63,7 @@ def build(root: Path) -> Path:
 def shell(root: Path, environment: dict[str, str], *command: str) -> str:
     """The output of a command that must succeed."""
     done = subprocess.run(
-        command, cwd=root, env=environment, capture_output=True, text=True, timeout=120
+        command, cwd=root, env=environment, capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -83,7 +85,7 @@ class Project:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=120,
+            timeout=PATIENCE,
         )
         assert done.returncode == expect, done.stdout
         return done.stdout
@@ -126,7 +128,7 @@ class Project:
 
     def all_hanging(self, number: int) -> list[int]:
         """The process ids of so many stages, as soon as all of them hang."""
-        deadline = time.monotonic() + 180
+        deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             written = [file.read_text() for file in self.root.glob("*.hanging.pid")]
             if len(written) == number and all(written):
@@ -143,7 +145,7 @@ class Project:
             json.dumps(body).encode(),
             {"Content-Type": "application/json"},
         )
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while True:
             try:
                 with opener.open(request, timeout=30) as answer:

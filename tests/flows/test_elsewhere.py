@@ -11,6 +11,7 @@ from flows import commands, elsewhere, lock
 from tests.flows.project import Project, lines, shell
 from tests.flows.test_processes import is_gone
 from tests.flows.test_serve import wait_for
+from tests.patience import PATIENCE
 from tests.s3_server import S3Server
 
 POOL = "gpu-pool"
@@ -74,7 +75,7 @@ def theirs(mine: Project, tmp_path: Path) -> Iterator[Project]:
     wait_for(lambda: mine.post("deployments/filter", asked))
     yield project
     worker.terminate()
-    worker.communicate(timeout=60)
+    worker.communicate(timeout=PATIENCE)
 
 
 def git(project: Project, *arguments: str) -> str:
@@ -144,7 +145,7 @@ def test_an_interrupt_here_lets_the_stage_save_there(mine: Project, theirs: Proj
     flow = mine.start("flows.pipeline", "--on", f"train={POOL}", "--recipe", "grpo")
     stage = theirs.hanging()
     flow.send_signal(signal.SIGINT)
-    output, _ = flow.communicate(timeout=60)
+    output, _ = flow.communicate(timeout=PATIENCE)
     assert flow.returncode == 130, output
     assert wait_for((theirs.root / "graceful").exists)
     assert is_gone(stage, 30)

@@ -9,6 +9,7 @@ import sys
 import termios
 
 from flows.output import MAX_LINE, NUM_TAIL, Lines, open_stream, read_some
+from tests.patience import PATIENCE
 
 
 def test_bars_are_no_lines_and_escapes_are_left_out() -> None:
@@ -68,7 +69,7 @@ assert output.lines.bars["bar"][0] == 50.0
 
 
 def test_both_streams_pass_on_byte_for_byte() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout == "out \u00e9\n".encode()
     assert done.stderr == b"bar:  50%|x| 1/2 [00:01<00:01, 1it/s]\rerr\n"
@@ -79,7 +80,7 @@ def test_output_that_nobody_reads_stops_no_child() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
-        [sys.executable, "-c", program], stdout=writer, stderr=subprocess.PIPE, timeout=60
+        [sys.executable, "-c", program], stdout=writer, stderr=subprocess.PIPE, timeout=PATIENCE
     )
     os.close(writer)
     assert done.returncode == 0, done.stderr.decode()
@@ -120,7 +121,7 @@ assert output.lines.bars["train"][0] == 100.0
 
 
 def test_beside_others_every_line_is_labelled_and_a_bar_is_a_line_now_and_then() -> None:
-    done = subprocess.run([sys.executable, "-c", LABELLED], capture_output=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", LABELLED], capture_output=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout == b"train@grpo-0 | first\ntrain@grpo-0 | half\n"
     (shown,) = done.stderr.decode().splitlines()

@@ -9,9 +9,10 @@ import pytest
 
 from tests.common.test_parent import in_a_container, parent_of
 from tests.flows.project import Project, lines
+from tests.patience import PATIENCE
 
 
-def is_gone(pid: int, seconds: float = 5.0) -> bool:
+def is_gone(pid: int, seconds: float = PATIENCE) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if not os.path.exists(f"/proc/{pid}"):
@@ -31,7 +32,7 @@ def test_an_interrupted_flow_lets_the_stage_save_and_says_so(hanging: Project) -
     flow = hanging.start("flows.pipeline")
     stage = hanging.hanging()
     os.killpg(flow.pid, signal.SIGINT)  # what Ctrl-C does: the whole foreground group
-    output, _ = flow.communicate(timeout=60)
+    output, _ = flow.communicate(timeout=PATIENCE)
     assert flow.returncode == 130
     assert "interrupted; run the same command again" in output
     assert "killing it" not in output  # dvc left when the stage had
@@ -44,7 +45,7 @@ def test_a_terminated_flow_does_the_same(hanging: Project) -> None:
     flow = hanging.start("flows.pipeline")
     stage = hanging.hanging()
     flow.terminate()
-    flow.communicate(timeout=60)
+    flow.communicate(timeout=PATIENCE)
     assert flow.returncode == 130
     assert (hanging.root / "graceful").exists()
     assert is_gone(stage)
@@ -97,7 +98,7 @@ def test_an_interrupted_flow_lets_all_stages_save(two_hanging: Project) -> None:
     flow = two_hanging.start("flows.pipeline", "--concurrency", "2")
     stages = two_hanging.all_hanging(2)
     os.killpg(flow.pid, signal.SIGINT)
-    output, _ = flow.communicate(timeout=60)
+    output, _ = flow.communicate(timeout=PATIENCE)
     assert flow.returncode == 130, output
     assert "killing it" not in output
     assert "Traceback" not in output

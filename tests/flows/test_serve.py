@@ -11,11 +11,12 @@ import yaml
 
 from tests.flows.project import ROOT, Project
 from tests.flows.test_processes import is_gone
+from tests.patience import PATIENCE
 
 DEPLOYMENT = "nightly"
 
 
-def wait_for(look: Any, seconds: float = 90.0) -> Any:
+def wait_for(look: Any, seconds: float = PATIENCE) -> Any:
     """What `look` returns, as soon as that is something."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -69,7 +70,7 @@ def test_runs_do_not_overlap_and_a_terminated_schedule_cancels_its_run_and_lets_
     stage = project.hanging()
     assert asked_to_start(project, run_now(project)) == "AwaitingConcurrencySlot"
     served.send_signal(signal.SIGTERM)
-    output, _ = served.communicate(timeout=90)
+    output, _ = served.communicate(timeout=PATIENCE)
     assert served.returncode == 0, output
     assert (project.root / "graceful").read_text() == "allocate"
     assert is_gone(stage)

@@ -16,6 +16,7 @@ from flows.__main__ import PASSED_ON, WORDS, parser_of
 from tasks.common import params
 from tests.flows.project import ROOT, Project, lines
 from tests.flows.test_processes import is_gone
+from tests.patience import PATIENCE
 
 
 def winnow(project: Project, *arguments: str, expect: int = 0) -> str:
@@ -28,7 +29,7 @@ def winnow(project: Project, *arguments: str, expect: int = 0) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
     )
     assert done.returncode == expect, done.stdout
     return done.stdout
@@ -208,7 +209,7 @@ def test_init_asks_for_what_it_was_not_told(project: Project) -> None:
         input="\n32\nmaybe\nno\n",
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     assert "'maybe' is none of yes, no" in done.stdout

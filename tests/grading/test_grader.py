@@ -16,6 +16,7 @@ from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
 from tasks.grading.grader import Answer, FailureRateError, Grader, Verify
 from tasks.grading.loading import load
+from tests.patience import PATIENCE
 
 COMPOSITE = {"method": "composite", "weights": {"numeric": 0.75, "tags": 0.25}}
 CONFIGURED = {
@@ -217,7 +218,7 @@ def test_workers_die_with_their_parent() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     worker = int(ended.stdout)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while (
         Path(f"/proc/{worker}").exists()
         and "\nState:\tZ" not in Path(f"/proc/{worker}/status").read_text()

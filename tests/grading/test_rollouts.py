@@ -19,6 +19,7 @@ from tasks.common.artifacts import ROLLOUTS
 from tasks.grading.grader import FailureRateError, Verify
 from tasks.grading.rollouts import graded_rollouts, write_rollouts
 from tests.grading.judge_server import configured, judge_server
+from tests.patience import PATIENCE
 
 CONFIGURED = {
     "tags": {"method": "format", "tags": ["b"], "text_after": True},
@@ -183,7 +184,7 @@ def spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while not path.exists():
         assert time.monotonic() < deadline, f"{path.name} was never judged"
         time.sleep(0.01)
@@ -256,11 +257,11 @@ def test_an_interrupt_ends_the_sampling_and_the_grading(spy: Path, tmp_path: Pat
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) == 2  # the loader, and the worker that hangs
         process.send_signal(signal.SIGINT)
-        _, log = process.communicate(timeout=60)
+        _, log = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
     assert log.splitlines()[-1] == "KeyboardInterrupt"
-    assert psutil.wait_procs(children, timeout=60)[1] == []
+    assert psutil.wait_procs(children, timeout=PATIENCE)[1] == []
 
 
 def test_it_can_be_tried_again_in_the_same_process(spy: Path, tmp_path: Path) -> None:

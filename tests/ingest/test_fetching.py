@@ -18,6 +18,7 @@ from tasks.common.files import ArtifactError
 from tasks.common.locations import open_location
 from tasks.ingest.fetching import local_file
 from tests.ingest.helpers import entry, found
+from tests.patience import PATIENCE
 
 ROWS = b'{"question": "2 + 2?", "gold": "4"}\n{"question": "3 + 3?", "gold": "6"}\n'
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -161,7 +162,7 @@ def fetch_from_hub(tmp_path: Path, location: str, **environment: str) -> tuple[s
         text=True,
         env={**clean, **settings, **environment},
         check=False,
-        timeout=120,
+        timeout=PATIENCE,
     )
     return done.stdout, done.stderr
 

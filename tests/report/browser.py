@@ -11,7 +11,8 @@ from typing import Any
 
 from websockets.sync.client import connect
 
-SECONDS = 60.0  # until the browser has started, and for one answer
+from tests.patience import PATIENCE
+
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -51,7 +52,7 @@ class Browser:
         self.requests: list[str] = []
         port, path = self.address(folder / "DevToolsActivePort")
         self.socket = connect(
-            f"ws://127.0.0.1:{port}{path}", max_size=None, open_timeout=SECONDS, proxy=None
+            f"ws://127.0.0.1:{port}{path}", max_size=None, open_timeout=PATIENCE, proxy=None
         )
         self.session = ""
         pages = self.call("Target.getTargets")["targetInfos"]
@@ -63,7 +64,7 @@ class Browser:
 
     def address(self, path: Path) -> tuple[str, str]:
         """Wait for the port and the path of the protocol."""
-        end = time.monotonic() + SECONDS
+        end = time.monotonic() + PATIENCE
         while time.monotonic() < end and self.process.poll() is None:
             lines = path.read_text().split() if path.exists() else []
             if len(lines) == 2:
@@ -75,7 +76,7 @@ class Browser:
         """End the browser."""
         self.call("Browser.close")
         self.socket.close()
-        self.process.wait(SECONDS)
+        self.process.wait(PATIENCE)
 
     def call(self, method: str, **params: Any) -> Any:
         """Call a method of the protocol, and note the events until its answer."""
@@ -84,7 +85,7 @@ class Browser:
         session = {"sessionId": self.session} if getattr(self, "session", "") else {}
         self.socket.send(json.dumps(message | session))
         while True:
-            answer = json.loads(self.socket.recv(timeout=SECONDS))
+            answer = json.loads(self.socket.recv(timeout=PATIENCE))
             if answer.get("id") == self.number:
                 if "error" in answer:
                     raise RuntimeError(f"{method}: {answer['error']}")
@@ -130,7 +131,7 @@ class Browser:
     def open(self, path: Path) -> None:
         """Open a file, and wait until its scripts have run."""
         self.call("Page.navigate", url=path.absolute().as_uri())
-        end = time.monotonic() + SECONDS
+        end = time.monotonic() + PATIENCE
         loaded = "location.protocol === 'file:' && document.readyState === 'complete'"
         while not self.run(loaded):
             if time.monotonic() > end:

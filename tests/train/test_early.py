@@ -17,10 +17,10 @@ from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.trainer import Trainer
 from tasks.train.rollouts import Rollouts
 from tasks.train.settings import CheckpointSettings
+from tests.patience import PATIENCE
 from tests.train.worlds import loop_of, make_trainer, make_world
 
 SIZES = [4] * 36
-PATIENCE = 60.0  # seconds
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,7 @@ import yaml
 from tasks.common.artifacts import Layout
 from tasks.train.learner.ranks import LOST_RANK
 from tests.engines.conftest import meetings
+from tests.patience import PATIENCE
 from tests.stages import Started
 from tests.train.worlds import PARAMS, make_world, outputs
 
@@ -80,11 +81,11 @@ def test_a_rank_that_is_lost_ends_the_others_and_the_command_goes_on(
     lost = rank_of(process, rank)
     lost.send_signal(number)
     if number == signal.SIGSTOP:  # torchrun kills it after 30 s
-        rank_of(process, 0).wait(60)
+        rank_of(process, 0).wait(PATIENCE)
         lost.kill()
     log = process.finish()
     assert process.returncode != 0
-    _, alive = psutil.wait_procs(everyone, timeout=10)
+    _, alive = psutil.wait_procs(everyone, timeout=PATIENCE)
     assert alive == []
     if number == signal.SIGSTOP:
         assert "rank 0 of 2 on " in log
