@@ -86,7 +86,7 @@ def test_a_host_ends_all_that_its_process_has_started(host: Host, tmp_path: Path
     wait_for(lambda: host.tail().strip())
     pid = int(host.tail())
     host.end()
-    assert is_gone(pid, 10)
+    assert is_gone(pid)
     assert host.look().status == -signal.SIGKILL
 
 

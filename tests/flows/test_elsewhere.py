@@ -148,5 +148,5 @@ def test_an_interrupt_here_lets_the_stage_save_there(mine: Project, theirs: Proj
     output, _ = flow.communicate(timeout=PATIENCE)
     assert flow.returncode == 130, output
     assert wait_for((theirs.root / "graceful").exists)
-    assert is_gone(stage, 30)
+    assert is_gone(stage)
     assert wait_for(lambda: git(theirs, "status", "--porcelain") == "")

@@ -159,7 +159,7 @@ def test_the_pages_answer_and_end_with_the_command(pages, number: signal.Signals
     child.wait(60)
     if number != signal.SIGKILL:
         assert child.returncode == 0
-    assert all(is_gone(pid, 30) for pid in processes)
+    assert all(is_gone(pid) for pid in processes)
     assert not any(map(answers, urls))
 
 
