@@ -541,10 +541,10 @@ def test_updates_recomputed_from_stored_rollouts_are_the_same(finished: Layout) 
 OBSERVED: dict[str, Any] = {
     "updates": {"epochs": 1, "minibatches": 2},
     "advantage": {**EXAMPLE_PROBE, "method": "value_probe"},
-    "replay": {"method": "recent", "share": 0.3, "capacity": 4},
 }
 """What makes ranks score the step's rollouts, and change the policy twice a batch."""
 
+REPLAYED: dict[str, Any] = {"replay": {"method": "recent", "share": 0.3, "capacity": 4}}
 TURNS: dict[str, Any] = {
     "branches": [0.6],
     "decay_share": 0.6,
@@ -561,8 +561,8 @@ TURNS: dict[str, Any] = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "shard"),
-    [({}, "none"), (OBSERVED, "fsdp2"), (TURNS, "none")],
-    ids=["plain", "observed", "turns"],
+    [({}, "none"), (OBSERVED, "fsdp2"), (REPLAYED, "fsdp2"), (TURNS, "none")],
+    ids=["plain", "observed", "replayed", "turns"],
 )
 def test_two_processes_take_the_same_steps_as_one(
     changes: dict[str, Any], shard: str, guesser: Path, tmp_path: Path
