@@ -276,7 +276,8 @@ def build(
     )
     # an engine that does not take the policy's weights must fail before it has sampled anything;
     # and those of the policy's folder are not what is trained where it is held in 4 bits
-    trainer.sync_engine()
+    if not settings.in_flight_updates:  # `asynchronous.train` does it for them
+        trainer.sync_engine()
     return trainer, plan
 
 
