@@ -14,13 +14,14 @@ PARAGRAPH = "¶"  # in place of blank lines
 SENTENCE = re.compile(rf"(?<=[.?!。？！])[$)\]\"'*]*\s+(?=\S)|\s*{PARAGRAPH}\s*")
 FIGURE = re.compile(r"\[asy\].*?\[/asy\]|<asy>.*?</asy>|!\[[^\]]*\]\([^)]*\)", re.DOTALL)
 OPTIONS = re.compile(r"(?<!\w)\(?a\s*[).](?=.*?\bb\s*[).].*?\bc\s*[).]).*", re.DOTALL)
+# a sentence that asks for more than this form is kept
+ASKS = re.compile(r"[?？]|\b(?:find|compute|calculate|determine|evaluate|solve|prove)\b")
 ANSWER_FORM = re.compile(
     r"\b(?:original|final) (?:answer|problem)\b|step by step|"
     r"\banswers? (?:is|are|has|have|(?:should|must|can|will) be) (?:given |expressed |written )?"
     r"(?:in|of|as) .*\bform\b|"
     r"^\W*(?:please |then |and )*(?:express|write|give|enter|leave|report|provide|submit|put|state|"
-    r"present|round|type|simplify) .*\banswers?\b|"
-    r"^\W*(?:please |then |and )+(?:give|find|provide|compute|enter) .*\bvalue of\b"
+    r"present|round|type|simplify) (?:(?:your|the|all|each|final|exact|possible) )*answers?\b"
 )
 EXPRESSED = re.compile(
     r"\b(?:can|may) be (?:uniquely )?(?:expressed|written|represented) (?:as|in the form)\b"
@@ -46,7 +47,8 @@ def parts(text: str) -> tuple[str, str]:
         attached += pattern.findall(question)
         question = pattern.sub(" ", question)
     question = LABEL.sub(" ", HEADING.sub(" ", EXPRESSED.sub(" ", question)))
-    kept = [each for each in sentences(question) if not ANSWER_FORM.search(each)]
+    found = sentences(question)
+    kept = [each for each in found if ASKS.search(each) or not ANSWER_FORM.search(each)]
     question = f" {PARAGRAPH} ".join(kept)
     if not any(character.isalnum() for character in question):
         return text, ""

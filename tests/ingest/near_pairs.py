@@ -217,6 +217,16 @@ DIFFERENT = [
         "Which of the following is the graph of the function $y = |f(x)|$ as drawn above?",
         "Which of the following is the graph of the function $y = f(|x|)$ as drawn above?",
     ),
+    Pair(
+        "more",
+        story(PAINT) + " Find the hours until it is painted and put the final answer in a box.",
+        story(PAINT) + " Find the boards before the break and put the final answer in a box.",
+    ),
+    Pair(
+        "more",
+        "Let $x$ be a root of $x^2 - 3x + 1 = 0$ in the plane. Please give the value of $x^2$.",
+        "Let $x$ be a root of $x^2 - 3x + 1 = 0$ in the plane. Please give the value of $x^3$.",
+    ),
     Pair("figure", SHADED + "\n" + TRIANGLE, SHADED + "\n" + SQUARE),
     Pair("figure", "What is the area, in square units, of triangle $ABC$? " + TRIANGLE, PAINT),
     Pair(

@@ -111,7 +111,9 @@ def test_letters_of_a_prompt_that_shows_its_options(tmp_path: Path) -> None:
     row = {"q": "Which?\nA. cat\nB. dog\nC. hen", "gold": ["A", "C"]}
     assert one(tmp_path, row, prompt="q", verifier="choice") == (row["q"], "AC")
     assert one(tmp_path, row, prompt="q", verifier="math")[0] == "malformed"
-    assert one(tmp_path, {**row, "gold": ["cat"]}, prompt="q", verifier="choice")[0] == "malformed"
+    for gold in (["cat"], [0, 2], ["1", "3"]):
+        bad = one(tmp_path, {**row, "gold": gold}, prompt="q", verifier="choice")
+        assert bad[0] == "malformed"
 
 
 def test_the_verifier_takes_a_gold_of_several_options_whole(tmp_path: Path) -> None:

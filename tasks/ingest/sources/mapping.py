@@ -18,8 +18,7 @@ from tasks.ingest.options import Options, letters_of, options_of, shuffled
 from tasks.ingest.selection import chosen_verifier, no_verifier, verifier_of
 
 OPTIONAL = ("options", "first_option", "golds", "tolerance", "extract", "json")
-
-
+# what a gold may call an option by its field's path: 2 for `option2`, B for `row.B`
 DIGITS_AT_END = re.compile(r".*?(\d+)$|.*[.\]]")
 
 
@@ -84,7 +83,8 @@ def asked_and_gold(row: dict[str, Any], settings: Settings, verifier: str) -> tu
     answer = answers.extracted(answer, settings.extract)
     tolerance = field(row, settings.tolerance) if settings.tolerance else None
     if settings.options is None:
-        if verifier == "choice" and isinstance(answer, list):
+        letters = isinstance(answer, list) and all(str(one).isalpha() for one in answer)
+        if verifier == "choice" and letters:
             answer = letters_of(answer, Options("", (), ()), 0) or answer
         return prompt_of(row, settings, {}), answers.gold(answer, settings.golds, tolerance)
     options = choices(row, settings, answer)
