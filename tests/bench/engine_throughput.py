@@ -16,7 +16,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +75,11 @@ def profile(layout: Layout, values: dict[str, Any]) -> dict[str, float]:
 
     sampling.load_engine = load  # type: ignore[attr-defined]
     sys.argv = ["profile", "--params", str(layout.root / "params.yaml"), "--data", str(layout.root)]
-    with suppress(SystemExit):
+    try:
         stage.run("tasks.profile.run")
+    except SystemExit as ended:
+        if ended.code:
+            raise
     spent = since(ready[0])
     graded = ROLLOUTS.read(layout.profile / "rollouts.parquet")
     return {"tokens": int(graded["completion_tokens"].sum()), **spent}
@@ -111,7 +113,7 @@ def measure(side: str, root: Path) -> None:
 def run_side(side: str, root: Path, number: int) -> dict[str, float]:
     """Tokens a second of one side, by wall and by CPU, from a store that is empty."""
     values = yaml.safe_load((root / "params.yaml").read_text())
-    values["store"] = {"location": str(root / f"store-{number}")}
+    values["store"]["location"] = str(root / f"store-{number}")
     (root / "params.yaml").write_text(yaml.safe_dump(values))
     command = [
         sys.executable,

@@ -30,7 +30,8 @@ SMALL = {
     "throughput": "--steps 2 --rounds 1 --no-large --no-compile",
 }
 PARTS = {"side_trl", "side_winnow"}  # commands that the benchmarks start
-ELSEWHERE = {"flips", "stage_start"}  # run by test_flips.py, and by tests/test_chain.py
+# run by test_contamination.py and test_flips.py, and by tests/test_chain.py
+ELSEWHERE = {"contamination", "flips", "stage_start"}
 NEEDS = {
     "agreement": [pytest.mark.real_data],
     "engine_throughput": [pytest.mark.vllm],
