@@ -24,7 +24,7 @@ MAX_ANSWER = 1000  # characters
 NAMES = "sqrt|cbrt|binom|gcd|lcm|log|ln|exp|sin|cos|tan|cot|sec|csc|floor|ceil|abs|mod|min|max|det"
 OPERATION = re.compile(
     rf"[-+*/^!|÷×·√∛∜⌊⌈]|[\d)]\s*\(|(?<![a-zA-Z])(?:{NAMES})(?![a-zA-Z])"
-    r"|\\(?:frac|[dt]?binom|choose|arc(?:sin|cos|tan)|[a-z]+h|sum|prod|i*int|lim|[lr]?vert|[lr]floor"
+    r"|\\(?:frac|[dt]?binom|choose|arc(?:sin|cos|tan)|(?:sin|cos|tan)h|sum|prod|i*int|lim|[lr]?vert|[lr]floor"
     r"|[lr]ceil|cdot|times|div|[bp]?mod|begin)(?![a-zA-Z])"
 )
 FORMULA = re.compile(
@@ -40,6 +40,9 @@ WORD = re.compile(  # what ends a formula among words
 BETWEEN = re.compile(
     r"(?<![<>!])=|[<>≤≥]|\\(?:le|leq|ge|geq|lt|gt|ne|neq|approx|equiv|in|to)(?![a-zA-Z])"
     r"|\\\\|\\q?quad(?![a-zA-Z])|&"
+)
+GREEK = re.compile(
+    r"\\(?:alpha|beta|gamma|delta|epsilon|theta|lambda|mu|phi|psi|rho|sigma|omega)(?![a-zA-Z])"
 )
 DIVIDED = re.compile(r"\\[dtc]?frac(?![a-zA-Z])|\\div(?![a-zA-Z])|÷")
 CHOSEN = re.compile(r"\\[dt]binom(?![a-zA-Z])|\\choose(?![a-zA-Z])")
@@ -83,8 +86,9 @@ def candidates(golds: Iterable[str], prompt: str) -> Iterator[str]:
 
 
 def variables(formula: str) -> set[str]:
-    """Return the letters of a formula that are not those of functions and commands."""
-    return set(re.sub(rf"\\[a-zA-Z]+|{NAMES}|[^a-zA-Z]", "", TEXT.sub("", formula)))
+    """Return the letters of a formula, Greek ones as well, that are not those of functions."""
+    text = TEXT.sub("", formula)
+    return {*GREEK.findall(text), *re.sub(rf"\\[a-zA-Z]+|{NAMES}|[^a-zA-Z]", "", text)}
 
 
 @lru_cache(maxsize=256)
