@@ -108,7 +108,10 @@ def test_ingest_reports_where_a_copy_would_pass_and_the_slowest_golds(tmp_path: 
     source = entry(lines(tmp_path / "a.jsonl", *rows), verifier="math")
     sizes = {"train": 3, "validation": 0, "test": 0}
     printed = ingest(tmp_path, [source], sizes, "--dry-run")
-    assert "would be graded as correct in 2 of 3 rows, such as '513^{2} - 487^{2}'" in printed
+    assert (
+        "would be graded as correct in 2 of the first 3 rows, such as '513^{2} - 487^{2}'"
+        in printed
+    )
     slowest = printed.partition("the slowest golds")[2].splitlines()[1:4]
     seconds = [float(line.split()[0]) for line in slowest]
     assert seconds == sorted(seconds, reverse=True)
