@@ -27,9 +27,9 @@ OPERATION = re.compile(
     r"|\\(?:frac|[dt]?binom|choose|arc(?:sin|cos|tan)|(?:sin|cos|tan)h|sum|prod|i*int|lim|[lr]?vert|[lr]floor"
     r"|[lr]ceil|cdot|times|div|[bp]?mod|begin)(?![a-zA-Z])"
 )
-FORMULA = re.compile(
-    r"\$\$(.+?)\$\$|(?<!\\)\$(.+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]"
-    r"|\\begin\{(?:align|equation|gather)\*?\}(.+?)\\end",
+FORMULA = re.compile(  # no longer than an answer, so that delimiters without an end take no time
+    r"\$\$(.{1,1000}?)\$\$|(?<!\\)\$(.{1,1000}?)(?<!\\)\$|\\\((.{1,1000}?)\\\)|\\\[(.{1,1000}?)\\\]"
+    r"|\\begin\{(?:align|equation|gather)\*?\}(.{1,1000}?)\\end",
     re.DOTALL,
 )
 SHORT = "of|is|in|to|if|at|by|on|or|an|be|he|it|we|no|so|do|as|us"

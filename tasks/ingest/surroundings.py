@@ -13,7 +13,8 @@ import re
 PARAGRAPH = "¶"  # in place of blank lines
 SENTENCE = re.compile(rf"(?<=[.?!。？！])[$)\]\"'*]*\s+(?=\S)|\s*{PARAGRAPH}\s*")
 FIGURE = re.compile(r"\[asy\].*?\[/asy\]|<asy>.*?</asy>|!\[[^\]]*\]\([^)]*\)", re.DOTALL)
-OPTIONS = re.compile(r"(?<!\w)\(?a\s*[).](?=.*?\bb\s*[).].*?\bc\s*[).]).*", re.DOTALL)
+FIRST_OPTION = re.compile(r"(?<!\w)\(?a\s*[).]")
+OTHER_OPTIONS = re.compile(r"(?>.*?\bb\s*[).]).*?\bc\s*[).]", re.DOTALL)
 # a sentence that asks for more than this form is kept
 ASKS = re.compile(r"[?？]|\b(?:find|compute|calculate|determine|evaluate|solve|prove)\b")
 ANSWER_FORM = re.compile(
@@ -42,10 +43,12 @@ SPECIAL_CASE = re.compile(r",? (?:when|where|if|for|with) \$?[a-z]\$? ?= ?[\d.]+
 def parts(text: str) -> tuple[str, str]:
     """Return the question and what is attached to it, which may be empty. A text that is nothing
     else than surroundings is its own question."""
-    question, attached = text, []
-    for pattern in (FIGURE, OPTIONS):
-        attached += pattern.findall(question)
-        question = pattern.sub(" ", question)
+    attached = FIGURE.findall(text)
+    question = FIGURE.sub(" ", text)
+    first = FIRST_OPTION.search(question)
+    if first is not None and OTHER_OPTIONS.match(question, first.end()):
+        attached.append(question[first.start() :])
+        question = question[: first.start()]
     question = LABEL.sub(" ", HEADING.sub(" ", EXPRESSED.sub(" ", question)))
     found = sentences(question)
     kept = [each for each in found if ASKS.search(each) or not ANSWER_FORM.search(each)]

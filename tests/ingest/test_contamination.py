@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 
 from tasks.common.params import ParamsError
+from tasks.ingest import surroundings
 from tasks.ingest.contamination import (
     Common,
     Contamination,
@@ -305,3 +306,13 @@ def test_real_questions_in_another_form_are_found_and_no_others(
     found = [[row for row, _ in index.search(CHANGES[change](text))] for text in questions]
     assert sum(rows == [n] for n, rows in enumerate(found)) >= 0.98 * len(questions)
     assert all(rows in ([n], []) for n, rows in enumerate(found))
+
+
+def test_options_that_never_end_are_text() -> None:
+    """Every `a)` and `b)` was tried with every other, which took hours."""
+    text = "a) b) " * 3000
+    assert surroundings.parts(text)[1] == ""
+    assert surroundings.parts("which is even? (a) 1 (b) 2 (c) 3") == (
+        "which is even?",
+        "(a) 1 (b) 2 (c) 3",
+    )
