@@ -122,7 +122,9 @@ def missing(there: dict[str, Any]) -> dict[str, str]:
     from packaging.specifiers import SpecifierSet
     from packaging.utils import canonicalize_name
 
-    has = {canonicalize_name(name): version for name, version in there["packages"].items()}
+    has: dict[str, str] = {
+        canonicalize_name(name): version for name, version in there["packages"].items()
+    }
     environment = {"python_version": there["python"], "platform_machine": there["machine"]}
     environment |= {"python_full_version": f"{there['python']}.0", "extra": ""}
     wanted: dict[str, SpecifierSet] = {}
@@ -197,7 +199,7 @@ def write_pieces(wheels: Sequence[Path], out: Path, piece_bytes: int) -> None:
             for wheel in wheels:
                 archive.add(wheel, arcname=wheel.name)
         whole.seek(0)
-        pieces = []
+        pieces: list[dict[str, str]] = []
         while data := whole.read(piece_bytes):
             name = f"piece-{len(pieces):03d}"
             (out / name).write_bytes(data)
