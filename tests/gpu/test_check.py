@@ -65,7 +65,9 @@ def test_a_policy_is_made_and_trained_and_a_killed_check_goes_on(tmp_path: Path)
     assert 0 < profile["pass rate"] < 0.8
     assert [run["run"] for run in runs] == ["grpo", "grpo, killed", "sgpo", "winnow"]
     assert [run["kills"] for run in runs] == [0, 1, 0, 0]
-    assert {run["rollouts"] for run in runs} == {128}
+    # a plan keeps to the budget, and groups of 8 may leave a part of it
+    assert [run["rollouts"] for run in runs if run["run"].startswith("grpo")] == [128, 128]
+    assert all(120 < run["rollouts"] <= 128 for run in runs)
     assert runs[1]["weights of an unkilled run"] is True  # on a CPU
     assert all(run["executed, TFLOPs"] > 0 for run in runs)
     assert "| made | pass rate |" in (tmp_path / "page.md").read_text()
