@@ -31,6 +31,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from tasks.common.files import ArtifactError
+from tasks.common.worker import memory_gb
 
 MAX_REQUESTS = 64  # requests in a list
 # seconds of work in a list: hides the latency of a pipe, and still distributes work evenly
@@ -83,7 +84,8 @@ class Loader:
             self.ready_message = self.answer()
         except (OSError, PoolError) as error:
             self.close()
-            raise PoolError(f"a worker process did not get ready: {error}") from error
+            limit = "" if memory_gb() < 0 else f" (`ulimit -v` leaves it {memory_gb():.3g} GB)"
+            raise PoolError(f"a worker process did not get ready: {error}{limit}") from error
         if "failure" in self.ready_message:
             self.close()
             raise PoolError(self.ready_message["failure"])

@@ -33,10 +33,22 @@ class Unusable(Exception):
 def limit(memory: int) -> None:
     """Limit this process to `memory` bytes, small files and no core dumps. Integers in text may
     have any number of digits."""
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
+    at_most(resource.RLIMIT_AS, memory)
+    at_most(resource.RLIMIT_CORE, 0)
+    at_most(resource.RLIMIT_FSIZE, MAX_FILE_BYTES)
     sys.set_int_max_str_digits(0)  # the time limit replaces this one
+
+
+def at_most(kind: int, value: int) -> None:
+    """Lower a limit of this process, unless it is lower already (`ulimit`)."""
+    soft = resource.getrlimit(kind)[0]
+    value = value if soft == resource.RLIM_INFINITY else min(value, soft)
+    resource.setrlimit(kind, (value, value))
+
+
+def memory_gb() -> float:
+    """Return the limit of this process's memory, in units of 2^30 bytes; below 0 without one."""
+    return resource.getrlimit(resource.RLIMIT_AS)[0] / 2**30
 
 
 def take_stdout() -> int:
