@@ -2,16 +2,17 @@
 calls.
 
 The program sees no network, no process but its own, no environment, and no files but Python's
-(read-only) and an empty folder in memory. Limits of CPU time, address space, file size and the
-number of processes hold inside; the clock, the size of replies and the memory of all processes
-together are watched from outside, and everything inside is killed at once. Nothing inside is
-trusted: `sandbox_runner` is told inputs and tells results, and is never told what is right.
+(read-only) and an empty folder in memory. Limits of CPU time, address space, file size, open files
+and the number of processes hold inside; the clock, the size of replies, the memory of all processes
+together and the number of files are watched from outside, and everything inside is killed at once.
+Nothing inside is trusted: `sandbox_runner` is told inputs and tells results, and is never told what
+is right.
 
 Started by root, bubblewrap needs no user namespace, and the program runs under a user id that
 nobody has: root's own id would be exempt from the limit on processes. Started by anybody else, it
 needs user namespaces. `process` is a plain process with the same limits, for machines without
 either: it protects from accidents, and from nothing else, because files, network and the processes
-of the same user stay in reach.
+of the same user stay in reach, and nobody counts its files.
 
 Left out: cgroups (only root could use them), nsjail, processors other than x86-64 and ARM."""
 
@@ -34,20 +35,22 @@ from tasks.common.files import temporary_folder
 from tasks.common.params import ParamsError
 from tasks.grading import sandbox_runner
 from tasks.grading.sandbox_command import (
+    FOLDER,
     Sandbox,
     SandboxError,
     bubblewrap,
-    filter_in_memory,
     interpreter,
     packages,
+    python,
 )
 
 START_SECONDS = 20.0  # until the interpreter inside is ready, on a busy machine
 FILE_BYTES = 8 << 20  # of any file inside; standard output is one
 REPLY_BYTES = 2 * FILE_BYTES  # outputs are in base64
 MAX_PROCESSES = 24  # processes and threads inside
+MAX_FILES = 10_000  # and folders and links, inside
 PR_SET_CHILD_SUBREAPER = 36
-LOOK_SECONDS = 0.1  # between two looks at the memory of all processes
+LOOK_SECONDS = 0.1  # between two looks at the memory of all processes and the number of files
 MAX_DIGITS = 5_000  # of an integer in a reply
 HASHED_DIGITS = 18  # integers of so many digits all have hashes of their own
 MAX_LARGE = 10_000  # integers of more digits in a reply
@@ -70,20 +73,19 @@ class Session:
         self.selector = selectors.DefaultSelector()
         self.incoming = b""
         self.inner: list[int] = []  # bubblewrap's own child, the first process of the namespace
+        self.files: int | None = None  # a descriptor of bubblewrap's folder
+        self.next_look = 0.0
         self.folder: str | None = None
         adopt_orphans(True)
-        runner = [*interpreter(), "-c", inspect.getsource(sandbox_runner)]
         with contextlib.ExitStack() as stack:
             if sandbox.kind == "process":
                 self.folder = str(stack.enter_context(temporary_folder(None, "program")))
-                command, descriptors = runner, []
+                command, descriptors = interpreter(python()), list[int]()
             else:
-                filter_file = stack.enter_context(filter_in_memory())
-                descriptors = [filter_file]
-                command = [*bubblewrap(sandbox, filter_file), *runner]
+                command, descriptors = stack.enter_context(bubblewrap(sandbox))
             try:
                 self.popen = subprocess.Popen(
-                    command,
+                    [*command, "-c", inspect.getsource(sandbox_runner)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
@@ -116,14 +118,18 @@ class Session:
         }
         try:
             reply = self.ask(configuration, START_SECONDS)
+            if reply != {"ready": True}:
+                raise SandboxError(f"the sandbox does not start: it says {str(reply)[:200]}")
+            self.inner = children_of(self.popen.pid)
+            if sandbox.kind == "bubblewrap":
+                self.files = folder_of(self.inner)
         except Stopped as error:
             said = self.errors()
             self.close()
             raise SandboxError(f"the sandbox does not start: {said or error}") from error
-        if reply != {"ready": True}:
+        except SandboxError:
             self.close()
-            raise SandboxError(f"the sandbox does not start: it says {str(reply)[:200]}")
-        self.inner = children_of(self.popen.pid)
+            raise
 
     def __enter__(self) -> "Session":
         return self
@@ -146,7 +152,6 @@ class Session:
     def exchange(self, outgoing: bytes, seconds: float) -> bytes:
         """Write a line and return the one that comes back."""
         deadline = time.monotonic() + seconds
-        next_look = time.monotonic() + LOOK_SECONDS
         parts = [self.incoming]
         size = 0
         if outgoing:
@@ -155,10 +160,8 @@ class Session:
             now = time.monotonic()
             if now >= deadline:
                 raise Stopped(f"time limit: no result in {seconds:g} s on the clock")
-            if now >= next_look:
-                self.check_memory()
-                next_look = time.monotonic() + LOOK_SECONDS
-            for key, _ in self.selector.select(min(deadline, next_look) - now):
+            self.look()
+            for key, _ in self.selector.select(min(LOOK_SECONDS, deadline - now)):
                 if key.fd == self.requests:
                     outgoing = self.write(outgoing)
                     continue
@@ -187,12 +190,19 @@ class Session:
             self.selector.unregister(self.requests)
         return outgoing
 
-    def check_memory(self) -> None:
-        """Raise Stopped when all processes inside together hold more than twice the limit of
-        one."""
+    def look(self) -> None:
+        """Raise Stopped when all processes inside together hold more than twice the limit of one,
+        or have made too many files. A call within LOOK_SECONDS of the last does nothing."""
+        if time.monotonic() < self.next_look:
+            return
         held = sum(resident_bytes(pid) for pid in family(self.popen.pid))
         if held > 2 * self.memory:
             raise Stopped(f"memory limit: all its processes together hold {held >> 20} MB")
+        if self.files is not None:
+            files = os.fstatvfs(self.files)
+            if files.f_files - files.f_ffree > MAX_FILES:
+                raise Stopped(f"file limit: it has made more than {MAX_FILES} files")
+        self.next_look = time.monotonic() + LOOK_SECONDS
 
     def ending(self) -> str:
         """Return in words how the interpreter ended. It has closed its replies."""
@@ -230,10 +240,20 @@ class Session:
             reap(pid)
         adopt_orphans(False)
         self.selector.close()
+        if self.files is not None:
+            os.close(self.files)
         for pipe in (self.popen.stdin, self.popen.stdout, self.popen.stderr):
             if pipe is not None:
                 pipe.close()
         self.ends.close()
+
+
+def folder_of(inner: list[int]) -> int:
+    """Return a descriptor of the folder inside, whose files are counted by it."""
+    try:
+        return os.open(f"/proc/{inner[0]}/root{FOLDER}", os.O_PATH | os.O_DIRECTORY)
+    except (OSError, IndexError) as error:
+        raise SandboxError(f"the number of files inside cannot be limited: {error}") from error
 
 
 def signal_words(number: int) -> str:
