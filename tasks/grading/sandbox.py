@@ -3,10 +3,10 @@ calls.
 
 The program sees no network, no process but its own, no environment, and no files but Python's
 (read-only) and an empty folder in memory. Limits of CPU time, address space, file size, open files
-and the number of processes hold inside; the clock, the size of replies, the memory of all processes
-together and the number of files are watched from outside, and everything inside is killed at once.
-Nothing inside is trusted: `sandbox_runner` is told inputs and tells results, and is never told what
-is right.
+and the number of processes hold inside; the clock (pauses left out), the size of replies, the
+memory of all processes together and the number of files are watched from outside, and everything
+inside is killed at once. Nothing inside is trusted: `sandbox_runner` is told inputs and tells
+results, and is never told what is right.
 
 Started by root, bubblewrap needs no user namespace, and the program runs under a user id that
 nobody has: root's own id would be exempt from the limit on processes. Started by anybody else, it
@@ -31,6 +31,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tasks.common.clock import RunningClock
 from tasks.common.files import temporary_folder
 from tasks.common.params import ParamsError
 from tasks.grading import sandbox_runner
@@ -51,6 +52,8 @@ MAX_PROCESSES = 24  # processes and threads inside
 MAX_FILES = 10_000  # and folders and links, inside
 PR_SET_CHILD_SUBREAPER = 36
 LOOK_SECONDS = 0.1  # between two looks at the memory of all processes and the number of files
+END_SECONDS = 0.002  # between two looks at a process that ends
+SENT = (signal.SIGKILL, signal.SIGTERM)  # what kills from outside: an operator, a lack of memory
 MAX_DIGITS = 5_000  # of an integer in a reply
 HASHED_DIGITS = 18  # integers of so many digits all have hashes of their own
 MAX_LARGE = 10_000  # integers of more digits in a reply
@@ -65,16 +68,26 @@ class Stopped(Exception):
     """The program was stopped, or ended by itself; the message says why."""
 
 
-class Session:
-    """One interpreter in a sandbox, and the conversation with it. Use as a context manager."""
+class Killed(Stopped):
+    """A signal ended the program that it can have sent itself; `outside` where it cannot."""
 
-    def __init__(self, sandbox: Sandbox) -> None:
+    def __init__(self, words: str, outside: bool) -> None:
+        super().__init__(words)
+        self.outside = outside
+
+
+class Session:
+    """One interpreter in a sandbox, and the conversation with it. Its limits on the clock count by
+    `clock`. Use as a context manager."""
+
+    def __init__(self, sandbox: Sandbox, clock: RunningClock | None = None) -> None:
+        self.clock = clock or RunningClock()
+        self.next_look = 0.0
         self.memory = sandbox.memory_mb << 20
         self.selector = selectors.DefaultSelector()
         self.incoming = b""
         self.inner: list[int] = []  # bubblewrap's own child, the first process of the namespace
         self.files: int | None = None  # a descriptor of bubblewrap's folder
-        self.next_look = 0.0
         self.folder: str | None = None
         adopt_orphans(True)
         with contextlib.ExitStack() as stack:
@@ -123,6 +136,9 @@ class Session:
             self.inner = children_of(self.popen.pid)
             if sandbox.kind == "bubblewrap":
                 self.files = folder_of(self.inner)
+        except Killed as error:  # nothing of the program was there yet
+            self.close()
+            raise Killed(str(error), outside=True) from error
         except Stopped as error:
             said = self.errors()
             self.close()
@@ -151,27 +167,26 @@ class Session:
 
     def exchange(self, outgoing: bytes, seconds: float) -> bytes:
         """Write a line and return the one that comes back."""
-        deadline = time.monotonic() + seconds
+        until = self.clock.look() + seconds
         parts = [self.incoming]
         size = 0
         if outgoing:
             self.selector.register(self.requests, selectors.EVENT_WRITE)
         while b"\n" not in parts[-1]:
-            now = time.monotonic()
-            if now >= deadline:
-                raise Stopped(f"time limit: no result in {seconds:g} s on the clock")
             self.look()
-            for key, _ in self.selector.select(min(LOOK_SECONDS, deadline - now)):
+            for key, _ in self.selector.select(min(LOOK_SECONDS, until - self.clock.seconds)):
                 if key.fd == self.requests:
                     outgoing = self.write(outgoing)
                     continue
                 part = os.read(self.replies, 1 << 16)
                 size += len(part)
                 if not part:
-                    raise Stopped(self.ending())
+                    raise self.ending(until)
                 if size > REPLY_BYTES:
                     raise Stopped(f"output limit: its result is longer than {REPLY_BYTES} bytes")
                 parts.append(part)
+            if self.clock.look() >= until and b"\n" not in parts[-1]:
+                raise Stopped(f"time limit: no result in {seconds:g} s on the clock")
         line, _, self.incoming = b"".join(parts).partition(b"\n")
         if self.incoming or outgoing:
             raise Stopped("it wrote something else in place of its result")
@@ -204,29 +219,33 @@ class Session:
                 raise Stopped(f"file limit: it has made more than {MAX_FILES} files")
         self.next_look = time.monotonic() + LOOK_SECONDS
 
-    def ending(self) -> str:
-        """Return in words how the interpreter ended. It has closed its replies."""
-        code = self.exit_code(2.0)
-        if code is None:
-            return "it closed the pipe for its results"
-        return signal_words(code - 128 if code > 128 else -code) or "it ended without a result"
+    def ending(self, until: float) -> Stopped:
+        """Return how the interpreter ended, which has closed its replies. It may take until that
+        time to end."""
+        while (code := self.exit_code()) is None:
+            if self.clock.look() >= until:
+                return Stopped("it closed the pipe for its results")
+            self.look()
+            time.sleep(END_SECONDS)
+        number = code - 128 if code > 128 else -code
+        words = signal_words(number) or "it ended without a result"
+        # bubblewrap itself is out of the program's reach, and ends with a status
+        outside = code < 0 and self.folder is None
+        return Killed(words, outside) if number in SENT else Stopped(words)
 
-    def exit_code(self, seconds: float) -> int | None:
-        """Return the exit status, or a signal below 0; None if the process goes on for so long.
+    def exit_code(self) -> int | None:
+        """Return the exit status, or a signal below 0; None if the process goes on.
 
         It stays a zombie, so that its number, by which `close` kills, is nobody else's."""
-        deadline = time.monotonic() + seconds
         how = os.WEXITED | os.WNOWAIT | os.WNOHANG
-        while (ended := os.waitid(os.P_PID, self.popen.pid, how)) is None:
-            if time.monotonic() > deadline:
-                return None
-            time.sleep(0.002)
+        ended = os.waitid(os.P_PID, self.popen.pid, how)
+        if ended is None:
+            return None
         return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
     def errors(self) -> str:
         """Return what bubblewrap or the interpreter has written to standard error."""
         assert self.popen.stderr is not None
-        self.exit_code(1.0)
         os.set_blocking(self.popen.stderr.fileno(), False)
         return (self.popen.stderr.read(2000) or b"").decode("utf-8", "replace").strip()
 
