@@ -3,186 +3,50 @@ and only the request at fault fails.
 
 The processes run `tasks/common/worker.py`. They are forks of one, the loader, which imports what
 they need and then only forks: a killed process costs a fork, not the imports. The loader speaks
-over a socket: a configuration line and its answer when it is ready (the handshake), then a line for
-each process to start (with its two pipes) or to wait for.
+over a socket (see `loader`): a configuration line and its answer when it is ready (the handshake),
+then a line for each process to start (with its two pipes) or to wait for.
 
 To a process goes a line with a list of requests, and back comes a line with replies in order; it
 may answer a list in several lines. Lists are longer the faster replies come: fast requests do not
 wait for the pipe, slow ones are distributed evenly. When a process hangs or dies, each of its
-pending requests is asked again alone, and one that fails alone is marked as failed. So the replies,
-in the order of the requests, depend neither on the lists nor on the number of processes.
+pending requests is asked again alone, and one that fails alone is marked as failed. A process that
+dies may have been killed from outside, so only a request whose process dies twice alone has failed.
+A loader that dies takes its processes along, and is replaced. So the replies, in the order of the
+requests, depend neither on the lists, nor on the number of processes, nor on who is killed.
 
 A reply may take `seconds` of the process's CPU time, which a busy machine does not shorten; and
-`clock_factor` times as long on the clock, for what sleeps or waits. Processes that a process starts
-are not counted: who starts them limits them."""
+`clock_factor` times as long on the clock, for what sleeps or waits, pauses of the machine left out.
+Processes that a process starts are not counted: who starts them limits them."""
 
-import contextlib
 import json
 import os
-import select
 import selectors
 import signal
-import socket
-import subprocess
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from tasks.common.files import ArtifactError
+from tasks.common.clock import BEAT_SECONDS
+from tasks.common.loader import Loader, LoaderEnded, Process, to_line
 
 MAX_REQUESTS = 64  # requests in a list
 # seconds of work in a list: hides the latency of a pipe, and still distributes work evenly
 LIST_SECONDS = 0.005
 FIRST_SECONDS_PER_REQUEST = 1e-4  # the estimate before the first reply
-# limit of the handshake: a process imports its libraries, perhaps on a busy machine
-START_SECONDS = 120.0
 # another process is started for so many seconds of work in the queue
 SECONDS_PER_PROCESS = 0.1
 MIN_WAIT = 0.02  # seconds until the CPU time of a slow reply is looked at again
-CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+MAX_DEATHS = 2  # of processes that had nothing but one request
 
 
 class TimedOut(Exception):
-    """The request took more CPU time than the limit, and its process was killed."""
+    """The request took more time than a limit, and its process was killed."""
 
 
 class Died(Exception):
-    """The process ended by itself while it worked on the request, or waited for too long."""
-
-
-class PoolError(ArtifactError):
-    """A process did not get ready; the message gives the reason."""
-
-
-class Loader:
-    """The process that loads what the others need, and forks them. Raises PoolError if it does not
-    get ready."""
-
-    def __init__(self, command: Sequence[str], configuration: bytes) -> None:
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-            "HF_HUB_OFFLINE": "1",
-        }
-        self.socket, theirs = socket.socketpair()
-        with theirs:
-            self.popen = subprocess.Popen(
-                [*command, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                env=environment,
-                process_group=0,
-                pass_fds=[theirs.fileno()],
-            )
-        self.socket.settimeout(START_SECONDS)
-        self.lines = self.socket.makefile("rb")
-        try:
-            self.socket.sendall(configuration)
-            self.ready_message = self.answer()
-        except (OSError, PoolError) as error:
-            self.close()
-            raise PoolError(f"a worker process did not get ready: {error}") from error
-        if "failure" in self.ready_message:
-            self.close()
-            raise PoolError(self.ready_message["failure"])
-
-    def answer(self) -> Any:
-        """Return the next line."""
-        line = self.lines.readline()
-        if not line.endswith(b"\n"):
-            raise PoolError("it ended, or closed its replies")
-        return json.loads(line)
-
-    def fork(self, stdin: int, stdout: int) -> int:
-        """Return the pid of a new process that reads and writes these pipes."""
-        socket.send_fds(self.socket, [to_line("fork")], [stdin, stdout])
-        return int(self.answer())
-
-    def wait(self, pid: int) -> int:
-        """Return how a process ended, as Python's wait status."""
-        self.socket.sendall(to_line(pid))
-        return int(self.answer())
-
-    def close(self) -> None:
-        """Kill the loader."""
-        self.lines.close()
-        self.socket.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.popen.pid, signal.SIGKILL)
-        self.popen.wait()
-
-
-class Process:
-    """One worker process: its pending requests, oldest first, and when its next reply is due."""
-
-    def __init__(self, loader: Loader) -> None:
-        self.loader = loader
-        theirs_in, self.stdin = os.pipe()
-        self.stdout, theirs_out = os.pipe()
-        try:
-            self.pid = loader.fork(theirs_in, theirs_out)
-        except (OSError, PoolError) as error:
-            os.close(self.stdin)
-            os.close(self.stdout)
-            raise PoolError(f"a worker process could not be started: {error}") from error
-        finally:
-            os.close(theirs_in)
-            os.close(theirs_out)
-        os.set_blocking(self.stdin, False)
-        self.pending: deque[int] = deque()
-        self.outgoing = b""  # bytes still to be written
-        self.incoming = b""  # the beginning of the next line
-        self.since = time.monotonic()  # since when the next reply is awaited
-        self.cpu_since = 0.0
-        self.deadline = self.since  # when it is looked at again
-
-    @property
-    def idle(self) -> bool:
-        """Whether the process has no pending requests."""
-        return not self.pending
-
-    def expect(self, seconds: float) -> None:
-        """Start the time of the next reply."""
-        self.since = time.monotonic()
-        self.cpu_since = self.cpu_seconds()
-        self.deadline = self.since + seconds
-
-    def cpu_seconds(self) -> float:
-        """Return the CPU time of the process so far; where the system does not tell, the clock."""
-        try:
-            with open(f"/proc/{self.pid}/stat", "rb") as file:
-                fields = file.read().rpartition(b")")[2].split()
-        except OSError:
-            return time.monotonic()
-        return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
-
-    def write(self) -> None:
-        """Write as much as the pipe takes now. A broken pipe shows up as the end of its replies."""
-        with contextlib.suppress(BlockingIOError, BrokenPipeError):
-            self.outgoing = self.outgoing[os.write(self.stdin, self.outgoing) :]
-
-    def read(self) -> list[bytes] | None:
-        """Return the complete lines that have arrived, or None when the process has ended."""
-        piece = os.read(self.stdout, 1 << 16)
-        *lines, self.incoming = (self.incoming + piece).split(b"\n")
-        return lines if piece or lines else None
-
-    def has_ended(self) -> bool:
-        """Whether an idle process has closed its replies."""
-        return bool(select.select([self.stdout], [], [], 0)[0])
-
-    def kill(self) -> int | None:
-        """Kill the process and everything in its group; return how it ended, None if the loader
-        cannot tell."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-        os.close(self.stdin)
-        os.close(self.stdout)
-        with contextlib.suppress(OSError, ValueError, PoolError):
-            return self.loader.wait(self.pid)
-        return None
+    """The process ended while it worked on the request, however often it was asked."""
 
 
 class Work:
@@ -193,6 +57,7 @@ class Work:
         self.requests = requests
         self.queue = deque(range(len(requests)))
         self.alone: set[int] = set()
+        self.deaths: Counter[int] = Counter()  # of processes to which a request was sent alone
         self.replies: list[Any] = [None] * len(requests)
         self.num_left = len(requests)
 
@@ -207,6 +72,12 @@ class Work:
         """Put requests back into the queue, each to be asked alone."""
         self.alone |= set(indices)
         self.queue.extendleft(reversed(list(indices)))
+
+    def may_be_repeated(self, index: int) -> bool:
+        """Count the death of a process that had only this request, and return whether the request
+        is asked again."""
+        self.deaths[index] += index in self.alone
+        return self.deaths[index] < MAX_DEATHS
 
     def set_reply(self, index: int, reply: Any) -> None:
         """Keep the reply to a request."""
@@ -239,11 +110,23 @@ class Pool:
     def handshake(self) -> Any:
         """Return the message of a loader that is ready. Raises PoolError when it cannot get
         ready."""
+        return self.ready_loader().ready_message
+
+    def ready_loader(self) -> Loader:
+        """Return the loader; one that has ended is replaced."""
         if self.loader is not None and self.loader.popen.poll() is not None:
-            self.close()
+            self.drop_loader()
         if self.loader is None:
             self.loader = Loader(self.command, self.configuration)
-        return self.loader.ready_message
+            self.selector.register(self.loader.socket, selectors.EVENT_READ, self.loader)
+        return self.loader
+
+    def drop_loader(self) -> None:
+        """Kill the loader. Its processes die with it, and their requests are asked again."""
+        if self.loader is not None:
+            self.selector.unregister(self.loader.socket)
+            self.loader.close()
+            self.loader = None
 
     def map(
         self, requests: Sequence[Any], on_done: Callable[[int], object] | None = None
@@ -261,7 +144,7 @@ class Pool:
         # a process that ended while it was idle is replaced: no request is at fault
         for process in [p for p in self.processes if p.has_ended()]:
             self.drop(process)
-        self.handshake()
+        self.ready_loader().clock.look()  # since the last call no request was waiting
         work = Work(requests)
         while work.num_left:
             self.start_processes(len(work.queue))
@@ -280,11 +163,17 @@ class Pool:
             self.num_processes, 1 + int(num_queued * self.seconds_per_request / SECONDS_PER_PROCESS)
         )
         while len(self.processes) < wanted:
-            self.handshake()
-            assert self.loader is not None
-            process = Process(self.loader)
+            process = self.new_process()
             self.processes.append(process)
             self.selector.register(process.stdout, selectors.EVENT_READ, process)
+
+    def new_process(self) -> Process:
+        """Return a new process. A loader that ends over it, killed from outside, is replaced."""
+        try:
+            return Process(self.ready_loader())
+        except LoaderEnded:
+            self.drop_loader()
+            return Process(self.ready_loader())
 
     def assign(self, process: Process, work: "Work") -> None:
         """Send the process its next list of requests."""
@@ -313,29 +202,40 @@ class Pool:
             - time.monotonic()
         )
         for key, event in self.selector.select(max(wait, 0.0)):
-            process: Process = key.data
-            if process not in self.processes:
+            source = key.data
+            if isinstance(source, Loader):
+                self.hear(source)
+            elif source not in self.processes:
                 continue
-            if event & selectors.EVENT_WRITE:
-                self.watch(process)
+            elif event & selectors.EVENT_WRITE:
+                self.watch(source)
             else:
-                self.receive(process, work)
+                self.receive(source, work)
         now = time.monotonic()
         for process in [p for p in self.processes if not p.idle and p.deadline < now]:
             self.look_at(process, work, now)
 
+    def hear(self, loader: Loader) -> None:
+        """Take a beat of the loader's, or notice its end."""
+        try:
+            loader.read()
+        except LoaderEnded:
+            self.drop_loader()
+
     def look_at(self, process: Process, work: "Work", now: float) -> None:
         """Fail a process that has used up its CPU time, or waits for too long; else give it the
         rest."""
-        left = self.seconds - (process.cpu_seconds() - process.cpu_since)
-        until = process.since + self.clock_seconds
+        left = self.seconds - process.cpu_seconds_spent()
+        clock_left = self.clock_seconds - process.clock_seconds_spent()
         if left <= 0:
-            self.on_failure(process, work, TimedOut(f"no answer in {self.seconds:g} s of CPU time"))
-        elif now >= until:
-            reason = Died(f"no answer in {self.clock_seconds:g} s on the clock")
+            reason = TimedOut(f"no answer in {self.seconds:g} s of CPU time")
+            self.on_failure(process, work, reason)
+        elif clock_left <= 0:
+            reason = TimedOut(f"no answer in {self.clock_seconds:g} s on the clock")
             self.on_failure(process, work, reason)
         else:
-            process.deadline = min(now + max(left, MIN_WAIT), until)
+            wait = min(max(left, MIN_WAIT), max(clock_left, BEAT_SECONDS))
+            process.deadline = now + wait
 
     def receive(self, process: Process, work: "Work") -> None:
         """Read a process's replies."""
@@ -352,16 +252,17 @@ class Pool:
         for reply in replies:
             work.set_reply(process.pending.popleft(), reply)
 
-    def on_failure(self, process: Process, work: "Work", reason: Exception | None) -> None:
-        """Drop a process that hangs, or that has ended (None). Its only pending request fails; of
-        several, each is asked again alone."""
+    def on_failure(self, process: Process, work: "Work", reason: TimedOut | None) -> None:
+        """Drop a process that hangs, or that has ended (None). Its only pending request fails, if
+        it is at fault; else what is pending is asked again, each alone."""
         status = self.drop(process)
-        if len(process.pending) == 1:
-            work.set_reply(
-                process.pending[0], reason or Died(f"its process ended: {in_words(status)}")
-            )
+        pending = process.pending
+        if len(pending) != 1 or (reason is None and work.may_be_repeated(pending[0])):
+            work.requeue(pending)
         else:
-            work.requeue(process.pending)
+            work.set_reply(
+                pending[0], reason or Died(f"its process ended twice: {in_words(status)}")
+            )
 
     def drop(self, process: Process) -> int | None:
         """Stop watching a process and kill it; return how it ended."""
@@ -375,9 +276,7 @@ class Pool:
         """Kill all processes. The pool can be used again and then starts new ones."""
         for process in list(self.processes):
             self.drop(process)
-        if self.loader is not None:
-            self.loader.close()
-            self.loader = None
+        self.drop_loader()
 
 
 def in_words(status: int | None) -> str:
@@ -386,11 +285,6 @@ def in_words(status: int | None) -> str:
         return "nobody knows how"
     code = os.waitstatus_to_exitcode(status)
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"status {code}"
-
-
-def to_line(value: Any) -> bytes:
-    """Return a value as a line of JSON."""
-    return json.dumps(value).encode() + b"\n"
 
 
 def python(module: str) -> list[str]:

@@ -3,14 +3,16 @@ when a reply takes too long.
 
 The handshake: the first line holds the configuration with the limit of memory, and the reply says
 that the loader is ready, or why it cannot be. Then this process only forks, for every worker that
-the pool asks for. A worker's lines are lists of requests. Replies are sent as soon as a moment has
-passed, because the pool measures the time between lines."""
+the pool asks for, and sends beats in between (see tasks/common/loader.py). A worker's lines are
+lists of requests. Replies are sent as soon as a moment has passed, because the pool measures the
+time between lines."""
 
 import gc
 import json
 import logging
 import os
 import resource
+import select
 import signal
 import socket
 import sys
@@ -18,8 +20,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tasks.common.clock import BEAT_SECONDS
 from tasks.common.parent import die_with_parent
 
+BEAT = "beat"  # a line of the loader's that answers nothing
 HOLD_SECONDS = 0.002  # replies are collected for so long and sent together
 MAX_FILE_BYTES = 64 << 20  # of any file that a worker writes
 
@@ -33,10 +37,22 @@ class Unusable(Exception):
 def limit(memory: int) -> None:
     """Limit this process to `memory` bytes, small files and no core dumps. Integers in text may
     have any number of digits."""
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
+    at_most(resource.RLIMIT_AS, memory)
+    at_most(resource.RLIMIT_CORE, 0)
+    at_most(resource.RLIMIT_FSIZE, MAX_FILE_BYTES)
     sys.set_int_max_str_digits(0)  # the time limit replaces this one
+
+
+def at_most(kind: int, value: int) -> None:
+    """Lower a limit of this process, unless it is lower already (`ulimit`)."""
+    soft = resource.getrlimit(kind)[0]
+    value = value if soft == resource.RLIM_INFINITY else min(value, soft)
+    resource.setrlimit(kind, (value, value))
+
+
+def memory_gb() -> float:
+    """Return the limit of this process's memory, in units of 2^30 bytes; below 0 without one."""
+    return resource.getrlimit(resource.RLIMIT_AS)[0] / 2**30
 
 
 def take_stdout() -> int:
@@ -82,8 +98,9 @@ def serve(answer: Answer, memory: int) -> None:
             answer_line(answer, json.loads(line), replies)
 
 
-def fork(answer: Answer, memory: int, pipes: list[int]) -> int:
-    """Return the pid of a new process that serves these pipes."""
+def fork(answer: Answer, memory: int, pipes: list[int], pool: int) -> int:
+    """Return the pid of a new process that serves these pipes, without the loader's own to the
+    pool."""
     sys.stdout.flush()
     pid = os.fork()
     if pid:
@@ -92,7 +109,8 @@ def fork(answer: Answer, memory: int, pipes: list[int]) -> int:
     try:
         os.dup2(pipes[0], 0)
         os.dup2(pipes[1], 1)
-        os.closerange(3, max(pipes) + 1)
+        for descriptor in (*pipes, pool):
+            os.close(descriptor)
         serve(answer, memory)
         status = 0
     finally:
@@ -116,15 +134,25 @@ def run(prepare: Callable[[Any], tuple[dict[str, Any], Answer]]) -> None:
             return
         send(pool.fileno(), ready)
         gc.freeze()  # what is loaded is shared by the forks, and stays
-        # then processes to start, with their two pipes, or to wait for
         while True:
-            message, pipes, _, _ = socket.recv_fds(pool, 4096, 2)
-            if not message:
-                return
-            request = json.loads(message)
-            if request == "fork":
-                send(pool.fileno(), fork(answer, configuration["memory"], list(pipes)))
-                for pipe in pipes:
-                    os.close(pipe)
+            if select.select([pool], [], [], BEAT_SECONDS)[0]:
+                if not fork_or_wait(pool, answer, configuration["memory"]):
+                    return
             else:
-                send(pool.fileno(), os.waitpid(request, 0)[1])
+                send(pool.fileno(), BEAT)
+
+
+def fork_or_wait(pool: socket.socket, answer: Answer, memory: int) -> bool:
+    """Do what the pool asks for: start a process, which comes with its two pipes, or wait for one.
+    Return whether the pool is still there."""
+    message, pipes, _, _ = socket.recv_fds(pool, 4096, 2)
+    if not message:
+        return False
+    request = json.loads(message)
+    if request == "fork":
+        send(pool.fileno(), fork(answer, memory, list(pipes), pool.fileno()))
+        for pipe in pipes:
+            os.close(pipe)
+    else:
+        send(pool.fileno(), os.waitpid(request, 0)[1])
+    return True

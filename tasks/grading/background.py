@@ -68,8 +68,8 @@ class BackgroundGrader:
             thread.join()
 
     def kill(self, thread: threading.Thread) -> None:
-        """End the thread at once. It notices at the next verdict, and a killed pool gives one: that
-        the process died. Answers that were sent together are asked again, so once is not enough."""
+        """End the thread at once. It notices at the next verdict, or when the pool cannot start.
+        Answers whose process was killed are asked again, so one kill is not enough."""
         for _ in range(MAX_KILLS):
             pool = self.grader.pool
             loader = pool.loader if pool is not None else None

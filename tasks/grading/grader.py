@@ -1,9 +1,9 @@
 """Grading: completions and gold answers in, verdicts out, by verifiers in processes that can be
 killed.
 
-An answer that takes longer than the limit is marked `timeout` and its process replaced; no other
-answer is affected. The verdict on a completion cut off at the token limit is always
-`truncated`."""
+An answer that takes longer than a limit is marked `timeout` and its process replaced; no other
+answer is affected. One whose process is killed is judged again, alone. The verdict on a completion
+cut off at the token limit is always `truncated`."""
 
 import logging
 import pkgutil
@@ -31,7 +31,7 @@ MAX_CHARACTERS = 1 << 20  # of a completion: only the end of a longer one is gra
 class Verify:
     """The section `verify`. `processes` grade in parallel; `seconds` (of CPU time) is the limit of
     an answer, `memory_gb` (2^30 bytes of address space) that of a process. What sleeps or waits is
-    ended after `clock_factor` times as long on the clock, as an `error`. A stage stops when the
+    ended after `clock_factor` times as long on the clock, pauses left out. A stage stops when the
     share of outcomes `timeout` and `error` is above `max_failure_rate`. `verifiers` holds verifiers
     with settings: name -> {method: file, setting: value}."""
 

@@ -2,16 +2,17 @@
 calls.
 
 The program sees no network, no process but its own, no environment, and no files but Python's
-(read-only) and an empty folder in memory. Limits of CPU time, address space, file size and the
-number of processes hold inside; the clock, the size of replies and the memory of all processes
-together are watched from outside, and everything inside is killed at once. Nothing inside is
-trusted: `sandbox_runner` is told inputs and tells results, and is never told what is right.
+(read-only) and an empty folder in memory. Limits of CPU time, address space, file size, open files
+and the number of processes hold inside; the clock (pauses left out), the size of replies, the
+memory of all processes together and the number of files are watched from outside, and everything
+inside is killed at once. Nothing inside is trusted: `sandbox_runner` is told inputs and tells
+results, and is never told what is right.
 
 Started by root, bubblewrap needs no user namespace, and the program runs under a user id that
 nobody has: root's own id would be exempt from the limit on processes. Started by anybody else, it
 needs user namespaces. `process` is a plain process with the same limits, for machines without
 either: it protects from accidents, and from nothing else, because files, network and the processes
-of the same user stay in reach.
+of the same user stay in reach, and nobody counts its files.
 
 Left out: cgroups (only root could use them), nsjail, processors other than x86-64 and ARM."""
 
@@ -30,24 +31,29 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tasks.common.clock import RunningClock
 from tasks.common.files import temporary_folder
 from tasks.common.params import ParamsError
 from tasks.grading import sandbox_runner
 from tasks.grading.sandbox_command import (
+    FOLDER,
     Sandbox,
     SandboxError,
     bubblewrap,
-    filter_in_memory,
     interpreter,
     packages,
+    python,
 )
 
 START_SECONDS = 20.0  # until the interpreter inside is ready, on a busy machine
 FILE_BYTES = 8 << 20  # of any file inside; standard output is one
 REPLY_BYTES = 2 * FILE_BYTES  # outputs are in base64
 MAX_PROCESSES = 24  # processes and threads inside
+MAX_FILES = 10_000  # and folders and links, inside
 PR_SET_CHILD_SUBREAPER = 36
-LOOK_SECONDS = 0.1  # between two looks at the memory of all processes
+LOOK_SECONDS = 0.1  # between two looks at the memory of all processes and the number of files
+END_SECONDS = 0.002  # between two looks at a process that ends
+SENT = (signal.SIGKILL, signal.SIGTERM)  # what kills from outside: an operator, a lack of memory
 MAX_DIGITS = 5_000  # of an integer in a reply
 HASHED_DIGITS = 18  # integers of so many digits all have hashes of their own
 MAX_LARGE = 10_000  # integers of more digits in a reply
@@ -62,28 +68,37 @@ class Stopped(Exception):
     """The program was stopped, or ended by itself; the message says why."""
 
 
-class Session:
-    """One interpreter in a sandbox, and the conversation with it. Use as a context manager."""
+class Killed(Stopped):
+    """A signal ended the program that it can have sent itself; `outside` where it cannot."""
 
-    def __init__(self, sandbox: Sandbox) -> None:
+    def __init__(self, words: str, outside: bool) -> None:
+        super().__init__(words)
+        self.outside = outside
+
+
+class Session:
+    """One interpreter in a sandbox, and the conversation with it. Its limits on the clock count by
+    `clock`. Use as a context manager."""
+
+    def __init__(self, sandbox: Sandbox, clock: RunningClock | None = None) -> None:
+        self.clock = clock or RunningClock()
+        self.next_look = 0.0
         self.memory = sandbox.memory_mb << 20
         self.selector = selectors.DefaultSelector()
         self.incoming = b""
         self.inner: list[int] = []  # bubblewrap's own child, the first process of the namespace
+        self.files: int | None = None  # a descriptor of bubblewrap's folder
         self.folder: str | None = None
         adopt_orphans(True)
-        runner = [*interpreter(), "-c", inspect.getsource(sandbox_runner)]
         with contextlib.ExitStack() as stack:
             if sandbox.kind == "process":
                 self.folder = str(stack.enter_context(temporary_folder(None, "program")))
-                command, descriptors = runner, []
+                command, descriptors = interpreter(python()), list[int]()
             else:
-                filter_file = stack.enter_context(filter_in_memory())
-                descriptors = [filter_file]
-                command = [*bubblewrap(sandbox, filter_file), *runner]
+                command, descriptors = stack.enter_context(bubblewrap(sandbox))
             try:
                 self.popen = subprocess.Popen(
-                    command,
+                    [*command, "-c", inspect.getsource(sandbox_runner)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
@@ -116,14 +131,21 @@ class Session:
         }
         try:
             reply = self.ask(configuration, START_SECONDS)
+            if reply != {"ready": True}:
+                raise SandboxError(f"the sandbox does not start: it says {str(reply)[:200]}")
+            self.inner = children_of(self.popen.pid)
+            if sandbox.kind == "bubblewrap":
+                self.files = folder_of(self.inner)
+        except Killed as error:  # nothing of the program was there yet
+            self.close()
+            raise Killed(str(error), outside=True) from error
         except Stopped as error:
             said = self.errors()
             self.close()
             raise SandboxError(f"the sandbox does not start: {said or error}") from error
-        if reply != {"ready": True}:
+        except SandboxError:
             self.close()
-            raise SandboxError(f"the sandbox does not start: it says {str(reply)[:200]}")
-        self.inner = children_of(self.popen.pid)
+            raise
 
     def __enter__(self) -> "Session":
         return self
@@ -145,30 +167,26 @@ class Session:
 
     def exchange(self, outgoing: bytes, seconds: float) -> bytes:
         """Write a line and return the one that comes back."""
-        deadline = time.monotonic() + seconds
-        next_look = time.monotonic() + LOOK_SECONDS
+        until = self.clock.look() + seconds
         parts = [self.incoming]
         size = 0
         if outgoing:
             self.selector.register(self.requests, selectors.EVENT_WRITE)
         while b"\n" not in parts[-1]:
-            now = time.monotonic()
-            if now >= deadline:
-                raise Stopped(f"time limit: no result in {seconds:g} s on the clock")
-            if now >= next_look:
-                self.check_memory()
-                next_look = time.monotonic() + LOOK_SECONDS
-            for key, _ in self.selector.select(min(deadline, next_look) - now):
+            self.look()
+            for key, _ in self.selector.select(min(LOOK_SECONDS, until - self.clock.seconds)):
                 if key.fd == self.requests:
                     outgoing = self.write(outgoing)
                     continue
                 part = os.read(self.replies, 1 << 16)
                 size += len(part)
                 if not part:
-                    raise Stopped(self.ending())
+                    raise self.ending(until)
                 if size > REPLY_BYTES:
                     raise Stopped(f"output limit: its result is longer than {REPLY_BYTES} bytes")
                 parts.append(part)
+            if self.clock.look() >= until and b"\n" not in parts[-1]:
+                raise Stopped(f"time limit: no result in {seconds:g} s on the clock")
         line, _, self.incoming = b"".join(parts).partition(b"\n")
         if self.incoming or outgoing:
             raise Stopped("it wrote something else in place of its result")
@@ -187,36 +205,47 @@ class Session:
             self.selector.unregister(self.requests)
         return outgoing
 
-    def check_memory(self) -> None:
-        """Raise Stopped when all processes inside together hold more than twice the limit of
-        one."""
+    def look(self) -> None:
+        """Raise Stopped when all processes inside together hold more than twice the limit of one,
+        or have made too many files. A call within LOOK_SECONDS of the last does nothing."""
+        if time.monotonic() < self.next_look:
+            return
         held = sum(resident_bytes(pid) for pid in family(self.popen.pid))
         if held > 2 * self.memory:
             raise Stopped(f"memory limit: all its processes together hold {held >> 20} MB")
+        if self.files is not None:
+            files = os.fstatvfs(self.files)
+            if files.f_files - files.f_ffree > MAX_FILES:
+                raise Stopped(f"file limit: it has made more than {MAX_FILES} files")
+        self.next_look = time.monotonic() + LOOK_SECONDS
 
-    def ending(self) -> str:
-        """Return in words how the interpreter ended. It has closed its replies."""
-        code = self.exit_code(2.0)
-        if code is None:
-            return "it closed the pipe for its results"
-        return signal_words(code - 128 if code > 128 else -code) or "it ended without a result"
+    def ending(self, until: float) -> Stopped:
+        """Return how the interpreter ended, which has closed its replies. It may take until that
+        time to end."""
+        while (code := self.exit_code()) is None:
+            if self.clock.look() >= until:
+                return Stopped("it closed the pipe for its results")
+            self.look()
+            time.sleep(END_SECONDS)
+        number = code - 128 if code > 128 else -code
+        words = signal_words(number) or "it ended without a result"
+        # bubblewrap itself is out of the program's reach, and ends with a status
+        outside = code < 0 and self.folder is None
+        return Killed(words, outside) if number in SENT else Stopped(words)
 
-    def exit_code(self, seconds: float) -> int | None:
-        """Return the exit status, or a signal below 0; None if the process goes on for so long.
+    def exit_code(self) -> int | None:
+        """Return the exit status, or a signal below 0; None if the process goes on.
 
         It stays a zombie, so that its number, by which `close` kills, is nobody else's."""
-        deadline = time.monotonic() + seconds
         how = os.WEXITED | os.WNOWAIT | os.WNOHANG
-        while (ended := os.waitid(os.P_PID, self.popen.pid, how)) is None:
-            if time.monotonic() > deadline:
-                return None
-            time.sleep(0.002)
+        ended = os.waitid(os.P_PID, self.popen.pid, how)
+        if ended is None:
+            return None
         return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
     def errors(self) -> str:
         """Return what bubblewrap or the interpreter has written to standard error."""
         assert self.popen.stderr is not None
-        self.exit_code(1.0)
         os.set_blocking(self.popen.stderr.fileno(), False)
         return (self.popen.stderr.read(2000) or b"").decode("utf-8", "replace").strip()
 
@@ -230,10 +259,20 @@ class Session:
             reap(pid)
         adopt_orphans(False)
         self.selector.close()
+        if self.files is not None:
+            os.close(self.files)
         for pipe in (self.popen.stdin, self.popen.stdout, self.popen.stderr):
             if pipe is not None:
                 pipe.close()
         self.ends.close()
+
+
+def folder_of(inner: list[int]) -> int:
+    """Return a descriptor of the folder inside, whose files are counted by it."""
+    try:
+        return os.open(f"/proc/{inner[0]}/root{FOLDER}", os.O_PATH | os.O_DIRECTORY)
+    except (OSError, IndexError) as error:
+        raise SandboxError(f"the number of files inside cannot be limited: {error}") from error
 
 
 def signal_words(number: int) -> str:

@@ -17,7 +17,9 @@ from tasks.grading.sandbox_filter import seccomp_filter
 
 Kind = Literal["bubblewrap", "process"]
 
+FOLDER = "/tmp"  # nosec B108  # inside
 FOLDER_BYTES = 64 << 20  # of all files inside
+PYTHON = "/python"  # inside, a link to the interpreter
 # user ids for programs that root starts: within the ids that containers have, outside those that
 # systems give out. Each start takes the next, so that dying processes of the last do not count.
 FIRST_USER, NUM_USERS = 61_184, 4_000
@@ -45,9 +47,9 @@ def python() -> str:
     return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 
 
-def interpreter() -> list[str]:
+def interpreter(path: str) -> list[str]:
     """Return the command of an interpreter without site-packages, environment and bytecode."""
-    return [python(), "-I", "-S", "-B", "-X", "utf8"]
+    return [path, "-I", "-S", "-B", "-X", "utf8"]
 
 
 @cache
@@ -56,23 +58,45 @@ def packages() -> str:
     return sysconfig.get_path("purelib")
 
 
-def bubblewrap(sandbox: Sandbox, filter_file: int) -> list[str]:
-    """Return the command up to the interpreter's own."""
-    command = [
-        shutil.which("bwrap") or "bwrap",
+@contextlib.contextmanager
+def bubblewrap(sandbox: Sandbox) -> Iterator[tuple[list[str], list[int]]]:
+    """Yield the command, up to what the interpreter runs, and the descriptors that it reads.
+
+    The program can read the command line of its first process, so the options, which name folders
+    of this machine, are in a file."""
+    calls = seccomp_filter()
+    if calls is None:
+        raise SandboxError(f"there is no filter of system calls for {platform.machine()}")
+    with in_memory("filter", calls) as filter_file:
+        options = "".join(f"{word}\0" for word in options_of(sandbox, filter_file))
+        with in_memory("options", options.encode()) as options_file:
+            bwrap = [shutil.which("bwrap") or "bwrap", "--args", str(options_file), "--"]
+            yield [*bwrap, *as_nobody(), *interpreter(PYTHON)], [filter_file, options_file]
+
+
+def options_of(sandbox: Sandbox, filter_file: int) -> list[str]:
+    """Return bubblewrap's options."""
+    options = [
         *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"),
         *("--unshare-cgroup-try", "--die-with-parent", "--new-session", "--clearenv"),
         *("--cap-drop", "ALL", "--seccomp", str(filter_file)),
         *(word for name in ("LANG", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
           for word in ("--setenv", name, "C.UTF-8" if name == "LANG" else "1")),
-        *("--perms", "1777", "--size", str(FOLDER_BYTES), "--tmpfs", "/tmp", "--proc", "/proc"),  # nosec B108
-        *(*files(sandbox.packages), "--remount-ro", "/", "--chdir", "/tmp"),  # nosec B108  # inside
+        *("--perms", "1777", "--size", str(FOLDER_BYTES), "--tmpfs", FOLDER, "--proc", "/proc"),
+        *(*files(sandbox.packages), "--remount-ro", "/", "--chdir", FOLDER),
     ]  # fmt: skip
     if os.geteuid() != 0:
-        return [*command, "--unshare-user", "--uid", "65534", "--gid", "65534", "--"]
+        return [*options, "--unshare-user", "--uid", "65534", "--gid", "65534"]
+    return [*options, "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+
+
+def as_nobody() -> list[str]:
+    """Return the command that takes root's id from what follows; for others none is needed."""
+    if os.geteuid() != 0:
+        return []
     user = str(FIRST_USER + next(starts) % NUM_USERS)
-    command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--", "/usr/bin/setpriv"]
-    return [*command, "--reuid", user, "--regid", user, "--clear-groups", "--inh-caps=-all", "--"]
+    command = ["/usr/bin/setpriv", "--reuid", user, "--regid", user]
+    return [*command, "--clear-groups", "--inh-caps=-all", "--"]
 
 
 @cache
@@ -95,7 +119,8 @@ def files(with_packages: bool) -> list[str]:
     for link in links:
         if link.is_symlink():
             options += ["--symlink", os.readlink(link), str(link)]
-    options += ["--perms", "0755", "--dir", "/dev", "--symlink", "/tmp", "/dev/shm"]  # nosec B108
+    options += ["--perms", "0755", "--dir", "/dev", "--symlink", FOLDER, "/dev/shm"]
+    options += ["--symlink", python(), PYTHON]
     for name in ("null", "zero", "full", "random", "urandom"):
         options += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
     for name, number in (("stdin", "0"), ("stdout", "1"), ("stderr", "2"), ("fd", "")):
@@ -112,14 +137,11 @@ def parents(path: Path, made: set[Path]) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def filter_in_memory() -> Iterator[int]:
-    """Yield a descriptor from which bubblewrap reads the filter of system calls."""
-    code = seccomp_filter()
-    if code is None:
-        raise SandboxError(f"there is no filter of system calls for {platform.machine()}")
-    descriptor = os.memfd_create("filter")
+def in_memory(name: str, content: bytes) -> Iterator[int]:
+    """Yield a descriptor from which `content` can be read."""
+    descriptor = os.memfd_create(name)
     try:
-        os.write(descriptor, code)
+        os.write(descriptor, content)
         os.lseek(descriptor, 0, os.SEEK_SET)
         yield descriptor
     finally:

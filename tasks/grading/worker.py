@@ -34,7 +34,10 @@ def judge(
         formula = verifier.copy(answer, prompt)
         return Verdict("correct", "") if formula is None else Verdict("wrong", formula)
     except MemoryError:
-        return Verdict("timeout", "over the memory limit")
+        limit = f"{worker.memory_gb():.3g} GB"
+        return Verdict(
+            "timeout", f"over the memory limit of {limit} (verify.memory_gb, or `ulimit -v`)"
+        )
     except Exception as error:
         return Verdict("error", f"{type(error).__name__}: {error}")
 

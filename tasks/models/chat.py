@@ -97,7 +97,7 @@ def answer(
     except TemplateError as error:
         return [None, f"refuses it: {error}"]
     except MemoryError:
-        return [None, f"needs more than {MEMORY_GB} GB of memory for it"]
+        return [None, f"needs more than {worker.memory_gb():.3g} GB of memory for it"]
     except Exception as error:  # whatever a template raises is its own fault
         return [None, f"fails on it: {type(error).__name__}: {error}"]
     text = str(texts[0])

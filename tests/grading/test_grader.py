@@ -1,6 +1,7 @@
 """Verifiers and the process they run in: verdicts, limits, and workers that hang or die."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -39,13 +40,17 @@ def test_truncated_completions_are_not_judged_by_what_they_say() -> None:
 
 @pytest.fixture
 def hostile_verifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A verifier, in a folder of its own, that hangs, dies or raises when told to."""
+    """A verifier, in a folder of its own, that hangs, dies, raises or waits for a file when told
+    to."""
     (tmp_path / "hostile.py").write_text(
         "import os, time\nfrom tasks.grading.verdict import Verdict\n"
         "def verify(completion, answer):\n"
         "    while completion == 'hang': pass\n"
         "    if completion == 'sleep': time.sleep(600)\n"
         "    if completion == 'die': os._exit(3)\n"
+        "    if completion.startswith('wait '):\n"
+        "        open(f'{completion[5:]}.{os.getpid()}', 'w')\n"
+        "        while not os.path.exists(completion[5:]): time.sleep(0.01)\n"
         "    if completion == 'swell': return Verdict('correct', 'x' * 2**32)\n"
         "    if completion == 'print': print('[[1]]', flush=True)\n"
         "    if completion == 'raise': raise ValueError('boom')\n"
@@ -71,12 +76,12 @@ def test_a_worker_that_hangs_or_dies_costs_only_its_own_answer() -> None:
 
 
 @pytest.mark.usefixtures("hostile_verifier")
-def test_an_answer_that_sleeps_is_our_failure_after_a_generous_time_on_the_clock() -> None:
+def test_an_answer_that_sleeps_is_timed_out_after_a_generous_time_on_the_clock() -> None:
     settings = Verify(2, 0.25, 4.0, 1.0, {}, clock_factor=4.0)
     with Grader(settings) as grader:
         verdicts = grader.grade([Answer("hostile", t, "", False) for t in ("a", "sleep", "hang")])
-    assert [verdict.outcome for verdict in verdicts] == ["correct", "error", "timeout"]
-    assert verdicts[1].answer.endswith("no answer in 1 s on the clock")
+    assert [verdict.outcome for verdict in verdicts] == ["correct", "timeout", "timeout"]
+    assert verdicts[1].answer == "no answer in 1 s on the clock"
     assert verdicts[2].answer == "no answer in 0.25 s of CPU time"
 
 
@@ -191,12 +196,38 @@ def test_verdicts_do_not_depend_on_order_or_on_the_number_of_processes() -> None
     assert forwards == backwards[::-1] == alone
 
 
-def test_the_memory_of_a_worker_is_limited(hostile_verifier: None) -> None:
-    answers = [Answer("hostile", text, "", False) for text in ("a", "swell", "b")]
-    with Grader(Verify(1, 20.0, 1.0, 0.5, {})) as grader:
-        verdicts = grader.grade(answers)
-    assert [verdict.outcome for verdict in verdicts] == ["correct", "timeout", "correct"]
-    assert "memory" in verdicts[1].answer
+@pytest.mark.usefixtures("hostile_verifier")
+@pytest.mark.parametrize(("memory_gb", "ulimit"), [(1.0, resource.RLIM_INFINITY), (8.0, 1 << 30)])
+def test_the_memory_of_a_worker_is_limited(memory_gb: float, ulimit: int) -> None:
+    """By `ulimit -v` where that is less than the setting."""
+    code = (
+        "import resource\n"
+        "from tasks.grading.grader import Answer, Grader, Verify\n"
+        f"resource.setrlimit(resource.RLIMIT_AS, ({ulimit}, {ulimit}))\n"
+        "answers = [Answer('hostile', text, '', False) for text in ('a', 'swell', 'b')]\n"
+        f"with Grader(Verify(1, 20.0, {memory_gb}, 0.5, {{}})) as grader:\n"
+        "    for verdict in grader.grade(answers): print(verdict.outcome, verdict.answer)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines() == [
+        "correct a",
+        "timeout over the memory limit of 1 GB (verify.memory_gb, or `ulimit -v`)",
+        "correct b",
+    ]
+
+
+def test_a_limit_that_leaves_no_memory_for_the_start_is_named() -> None:
+    code = (
+        "import resource\n"
+        "from tasks.grading.grader import Grader, Verify\n"
+        "with Grader(Verify(1, 20.0, 4.0, 0.5, {})) as grader:\n"
+        "    resource.setrlimit(resource.RLIMIT_AS, (20 << 20, 20 << 20))\n"
+        "    grader.versions(['exact'])\n"
+    )
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "did not get ready" in ended.stderr
+    assert "`ulimit -v` leaves it 0.0195 GB" in ended.stderr
 
 
 @pytest.mark.usefixtures("hostile_verifier")

@@ -60,6 +60,7 @@ def running(token: str) -> list[str]:
 
 FORGERIES = {
     "the end before the tests": "import os\nos._exit(0)",
+    "a kill in a test": "import os\ndef add(a, b): os.kill(os.getpid(), 9)",
     "the end in a test": "import os\ndef add(a, b): os._exit(0)",
     "a result that equals all": (
         "class All:\n    def __eq__(self, other): return True\n    def __hash__(self): return 1\n"
@@ -207,6 +208,7 @@ FORGED_OUTPUTS = {
         "        try: open(f'/proc/{process}/fd/{fd}', 'wb').write(report)\n"
         "        except OSError: pass\n"
     ),
+    "itself stopped": "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)",
     "its parent stopped": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)",
     "everybody stopped": "import os, signal\nos.kill(-1, signal.SIGKILL)",
     "output after the end": (
@@ -421,6 +423,8 @@ def test_nothing_of_the_parent_can_be_seen(monkeypatch: pytest.MonkeyPatch) -> N
     assert "hunter2" not in text + parent
     assert (processes <= 3, home) == (True, False)
     assert {"tmp", "dev", "proc", "usr"} <= set(root)
+    for path in (python(), "--ro-bind", str(Path.cwd()), str(Path.home())):
+        assert path not in text
     assert not {"home", "var", "work", "sys", "run", "mnt", "srv", "opt"} & set(root)
 
 
@@ -453,6 +457,20 @@ def test_nothing_can_be_written_outside_its_folder() -> None:
         "    return written\n"
     )
     assert told(program) == []
+
+
+def test_files_are_limited_in_number() -> None:
+    """Those that are open, and those that are there."""
+    opened = "files = [open('x', 'w') for _ in range(100)]"
+    assert "Too many open files" in graded(opened, SUM).answer
+    made = (
+        "import os, time\n"
+        "for i in range(12_000): os.close(os.open(str(i), os.O_CREAT))\n"
+        "time.sleep(1000)"
+    )
+    verdict = graded(made, SUM, seconds=20.0, total_seconds=60.0, stop_at_failure=True)
+    assert verdict.outcome == "wrong"
+    assert "file limit: it has made more than 10000 files" in verdict.answer
 
 
 def test_the_network_is_out_of_reach() -> None:

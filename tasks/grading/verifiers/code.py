@@ -7,24 +7,26 @@ changes or ends whatever is around it learns nothing of the expected results and
 
 One interpreter serves all tests of a program: standard input is given to a fork of it for each
 test; calls and assertions are asked one after the other, and a new interpreter follows on one that
-was stopped. A program over its limits is `wrong`; a sandbox that fails is an `error`.
+was stopped. A program over its limits is `wrong`; a sandbox that fails is an `error`. A signal that
+ends a program may come from outside: the test is repeated, once in a program. What ends it again is
+taken for the program's own doing, and is `wrong`.
 
 Left out: languages other than Python; judges that are programs; a mark for style or speed."""
 
 import math
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tasks.common.clock import RunningClock
 from tasks.common.params import ParamsError, at_least
 from tasks.grading import code_results, code_tests
 from tasks.grading.asserts import Assertion
 from tasks.grading.blocks import last_block
 from tasks.grading.code_results import shown
 from tasks.grading.code_tests import AssertTests, CallTests, StdinTests, Tests
-from tasks.grading.sandbox import Session, Stopped, output_of, require, signal_words
-from tasks.grading.sandbox_command import Kind, Sandbox
+from tasks.grading.sandbox import SENT, Killed, Session, Stopped, output_of, require, signal_words
+from tasks.grading.sandbox_command import Kind, Sandbox, SandboxError
 from tasks.grading.verdict import Verdict
 
 ANSWERS = True
@@ -146,12 +148,14 @@ class Run:
         self.tests = tests
         self.settings = settings
         self.session: Session | None = None
+        self.clock = RunningClock()
         self.deadline = math.inf
+        self.was_killed = False
 
     def failures(self) -> Iterator[str | None]:
         """Yield what went wrong in each test, or None where nothing did. A program that cannot be
         loaded fails all of them."""
-        self.deadline = time.monotonic() + self.settings.total_seconds
+        self.deadline = self.clock.look() + self.settings.total_seconds
         try:
             for index in range(number_of(self.tests)):
                 try:
@@ -166,8 +170,19 @@ class Run:
             self.stop()
 
     def outcome(self, index: int) -> str | None:
-        """Return what went wrong in one test, or None."""
-        if time.monotonic() >= self.deadline:
+        """Return what went wrong in one test, or None. After the first kill it is repeated, and the
+        time before that does not count."""
+        since = self.clock.look()
+        try:
+            return self.attempt(index)
+        except Killed:
+            self.was_killed = True
+            self.deadline += self.clock.look() - since
+            return self.attempt(index)
+
+    def attempt(self, index: int) -> str | None:
+        """Return what went wrong in one test, or None. Raises Killed the first time that it is."""
+        if self.clock.look() >= self.deadline:
             return f"time limit: all tests together, {self.settings.total_seconds:g} s on the clock"
         try:
             if self.session is None:
@@ -175,12 +190,20 @@ class Run:
             return self.judge(index)
         except Stopped as error:
             self.stop()
+            self.check_kill(error)
             return str(error)
+
+    def check_kill(self, error: Stopped) -> None:
+        """Raise the first kill again, and SandboxError for a second one that came from outside."""
+        if isinstance(error, Killed) and not self.was_killed:
+            raise error
+        if isinstance(error, Killed) and error.outside:
+            raise SandboxError(f"the sandbox was killed twice: {error}") from error
 
     def load(self) -> None:
         """Start an interpreter and load the program. Raises CannotLoad when it ends or raises
         there."""
-        self.session = Session(self.settings.sandbox)
+        self.session = Session(self.settings.sandbox, self.clock)
         request = {
             "load": self.program,
             "name": NAME,
@@ -192,6 +215,7 @@ class Run:
             if exception_in(reply) is None and isinstance(self.tests, AssertTests):
                 reply = self.ask({"execute": self.tests.setup})
         except Stopped as error:
+            self.check_kill(error)
             raise CannotLoad(str(error)) from error
         if (failure := exception_in(reply)) is not None:
             raise CannotLoad(failure)
@@ -200,7 +224,7 @@ class Run:
         """Return the reply to one request, within a test's limits."""
         assert self.session is not None
         seconds = self.settings.seconds
-        clock = min(CLOCK_FACTOR * seconds, self.deadline - time.monotonic())
+        clock = min(CLOCK_FACTOR * seconds, self.deadline - self.clock.look())
         return self.session.ask({**request, "seconds": seconds}, max(clock, 0.0))
 
     def judge(self, index: int) -> str | None:
@@ -290,10 +314,14 @@ def judge_output(reply: dict[str, Any], wanted: str, tolerance: float | None) ->
 
 
 def ending(status: int, errors: str) -> str:
-    """Return in words how a program ended, from its wait status and standard error."""
+    """Return in words how a program ended, from its wait status and standard error. Raises Killed
+    where that can have come from outside."""
     last = (errors.strip().splitlines() or [""])[-1][-300:]
-    if status & 0x7F:
-        return signal_words(status & 0x7F) or "it was stopped"
+    if number := status & 0x7F:
+        words = signal_words(number) or "it was stopped"
+        if number in SENT:
+            raise Killed(words, outside=False)
+        return words
     if "MemoryError" in last:
         return f"memory limit: {last}"
     if "File too large" in last:

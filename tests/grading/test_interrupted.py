@@ -1,0 +1,215 @@
+"""Graders and programs that are killed or paused from outside: no verdict changes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.grading.grader import Answer, Grader, Verify
+from tasks.grading.sandbox import children_of, family
+from tests.grading.test_code import SETTINGS, SUM
+from tests.grading.test_grader import hostile_verifier as hostile_verifier
+from tests.patience import PATIENCE
+
+pytestmark = pytest.mark.usefixtures("hostile_verifier")
+
+LIMIT, PAUSE = 9.0, 12.0  # seconds: of an answer and of a program on the clock, and of a pause
+# it waits for a file that the test makes
+PROGRAM = """```python
+import os, time
+open('here', 'w')
+while not os.path.exists('go'): time.sleep(0.01)
+print(sum(map(int, input().split())))
+```"""
+
+
+def code(kind: str, seconds: float) -> dict[str, dict[str, Any]]:
+    return {"code": {**SETTINGS, "sandbox": kind, "seconds": seconds, "total_seconds": PATIENCE}}
+
+
+def wait_for(look: Callable[[], set[int]]) -> set[int]:
+    """The processes that `look` finds, as soon as it finds any."""
+    deadline = time.monotonic() + PATIENCE
+    while not (found := look()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return found
+
+
+def waiting_at(flag: Path) -> set[int]:
+    """The workers that wait for this file."""
+    return {int(path.suffix[1:]) for path in flag.parent.glob(f"{flag.name}.*")}
+
+
+def programs(pid: int) -> set[int]:
+    """The processes below this one in whose folder the program waits."""
+    return {one for one in family(pid) if Path(f"/proc/{one}/cwd/here").exists()}
+
+
+def let_go(pids: set[int]) -> None:
+    """Let the programs in these processes' folders go on."""
+    for pid in pids & programs(os.getpid()):
+        Path(f"/proc/{pid}/cwd/go").touch()
+
+
+def loader_of(grader: Grader, *verifiers: str) -> int:
+    """The pid of the grader's loader, which has loaded these."""
+    grader.versions(verifiers)
+    assert grader.pool is not None
+    assert grader.pool.loader is not None
+    return grader.pool.loader.popen.pid
+
+
+def test_an_answer_whose_worker_is_killed_is_graded_again(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    with Grader(Verify(1, PATIENCE, 4.0, 0.0, {})) as grader, ThreadPoolExecutor(1) as thread:
+        grading = thread.submit(grader.grade, [Answer("hostile", f"wait {flag}", "", False)])
+        seen = set[int]()
+        for _ in range(2):
+            (pid,) = wait_for(lambda: waiting_at(flag) - seen)
+            seen.add(pid)
+            os.kill(pid, signal.SIGKILL)
+        flag.touch()
+        assert [verdict.outcome for verdict in grading.result(PATIENCE)] == ["correct"]
+
+
+def test_an_answer_whose_worker_dies_twice_alone_is_an_error(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    with Grader(Verify(1, PATIENCE, 4.0, 1.0, {})) as grader, ThreadPoolExecutor(1) as thread:
+        grading = thread.submit(grader.grade, [Answer("hostile", f"wait {flag}", "", False)])
+        seen = set[int]()
+        for _ in range(3):  # the first time nobody knows that it was alone
+            (pid,) = wait_for(lambda: waiting_at(flag) - seen)
+            seen.add(pid)
+            os.kill(pid, signal.SIGKILL)
+        (verdict,) = grading.result(PATIENCE)
+    assert verdict.outcome == "error"
+    assert verdict.answer == "the verifier failed: its process ended twice: signal SIGKILL"
+
+
+def test_answers_whose_loader_is_killed_are_graded_again(tmp_path: Path) -> None:
+    flags = [tmp_path / name for name in "ab"]
+    answers = [Answer("hostile", f"wait {flag}", "", False) for flag in flags]
+    with Grader(Verify(2, PATIENCE, 4.0, 0.0, {})) as grader, ThreadPoolExecutor(1) as thread:
+        loader = loader_of(grader, "hostile")
+        assert grader.pool is not None
+        grader.pool.seconds_per_request = 1.0  # so slow that each is sent alone
+        grading = thread.submit(grader.grade, answers)
+        for flag in flags:
+            wait_for(lambda flag=flag: waiting_at(flag))  # type: ignore[misc]
+        os.kill(loader, signal.SIGKILL)
+        for flag in flags:
+            flag.touch()
+        assert [verdict.outcome for verdict in grading.result(PATIENCE)] == ["correct"] * 2
+
+
+def test_an_answer_whose_worker_alone_is_stopped_is_late() -> None:
+    with Grader(Verify(1, 0.5, 4.0, 1.0, {}, clock_factor=4.0)) as grader:
+        grader.grade([Answer("hostile", "a", "", False)])
+        assert grader.pool is not None
+        os.kill(grader.pool.processes[0].pid, signal.SIGSTOP)
+        answers = [Answer("hostile", text, "", False) for text in "ab"]
+        grader.pool.seconds_per_request = 1.0
+        late, other = grader.grade(answers)
+    assert (late.outcome, late.answer) == ("timeout", "no answer in 2 s on the clock")
+    assert other.outcome == "correct"
+
+
+STAGE = """
+import json, sys
+from tasks.grading.grader import Answer, Grader, Verify
+configured, seconds, name, text, gold = json.loads(sys.argv[1])
+with Grader(Verify(1, seconds, 4.0, 0.0, configured, clock_factor=3.0)) as grader:
+    grader.versions([name])
+    print(grader.pool.loader.popen.pid, flush=True)
+    print(grader.grade([Answer(name, text, gold, False)])[0].outcome)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("hostile", "graders"),
+        ("hostile", "everything"),
+        pytest.param("code", "everything", marks=pytest.mark.sandbox),
+    ],
+)
+def test_a_pause_beyond_the_limits_changes_no_verdict(name: str, what: str, tmp_path: Path) -> None:
+    """Every process of the graders is stopped, or of the stage, as a frozen container's are. The
+    limit is the pool's, or that of the program."""
+    flag = tmp_path / "flag"
+    seconds, text = (LIMIT / 3, f"wait {flag}") if name == "hostile" else (PATIENCE, PROGRAM)
+    told = json.dumps([code("bubblewrap", LIMIT / 3), seconds, name, text, SUM])
+    with subprocess.Popen([sys.executable, "-c", STAGE, told], stdout=subprocess.PIPE) as stage:
+        assert stage.stdout is not None
+        loader = int(stage.stdout.readline())
+        waiting = wait_for(lambda: waiting_at(flag) | programs(loader))
+        stopped = family(stage.pid if what == "everything" else loader)
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            time.sleep(PAUSE)
+            flag.touch()
+            let_go(waiting)
+        finally:
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
+        assert stage.stdout.read() == b"correct\n"
+
+
+LINES = {
+    "process": ["worker", "runner", "program"],
+    "bubblewrap": ["worker", "bubblewrap", "its child", "runner", "program"],
+}
+"""The processes from the loader's child to the program."""
+
+
+def kill(loader: int, kind: str, place: str) -> None:
+    """Kill the process at this place once the program waits, and wait until that is gone."""
+    wait_for(lambda: programs(loader))
+    there, pid = set(family(loader)), loader
+    for _ in LINES[kind][: LINES[kind].index(place) + 1]:
+        pid = children_of(pid)[-1]
+    os.kill(pid, signal.SIGKILL)
+    while programs(loader) & there:
+        time.sleep(0.01)
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize(
+    ("kind", "place"), [(kind, place) for kind, places in LINES.items() for place in places]
+)
+def test_a_program_that_is_killed_from_outside_is_graded_again(kind: str, place: str) -> None:
+    settings = Verify(1, PATIENCE, 4.0, 0.0, code(kind, PATIENCE / 3))
+    with Grader(settings) as grader, ThreadPoolExecutor(1) as thread:
+        loader = loader_of(grader, "code")
+        grading = thread.submit(grader.grade, [Answer("code", PROGRAM, SUM, False)])
+        kill(loader, kind, place)
+        let_go(wait_for(lambda: programs(loader)))
+        (verdict,) = grading.result(PATIENCE)
+    assert (verdict.outcome, verdict.answer) == ("correct", "2 tests passed")
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize(("place", "outcome"), [("bubblewrap", "error"), ("runner", "wrong")])
+def test_a_second_kill_counts_against_the_program_that_can_have_done_it(
+    place: str, outcome: str
+) -> None:
+    settings = Verify(1, PATIENCE, 4.0, 1.0, code("bubblewrap", PATIENCE / 3))
+    with Grader(settings) as grader, ThreadPoolExecutor(1) as thread:
+        loader = loader_of(grader, "code")
+        one_test = '{"stdin_stdout": {"inputs": ["1 2"], "outputs": ["3"]}}'
+        grading = thread.submit(grader.grade, [Answer("code", PROGRAM, one_test, False)])
+        for _ in range(2):
+            kill(loader, "bubblewrap", place)
+        (verdict,) = grading.result(PATIENCE)
+    assert verdict.outcome == outcome
+    assert "SIGKILL" in verdict.answer
