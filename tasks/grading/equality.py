@@ -35,6 +35,7 @@ from tasks.grading.forms import (
     plain_base,
     point_of,
     rule_of,
+    sides_of,
     signed,
     union_of,
 )
@@ -47,7 +48,6 @@ from tasks.grading.units import TEXT
 MAX_ANSWER = 2000  # characters; a longer one is compared as text alone
 
 SEPARATED = re.compile(rf",|;|{OR.pattern}|{AND.pattern}|\\begin")
-EQUALS = re.compile(r"(?<![\\<>!:=])=(?!=)")
 # what may stand before the equals sign of an answer: x, x_1, f(x), AB, \angle ABC, P(A), |v|
 ONE_NAME = re.compile(
     r"(?:m?\s*\\(?:angle|triangle)\s*|\\(?:overline|vec|hat|bar|text|mathrm|mathbf|operatorname)\s*)?"
@@ -289,17 +289,6 @@ def by_equation(gold: str, given: str, tolerance: Tolerance) -> bool | None:
     if not value:
         return False
     return same(value, given, tolerance) if len(first) > 1 else same(gold, value, tolerance)
-
-
-def sides_of(text: str) -> list[str]:
-    """Return the sides of an equation; an equals sign in brackets is none: `P(X=1)=0.3`."""
-    sides, start = [], 0
-    for sign in EQUALS.finditer(text):
-        side = text[start : sign.start()]
-        if all(side.count(a) == side.count(b) for a, b in ("()", "[]", "{}")):
-            sides.append(side)
-            start = sign.end()
-    return [*sides, text[start:]]
 
 
 def is_named(side: str) -> bool:

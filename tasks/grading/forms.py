@@ -32,6 +32,7 @@ AND = re.compile(
 )
 PRODUCT = re.compile(r"[b-df-hj-np-tv-z]{2,3}|[a-d]{2,4}|[xyz][a-z]|[a-z][xyz]")
 WORD = re.compile(r"[^\W\d_][^\W_]*(?:[\s'’.,&/-]+[^\W_]+)*[.!]?")
+EQUALS = re.compile(r"(?<![\\<>!:=])=(?!=)")
 LETTERS = re.compile(r"(?<!\\)(?<![a-zA-Z])[a-zA-Z]+")
 Interval = tuple[str, str, str, str]
 Sides = tuple[tuple[str, ...], tuple[str, ...]]
@@ -175,3 +176,14 @@ def point_of(text: str) -> str | None:
     if len(sides) < 2 or len({name for name, _ in known}) < len(sides):
         return None
     return "(" + ", ".join(value for _, value in known) + ")"
+
+
+def sides_of(text: str) -> list[str]:
+    """Return the sides of an equation; an equals sign in brackets is none: `P(X=1)=0.3`."""
+    sides, start = [], 0
+    for sign in EQUALS.finditer(text):
+        side = text[start : sign.start()]
+        if all(side.count(a) == side.count(b) for a, b in ("()", "[]", "{}")):
+            sides.append(side)
+            start = sign.end()
+    return [*sides, text[start:]]
