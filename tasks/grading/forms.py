@@ -30,6 +30,15 @@ OR = re.compile(
 AND = re.compile(
     r"\s*(?:,\s*)?(?:\\text\s*\{\s*,?\s*and\s*\}|(?<![a-zA-Z\\])and(?![a-zA-Z])|和|、|，|；)\s*"
 )
+OPENED = r"[\\$({}\s]*$"  # between these words and the number behind them
+DENIED = re.compile(
+    r"(?i)(?:\b(?:not|cannot|never|neither|nor|(?:any|every)thing\s+but|other\s+than)|n['’]t)"
+    rf"\s*\}}?\s*(?:(?:equal(?:\s+to)?|be|exactly)\s+)?{OPENED}"
+)
+REJECTED = re.compile(
+    r"(?i)[\s$})\\]*\s(?:is|are|was)\s+(?:wrong|incorrect|false|not\s+(?:the|right|correct))\b"
+)
+NEAR = 40  # characters before a number in which it is denied
 PRODUCT = re.compile(r"[b-df-hj-np-tv-z]{2,3}|[a-d]{2,4}|[xyz][a-z]|[a-z][xyz]")
 WORD = re.compile(r"[^\W\d_][^\W_]*(?:[\s'’.,&/-]+[^\W_]+)*[.!]?")
 EQUALS = re.compile(r"(?<![\\<>!:=])=(?!=)")
@@ -55,6 +64,12 @@ def is_word(text: str) -> bool:
     if bare in FUNCTION_NAMES or PRODUCT.fullmatch(bare):
         return False
     return len(bare.split()) == 1 or not bare.isascii() or bare.istitle()
+
+
+def is_denied(text: str, start: int, end: int) -> bool:
+    """Whether what stands there in a text is named as no answer: `not 42`, `42 is wrong`."""
+    before = DENIED.search(text[max(start - NEAR, 0) : start])
+    return before is not None or REJECTED.match(text, end) is not None
 
 
 def plain_base(text: str) -> str:
