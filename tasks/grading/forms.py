@@ -151,9 +151,10 @@ def chain_of(text: str, shortest: int = 3) -> Sides | None:
 @lru_cache(maxsize=4096)
 def parts_of(text: str) -> tuple[str, ...]:
     """Return the values of an answer that lists several: `1, 2`, `1 and 2`, `5 or 6`,
-    `\\{1, 2\\}`; the points of `x=1, y=2; x=3, y=4`."""
-    if ";" in text and "=" in text:
-        points = [point_of(part) for part in text.split(";")]
+    `\\{1, 2\\}`; the points of `x=1, y=2; x=3, y=4` or of `x=1, y=2 or x=3, y=4`."""
+    pieces = re.split(rf";|{OR.pattern}", text) if "=" in text else []
+    if len(pieces) > 1:
+        points = [point_of(part) for part in pieces]
         if None not in points:
             return tuple(point for point in points if point is not None)
     inner = re.fullmatch(r"\\\{(.*)\\\}|\{(.*)\}", text)
