@@ -610,10 +610,11 @@ def test_several_golds_may_carry_a_tolerance() -> None:
 
 @pytest.mark.parametrize("text", ["$", "(", "{", ",", "or ", r"\text{", r"\[", "1,", r"\frac{"])
 def test_hostile_text_takes_little_time(text: str) -> None:
+    """A second at most; a fault takes minutes. A busy machine needs several times as long."""
     start = time.process_time()
     for completion in (text * 5000, rf"\boxed{{{text * 5000}}}"):
         assert math.verify(completion, "5").outcome != "correct"
-    assert time.process_time() - start < 4
+    assert time.process_time() - start < 40
 
 
 @pytest.mark.parametrize(
