@@ -3,17 +3,18 @@ r"""Answers that only copy a formula of the prompt: `513^2 - 487^2` is equal to 
 
 An answer is a copy if it still calculates something (`\frac{6}{4}`, `\gcd(12,18)`, `(x+1)^2`), is
 written as a formula of the prompt is, and not as the gold is. Brackets, signs of multiplication,
-the order of terms and factors, and terms and factors of 0 and 1 do not matter. Numbers, reduced
-fractions, names and lists of these are answers wherever they stand. Left out: formulas within
-others, and other rewriting."""
+the order of terms and factors, added zeros and ones (`-0`, `/1`, `^1`) and added signs do not
+matter. Numbers, reduced fractions, names and lists of these are answers wherever they stand. Left
+out: formulas within others, and other rewriting."""
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections import Counter
+from collections.abc import Iterable, Iterator, Set
 from functools import lru_cache
 
 from tasks.grading import units
-from tasks.grading.forms import parts_of
+from tasks.grading.forms import parts_of, sides_of
 from tasks.grading.numbers import DROPPED, NUMBER
 from tasks.grading.spelling import clean
 from tasks.grading.units import DEGREES, TEXT
@@ -48,6 +49,8 @@ DIVIDED = re.compile(r"\\[dtc]?frac(?![a-zA-Z])|\\div(?![a-zA-Z])|÷")
 CHOSEN = re.compile(r"\\[dt]binom(?![a-zA-Z])|\\choose(?![a-zA-Z])")
 UNWRITTEN = re.compile(r"\\(?:cdot|times|left|right)(?![a-zA-Z])|[(){}\[\]*·×+$&\\]")
 TOKEN = re.compile(r"\d+(?:\.\d+)?|\S")
+ZEROS = re.compile(r"(?<=\d)\.0+(?!\d)")
+ADDED = {"-", "/", "^"}  # signs that change nothing beside 0, 1, or another of their kind
 
 Symbols = tuple[str, ...]
 
@@ -57,7 +60,7 @@ def copied(given: str, golds: Iterable[str], prompt: str) -> str | None:
     nothing."""
     if len(given) > MAX_ANSWER or not calculates(clean(given)):
         return None
-    asked = formulas(prompt)
+    asked = [(Counter(written), formula) for written, formula in formulas(prompt).items()]
     wanted = symbols_of(golds)
     values = parts_of(clean(given))
     written = [copied_value(value, wanted, asked) for value in values]
@@ -66,12 +69,20 @@ def copied(given: str, golds: Iterable[str], prompt: str) -> str | None:
     return ", ".join(new or old for new, old in zip(written, values, strict=True))
 
 
-def copied_value(value: str, wanted: Set[Symbols], asked: Mapping[Symbols, str]) -> str | None:
+def copied_value(
+    value: str, wanted: Set[Symbols], asked: Iterable[tuple[Counter[str], str]]
+) -> str | None:
     """Return the formula of the prompt that one value of an answer copies, or None."""
     found = [symbols(form) for form in forms(value)]
     if not wanted.isdisjoint(found):
         return None
-    return next((asked[key(one)] for one in found if key(one) in asked), None)
+    given = [Counter(key(one)) for one in found]
+    copies = (
+        formula
+        for written, formula in asked
+        if any(one >= written and ADDED.issuperset(one - written) for one in given)
+    )
+    return next(copies, None)
 
 
 def candidates(golds: Iterable[str], prompt: str) -> Iterator[str]:
@@ -87,7 +98,7 @@ def candidates(golds: Iterable[str], prompt: str) -> Iterator[str]:
 
 def variables(formula: str) -> set[str]:
     """Return the letters of a formula, Greek ones as well, that are not those of functions."""
-    text = TEXT.sub("", formula)
+    text = without_text(formula)
     return {*GREEK.findall(text), *re.sub(rf"\\[a-zA-Z]+|{NAMES}|[^a-zA-Z]", "", text)}
 
 
@@ -112,11 +123,11 @@ def symbols_of(golds: Iterable[str]) -> set[Symbols]:
 
 
 def forms(value: str) -> Iterator[str]:
-    """Yield a value without its unit, and what is right of a name."""
+    """Yield a value without its unit, and what is right of names and of formulas."""
     value = units.split(value)[0]
     yield value
-    left, equals, right = value.rpartition("=")
-    if equals and re.search(r"[a-zA-Z]", left):
+    *left, right = sides_of(value)
+    if left and all(re.search(r"[a-zA-Z]", side) or calculates(side) for side in left):
         yield right.strip()
 
 
@@ -124,7 +135,7 @@ def calculates(value: str) -> bool:
     """Whether an answer is more than a number, a name or a list of these."""
     number = NUMBER.fullmatch(value.strip())
     if number is None:
-        bare = DEGREES.sub("", TEXT.sub("", value)).strip()
+        bare = DEGREES.sub("", without_text(value)).strip()
         return OPERATION.search(re.sub(r"^[-+]|(?<=[=,;(\[])\s*[-+]", " ", bare)) is not None
     top, bottom = (number[name] or number[f"{name}2"] for name in ("top", "bottom"))
     if top and bottom:
@@ -136,8 +147,13 @@ def calculates(value: str) -> bool:
 @lru_cache(maxsize=4096)
 def symbols(value: str) -> Symbols:
     """Return what is written in a formula, in alphabetical order."""
-    text = CHOSEN.sub("binom ", DIVIDED.sub("/", TEXT.sub("", value)))
+    text = CHOSEN.sub("binom ", DIVIDED.sub("/", ZEROS.sub("", without_text(value))))
     return tuple(sorted(TOKEN.findall(UNWRITTEN.sub(" ", text.replace("**", "^")))))
+
+
+def without_text(value: str) -> str:
+    r"""Return a formula without `\text{...}`, but with the name of a function in it."""
+    return TEXT.sub(lambda found: found[1] if re.fullmatch(NAMES, found[1]) else "", value)
 
 
 def key(written: Symbols) -> Symbols:

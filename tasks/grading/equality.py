@@ -35,6 +35,7 @@ from tasks.grading.forms import (
     plain_base,
     point_of,
     rule_of,
+    sides_of,
     signed,
     union_of,
 )
@@ -47,12 +48,11 @@ from tasks.grading.units import TEXT
 MAX_ANSWER = 2000  # characters; a longer one is compared as text alone
 
 SEPARATED = re.compile(rf",|;|{OR.pattern}|{AND.pattern}|\\begin")
-EQUALS = re.compile(r"(?<![\\<>!:=])=(?!=)")
 # what may stand before the equals sign of an answer: x, x_1, f(x), AB, \angle ABC, P(A), |v|
 ONE_NAME = re.compile(
-    r"(?:m?\s*\\(?:angle|triangle)\s*|\\(?:overline|vec|hat|bar|text|mathrm|mathbf|operatorname)\s*)?"
+    r"(?:m?\s*\\(?:angle|triangle)\s*|\\(?:overline|vec|hat|bar|text|mathrm|mathbf|mathbb|operatorname)\s*)?"
     r"\{?\s*(?:\\?[a-zA-Z]|[A-Z]{2,4}|\\[a-zA-Z]+|(?<=\{)[\w ]+)\s*\}?"
-    r"(?:_(?:\{(?:[^{}]|\{[^{}]*\})*\}|\w))?(?:\^\{?\\?'*[a-z-]*\}?)?'*\s*(?:\([^()]*\)|!)?"
+    r"(?:_(?:\{(?:[^{}]|\{[^{}]*\})*\}|\w))?(?:\^\{?\\?'*[a-z-]*\}?)?'*\s*(?:\([^()]*\)|\[[^\[\]]*\]|!)?"
 )
 # a ratio of segments and the size of a vector, a segment or a number: \frac{AB}{CD}, |AB|, |z|
 QUANTITY = re.compile(
@@ -286,20 +286,19 @@ def by_equation(gold: str, given: str, tolerance: Tolerance) -> bool | None:
     if not all(is_name(side) or (side is not names[0]) for side in names):
         return False
     value = equation[-1].strip()
-    if not value:
+    if not value or is_false(equation):
         return False
     return same(value, given, tolerance) if len(first) > 1 else same(gold, value, tolerance)
 
 
-def sides_of(text: str) -> list[str]:
-    """Return the sides of an equation; an equals sign in brackets is none: `P(X=1)=0.3`."""
-    sides, start = [], 0
-    for sign in EQUALS.finditer(text):
-        side = text[start : sign.start()]
-        if all(side.count(a) == side.count(b) for a, b in ("()", "[]", "{}")):
-            sides.append(side)
-            start = sign.end()
-    return [*sides, text[start:]]
+def is_false(sides: Sequence[str]) -> bool:
+    """Whether the last two sides of an equation are different whole numbers: 41 = 42."""
+    last = [parsed(side.strip()) for side in sides[-2:] if ARITHMETIC.fullmatch(side)]
+    return (
+        len(last) == 2
+        and all(getattr(side, "is_Integer", False) for side in last)
+        and last[0] != last[1]
+    )
 
 
 def is_named(side: str) -> bool:

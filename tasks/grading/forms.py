@@ -30,8 +30,18 @@ OR = re.compile(
 AND = re.compile(
     r"\s*(?:,\s*)?(?:\\text\s*\{\s*,?\s*and\s*\}|(?<![a-zA-Z\\])and(?![a-zA-Z])|和|、|，|；)\s*"
 )
+OPENED = r"[\\$({}\s]*$"  # between these words and the number behind them
+DENIED = re.compile(
+    r"(?i)(?:\b(?:not|cannot|never|neither|nor|(?:any|every)thing\s+but|other\s+than)|n['’]t)"
+    rf"\s*\}}?\s*(?:(?:equal(?:\s+to)?|be|exactly)\s+)?{OPENED}"
+)
+REJECTED = re.compile(
+    r"(?i)[\s$})\\]*\s(?:is|are|was)\s+(?:wrong|incorrect|false|not\s+(?:the|right|correct))\b"
+)
+NEAR = 40  # characters before a number in which it is denied
 PRODUCT = re.compile(r"[b-df-hj-np-tv-z]{2,3}|[a-d]{2,4}|[xyz][a-z]|[a-z][xyz]")
 WORD = re.compile(r"[^\W\d_][^\W_]*(?:[\s'’.,&/-]+[^\W_]+)*[.!]?")
+EQUALS = re.compile(r"(?<![\\<>!:=])=(?!=)")
 LETTERS = re.compile(r"(?<!\\)(?<![a-zA-Z])[a-zA-Z]+")
 Interval = tuple[str, str, str, str]
 Sides = tuple[tuple[str, ...], tuple[str, ...]]
@@ -54,6 +64,12 @@ def is_word(text: str) -> bool:
     if bare in FUNCTION_NAMES or PRODUCT.fullmatch(bare):
         return False
     return len(bare.split()) == 1 or not bare.isascii() or bare.istitle()
+
+
+def is_denied(text: str, start: int, end: int) -> bool:
+    """Whether what stands there in a text is named as no answer: `not 42`, `42 is wrong`."""
+    before = DENIED.search(text[max(start - NEAR, 0) : start])
+    return before is not None or REJECTED.match(text, end) is not None
 
 
 def plain_base(text: str) -> str:
@@ -135,9 +151,10 @@ def chain_of(text: str, shortest: int = 3) -> Sides | None:
 @lru_cache(maxsize=4096)
 def parts_of(text: str) -> tuple[str, ...]:
     """Return the values of an answer that lists several: `1, 2`, `1 and 2`, `5 or 6`,
-    `\\{1, 2\\}`; the points of `x=1, y=2; x=3, y=4`."""
-    if ";" in text and "=" in text:
-        points = [point_of(part) for part in text.split(";")]
+    `\\{1, 2\\}`; the points of `x=1, y=2; x=3, y=4` or of `x=1, y=2 or x=3, y=4`."""
+    pieces = re.split(rf";|{OR.pattern}", text) if "=" in text else []
+    if len(pieces) > 1:
+        points = [point_of(part) for part in pieces]
         if None not in points:
             return tuple(point for point in points if point is not None)
     inner = re.fullmatch(r"\\\{(.*)\\\}|\{(.*)\}", text)
@@ -175,3 +192,14 @@ def point_of(text: str) -> str | None:
     if len(sides) < 2 or len({name for name, _ in known}) < len(sides):
         return None
     return "(" + ", ".join(value for _, value in known) + ")"
+
+
+def sides_of(text: str) -> list[str]:
+    """Return the sides of an equation; an equals sign in brackets is none: `P(X=1)=0.3`."""
+    sides, start = [], 0
+    for sign in EQUALS.finditer(text):
+        side = text[start : sign.start()]
+        if all(side.count(a) == side.count(b) for a, b in ("()", "[]", "{}")):
+            sides.append(side)
+            start = sign.end()
+    return [*sides, text[start:]]

@@ -10,7 +10,7 @@ from math_verify.parser import get_extraction_regexes
 
 from tasks.grading import numbers, units
 from tasks.grading.answers import EAST, gold_boxed
-from tasks.grading.forms import FUNCTION_NAMES, OR
+from tasks.grading.forms import FUNCTION_NAMES, OR, is_denied
 from tasks.grading.numbers import NUMBER
 from tasks.grading.spelling import clean, meaning
 
@@ -36,7 +36,7 @@ SAID = re.compile(
 
 def formulas(text: str) -> Iterator[str]:
     """Yield the formulas and numbers of a running text, the likeliest answer first: in
-    math-verify's order of anchors, then the last."""
+    math-verify's order of anchors, then the last. Those that are denied are left out."""
     text = BESIDE_EAST.sub(" ", numbers.typed(text[-MAX_TEXT:]))
     by_priority: dict[int, list[re.Match[str]]] = {}
     for patterns, _ in get_extraction_regexes(EXTRACTION):
@@ -45,10 +45,17 @@ def formulas(text: str) -> Iterator[str]:
     for _, matches in sorted(by_priority.items()):
         matches.sort(key=lambda match: (-match.end(), match.start()))
         for match in matches[:MAX_MATCHES]:
-            if found := formula_of(match):
+            found = formula_of(match)
+            if found and not is_denied(text, start_of(match), match.end()):
                 before = HEDGED.search(text[max(match.start() - 60, 0) : match.start()])
                 after = HEDGE.match(text, match.end())
                 yield (before[0] if before else "") + " " + found + (after[0] if after else "")
+
+
+def start_of(match: re.Match[str]) -> int:
+    """Return where the formula begins that one of the library's patterns has found, behind its
+    anchor."""
+    return min(match.start(name) for name, value in match.groupdict().items() if value)
 
 
 def said_words(text: str) -> str | None:

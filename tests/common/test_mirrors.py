@@ -221,7 +221,7 @@ def test_a_tracker_that_hangs_slows_no_stage(
     monkeypatch.setattr(mirrors.subprocess, "Popen", popen)
     begun = time.monotonic()
     train(layout, range(2000))
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < PATIENCE / 2  # the tracker sleeps for twice as long
     assert "wandb is still writing, and ends by itself" in caplog.text
     children[0].kill()
 

@@ -318,6 +318,18 @@ FRAC, DFRAC = r"\frac", r"\dfrac"
         (r"\boxed{p=5,q=2;p=7,q=2}", "p=5,q=7;p=2,q=2", "wrong"),
         (r"\boxed{p=5,q=2;p=7,q=2}", "p=5,q=2;p=7,q=2", "correct"),
         (r"\boxed{p = 5, q = 2; p = 7, q = 2}", "p=5,q=2;p=7,q=2", "correct"),
+        (r"\boxed{p=5,q=2 \text{ or } p=7,q=2}", "p=5,q=2;p=7,q=2", "correct"),
+        (r"\boxed{p=5,q=2 or p=7,q=2}", "(5,2),(7,2)", "correct"),
+        (r"\boxed{p=5,q=2 or p=7,q=2}", "(5,7),(2,2)", "wrong"),
+        (r"\boxed{x=1 or x=2 or x=3}", "1, 2, 3", "correct"),
+        (r"\boxed{x=1, y=2, z=3}", "(1,2,3)", "correct"),
+        (r"\boxed{E[X]=3}", "3", "correct"),
+        (r"\boxed{3}", r"\mathbb{E}[X]=3", "correct"),
+        (r"\boxed{41=42}", "42", "wrong"),
+        (r"\boxed{40 + 1 = 42}", "42", "wrong"),
+        (r"\boxed{40 + 2 = 42}", "42", "correct"),
+        (r"\boxed{2(20 + 1) = 42}", "42", "correct"),
+        (r"\boxed{22/7 = 3.14}", "3.14", "correct"),
         (r"\boxed{(C)}", "C", "correct"),
         (r"\boxed{C}", "(C)", "correct"),
         (r"\boxed{\text{(C)}}", "(C)", "correct"),
@@ -333,6 +345,10 @@ FRAC, DFRAC = r"\frac", r"\dfrac"
         ("\\boxed{1,\u20032}", "1,2", "correct"),
         ("\\boxed{x\u2003+\u20031}", "x+1", "correct"),
         (r"\boxed{\frac{x}{y}=2}", "2", "wrong"),
+        ("The answer is not 42.", "42", "unparsed"),
+        ("It cannot be $42$", "42", "unparsed"),
+        ("It is $41$, not $42$.", "42", "wrong"),
+        ("It is $41$, not $42$.", "41", "correct"),
         ("The answer is (C).", "C", "correct"),
         ("The answer is (C)", "(D)", "wrong"),
         (r"\boxed{\log_2(x)}", r"\log_2(x)", "correct"),
@@ -404,6 +420,12 @@ def test_math(completion: str, gold: str, outcome: str) -> None:
         (r"\boxed{41=42}", "42", "wrong"),
         (r"\boxed{42.0=42}", "42", "correct"),
         (r"\boxed{\text{Not } 42}", "42", "wrong"),
+        (r"\boxed{x=41, y=42}", "42", "wrong"),
+        (r"\boxed{41 \& 42}", "42", "wrong"),
+        (r"\boxed{41 \\ 42}", "42", "wrong"),
+        (r"\boxed{<42}", "42", "wrong"),
+        (r"\boxed{> 42}", "42", "wrong"),
+        (r"\boxed{42 is wrong}", "42", "wrong"),
         (r"\boxed{2\frac{1}{2}}", "2.5", "correct"),
         ("<answer>41, 42</answer>", "42", "wrong"),
         ("<answer>42</answer>", "42", "correct"),
@@ -419,6 +441,12 @@ def test_math(completion: str, gold: str, outcome: str) -> None:
         ("so <<6*7=42>>42", "42", "correct"),
         ("=> 42", "42", "correct"),
         ("Not 42", "42", "wrong"),
+        ("41 and 42", "42", "wrong"),
+        ("41 to 42", "42", "wrong"),
+        ("It rises from 41 to 42.", "42", "correct"),
+        ("It cannot be 42.", "42", "wrong"),
+        ("The answer is anything but 42.", "42", "wrong"),
+        ("42 is incorrect.", "42", "wrong"),
         ("It isn't equal to 42.", "42", "wrong"),
         ("It is not 41 but 42.", "42", "correct"),
         ("From 10 to 42 it takes 200 < 220 s, so 42", "42", "correct"),
@@ -495,6 +523,23 @@ def test_numeric(completion: str, gold: str, outcome: str) -> None:
         ("Answer choices: A: 3, B: 4", "A", "unparsed"),
         ("A) 3 B) 4. The answer is A) 3.", "A", "correct"),
         ("A) 3, since B) is wrong", "A", "correct"),
+        ("B is the wrong answer.", "B", "unparsed"),
+        ("B must be wrong", "B", "unparsed"),
+        ("(B) is never right.", "B", "unparsed"),
+        ("B does not work", "B", "unparsed"),
+        ("B won't work.", "B", "unparsed"),
+        ("B can be ruled out", "B", "unparsed"),
+        ("I would eliminate B.", "B", "unparsed"),
+        ("We rule out option B", "B", "unparsed"),
+        ("The wrong answer is B.", "B", "unparsed"),
+        ("Every option but B", "B", "unparsed"),
+        ("Ruling out A, only B is left.", "B", "correct"),
+        ("I discard A and choose B", "B", "correct"),
+        ("A is the wrong answer, so B.", "B", "correct"),
+        ("By elimination, B", "B", "correct"),
+        ("A and B are correct", "B", "wrong"),
+        ("A and B are correct.", "AB", "correct"),
+        ("A and B are wrong, so the answer is C", "C", "correct"),
     ],
 )
 def test_choice(completion: str, gold: str, outcome: str) -> None:
@@ -565,10 +610,11 @@ def test_several_golds_may_carry_a_tolerance() -> None:
 
 @pytest.mark.parametrize("text", ["$", "(", "{", ",", "or ", r"\text{", r"\[", "1,", r"\frac{"])
 def test_hostile_text_takes_little_time(text: str) -> None:
+    """A second at most; a fault takes minutes. A busy machine needs several times as long."""
     start = time.process_time()
     for completion in (text * 5000, rf"\boxed{{{text * 5000}}}"):
         assert math.verify(completion, "5").outcome != "correct"
-    assert time.process_time() - start < 4
+    assert time.process_time() - start < 40
 
 
 @pytest.mark.parametrize(

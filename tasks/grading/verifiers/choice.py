@@ -31,13 +31,22 @@ HEDGE = re.compile(rf"{OR}[A-J](?![\w'])")
 HEDGED = re.compile(rf"(?<![\w'])[A-J]{OR}$")
 DENIED = re.compile(
     r"(?i)\b(?:not|neither|nor|never|none of|(?:any|every)thing but|any but|all but|except"
-    r"|other than|instead of|rather than)\b|n['’]t\b|不是|不选|并非"
+    r"|other than|instead of|rather than|(?:option|choice|answer) but"
+    r"|(?:wrong|incorrect|false)\s+(?:option|choice|answer))\b|n['’]t\b|不是|不选|并非"
+    r"|\b(?:(?:eliminat|discard|reject)(?:e|es|ed|ing|s)?|rul(?:e|es|ed|ing)\s+out)"
+    r"\s+(?:(?:option|choice|answer)s?\s+)?[*_(\[]*$"
 )
 CLAUSE = re.compile(r"[.!?;,]\s|(?<![\w'])[A-J](?![\w'])")  # what a denial does not go beyond
+NO = (
+    r"(?:not|never|wrong|incorrect|false|invalid|impossible|unlikely|out|ruled\s+out|eliminated"
+    r"|discarded|rejected)\b"
+)
 REJECTED = re.compile(
     r"(?:[*_()\[\].,]{0,4}\s*(?:and|or|,)\s*[*_(\[]{0,4}[A-J](?![\w']))*[*_)\].}]{0,4}\s+"
-    r"(?:(?:is|are|was|were)\s+(?:both\s+|all\s+|also\s+|\w+ly\s+)?(?:not|wrong|incorrect|false"
-    r"|invalid|impossible|ruled\s+out|eliminated)\b|(?:is|are|was|were)n['’]t\b|can(?:not|['’]t)\b)"
+    r"(?:(?:(?:can|could|must|would|will|has\s+to)\s+)?(?:is|are|was|were|be|seems?|looks?)\s+"
+    rf"(?:both\s+|all\s+|also\s+|the\s+|an?\s+|\w+ly\s+)?{NO}"
+    r"|(?:is|are|was|were|does|do|did|ca|could|wo|would)n['’]t\b"
+    r"|(?:cannot|(?:can|could|does|do|did|will|would)\s+not)\b)"
 )
 OPTION = re.compile(r"(?<![\w'.])[*_(\[]{0,4}([A-J])[*_]{0,2}[).:\]][*_]{0,2}(?!\s+is\b)\s*(?=\S)")
 OPTIONS = re.compile(r"(?i)(?:answer )?(?:choice|option)s")
@@ -50,16 +59,17 @@ SEVERAL = re.compile(
     r"(?i)[\W_]*(?:\\?(?:text|mathrm|textbf)\W*)?(?P<letters>[A-J](?:[\s,;&、和()]|and|\\text|[{}])*"
     r"(?:(?:[\s,;&、和()]|and|\\text|[{}])*[A-J])+)[\W_]*"
 )
-LETTERS = r"(?P<letters>[A-J](?:[*_()\[\]]{0,4}(?:,? and |[,&、和 ]{1,3})?[*_()\[\]]{0,4}[A-J])+)"
+LETTERS = (
+    r"(?P<letters>[A-J](?:[*_()\[\]]{0,4}(?:,? and |[,&、和 ]{1,3})?[*_()\[\]]{0,4}[A-J]){1,9})"
+)
 SAID_SEVERAL = re.compile(
     rf"(?:(?i:{WORDS}))(?:[^\n]{{0,20}}?)(?:(?i:is|are)|[:：是为]|(?<=选))\s*(?:both\s+)?"
     rf"[*_(\[]{{0,4}}{LETTERS}(?![\w'])(?!\s*,?\s*or\b)"
 )
 SAID_PLURAL = re.compile(
-    rf"(?i:options|choices|answers)\s+[*_(\[]{{0,4}}{LETTERS}"
-    r"(?:[\W_]*$|[\W_]+are\s+(?:both\s+|all\s+)?(?:correct|right|true)\b)"
+    rf"(?P<named>(?i:options|choices|answers)\s+)?(?<![\w'])[*_(\[]{{0,4}}{LETTERS}"
+    r"(?:(?(named)[\W_]*$|(?!))|[\W_]+are\s+(?:both\s+|all\s+)?(?:correct|right|true)\b)"
 )
-
 BOTH = re.compile(rf"(?i:both)\s+(?:(?:option|choice|answer)s\s+)?[*_(\[]{{0,4}}{LETTERS}(?![\w'])")
 
 

@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from tasks.grading import numbers, units
 from tasks.grading.answers import marked_answers
-from tasks.grading.forms import EITHER
+from tasks.grading.forms import EITHER, OPENED, is_denied
 from tasks.grading.golds import read_gold
 from tasks.grading.numbers import NUMBER, Number, plain, typed, value_of
 from tasks.grading.pairing import pairs_up
@@ -35,17 +35,14 @@ PART_BEFORE = re.compile(r"(?:sqrt\s*[{(]?\s*|(?<![\d.,])0,)$")
 # between the values of a list: in a marked answer, in one that is nothing else, among words
 OPERATION = r"[-–—+*/·×÷^:]|\\(?:times|cdot|div|pm|cup|[lc]?dots)(?![a-zA-Z])"
 BETWEEN = re.compile(
-    rf"(?:[\s$,;(){{}}\[\]]|\\[,;:!{{}} ]|\\(?:left|right|q?quad|text)(?![a-zA-Z])|{OPERATION}"
+    rf"(?:[,;]\s*[a-zA-Z]\s*=|[\s$,;(){{}}\[\]&]|\\[,;:!&{{}} \\]"
+    rf"|\\(?:left|right|q?quad|text)(?![a-zA-Z])|{OPERATION}"
     rf"|(?:and|to|through|{EITHER}|和|至|到)(?![a-zA-Z]))*+"
 )
-SEPARATED = re.compile(rf"{HEDGE.pattern}|[,;]\s+|-|\s?[–—]\s?")
+SEPARATED = re.compile(rf"{HEDGE.pattern}|[,;]\s+|-|\s?[–—]\s?|\s+(?:and|to)\s+")
 RANGE = re.compile(rf"{HEDGE.pattern}|-|\s?[–—]\s?")
-OPENED = r"[\\$({}\s]*$"  # behind these words, before the number
-DENIED = re.compile(
-    rf"(?i)(?:\bnot|n['’]t|\bnever|\bneither|\bnor)\s*\}}?\s*(?:(?:equal(?:\s+to)?|be|exactly)\s+)?{OPENED}"
-)
 SIGN = r"[≤≥≠]|!=|\\(?:leq?|geq?|leqslant|geqslant|lt|gt|neq?)(?![a-zA-Z])"
-ABOVE = re.compile(rf"(?:[\w)\]}}$] *[<>]=?|{SIGN}){OPENED}")
+ABOVE = re.compile(rf"(?:(?:^|[\w)\]}}$]) *[<>]=?|{SIGN}){OPENED}")
 BELOW = re.compile(rf"[\s$}}\\]*(?:[<>]=?(?=\s*[\w\\({{])|{SIGN})")
 TAG = re.compile(r"</?[a-zA-Z][\w-]*>")
 EQUALS = re.compile(rf"(?:^|[=\n{{])\s*\$?(?P<left>-?\d+)\s*={OPENED}")
@@ -53,7 +50,7 @@ BEHIND = 40  # characters behind a number in which its unit is looked for
 MAX_MARKED = 2000  # characters before a number in which a relation is looked for
 MAX_NUMBERS = 100  # of an answer that must give several
 MARKED = re.compile(r"\\boxed|####")  # then all its numbers count, else the last
-WORDS = re.compile(r"(?<!\\)\b(?!(?:and|or)\b)[^\W\d_]{2,}")
+WORDS = re.compile(r"(?<!\\)\b(?!(?:and|or|to)\b)[^\W\d_]{2,}")
 
 Found = tuple[tuple[Number, bool], Unit | None]
 
@@ -74,7 +71,7 @@ def verify(completion: str, answer: str, *, relative_tolerance: float | None = N
     shown = ", ".join(map(plain, found))
     if not gold.all_of_them and (
         is_part(text, found[-1])
-        or is_denied(text, found[0])
+        or is_denied(text, found[0].start(), found[-1].end())
         or ((marked or not WORDS.search(text)) and is_relation(text, found))
     ):
         return Verdict("wrong", shown)
@@ -158,11 +155,6 @@ def is_part(text: str, number: re.Match[str]) -> bool:
     ahead = PART_AHEAD.match(text, number.end())
     before = PART_BEFORE.search(text[max(number.start() - 8, 0) : number.start()])
     return bool(ahead and not number["percent"]) or before is not None
-
-
-def is_denied(text: str, number: re.Match[str]) -> bool:
-    """Whether a number stands behind a `not`."""
-    return DENIED.search(text[max(number.start() - BEHIND, 0) : number.start()]) is not None
 
 
 def is_relation(text: str, found: list[re.Match[str]]) -> bool:
