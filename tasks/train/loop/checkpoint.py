@@ -9,9 +9,9 @@ for the one before. Tensors are safetensors: nothing here can execute anything.
 
 The rollouts since the checkpoint before are a part of their own beside the checkpoints, which is
 written once and named by its content. Every later checkpoint needs it. Where one is damaged,
-training goes on from the newest checkpoint that does not need it, or starts over where none is left:
-a run repeats exactly, so the steps that are made again give the same outputs, and the record of a
-run never lacks steps."""
+training goes on from the newest checkpoint that does not need it, or starts over where none is
+left: a run repeats exactly, so the steps that are made again give the same outputs, and the record
+of a run never lacks steps."""
 
 import logging
 import math
