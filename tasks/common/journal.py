@@ -97,7 +97,7 @@ class Tracker:
     def model(self, name: str, path: Path, digest: str) -> None:
         """A policy the stage made: by path and digest; with its weights up to `max_weights_gb`."""
         where = {"path": str(path.absolute()), "key": self._key(path)}
-        weights = 0 < folder_size(path) <= self.max_weights_gb * 1e9
+        weights = 0 < size_of(path) <= self.max_weights_gb * 1e9
         self._say("model", name=name, digest=digest, weights=weights, **where)
 
     def champion(self, evidence: Path | None, why: str, candidate: Path | None = None) -> None:
@@ -304,9 +304,9 @@ def point(
     return {"values": present, "time": when, "step": step or 0, "gflops": gflops}
 
 
-def folder_size(folder: Path) -> int:
-    """The bytes of the files in a folder; 0 where it is not there."""
-    return sum(path.stat().st_size for path in folder.glob("*") if path.is_file())
+def size_of(path: Path) -> int:
+    """The bytes of a file, or of the files in a folder; 0 where it is not there."""
+    return sum(file.stat().st_size for file in (path, *path.glob("*")) if file.is_file())
 
 
 def shorten(text: str, limit: int) -> str:
