@@ -131,6 +131,23 @@ def test_metrics_are_sent_together(layout: Layout) -> None:
         ]
 
 
+def test_long_curves_are_thinned_and_keep_both_ends(layout: Layout) -> None:
+    with track(LOCAL, layout, "train", "grpo", 0) as tracker:
+        for step in range(5000):
+            rare = {"accuracy": step / 5000} if step % 1000 == 999 else {}
+            tracker.metrics({"loss": step / 5000, **rare}, step=step, flops=step * 1e9)
+    uri = tracking.address(LOCAL, layout)
+    run = runs_of(layout)["train grpo/0"]
+    client = tracking.connect(uri)
+    expected = [*range(1000), *range(1000, 2000, 2), *range(2000, 4000, 4), *range(4000, 5000, 8)]
+    for name in ("loss", "by_gflops/loss"):
+        history = client.get_metric_history(run.info.run_id, name)
+        assert [point.step for point in history] == [*expected, 4999]
+        assert all(point.value == point.step / 5000 for point in history)
+    rare_points = client.get_metric_history(run.info.run_id, "accuracy")
+    assert [point.step for point in rare_points] == [999, 1999, 2999, 3999, 4999]
+
+
 def test_metrics_are_curves_over_steps_and_over_gflops(layout: Layout) -> None:
     with track(LOCAL, layout, "train", "grpo", 1) as tracker:
         tracker.metrics({"accuracy": 0.25, "nothing": None}, step=0, flops=0.0)

@@ -134,7 +134,7 @@ def track(
         tracker.tags({"error": f"{type(error).__name__}: {error}"})
         raise
     finally:
-        tracker.flush()
+        tracker.close()
         journal.tell(
             "end", status=status, closes_parent=journal.start["pipeline"]["kind"] != "flow"
         )
