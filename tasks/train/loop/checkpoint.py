@@ -92,7 +92,7 @@ class Checkpoints:
         make_private_folder(root)
         if not self.folder.exists():
             log_what_changed(root, components)
-        if not is_key(self.folder / "key.json"):
+        if not is_key(self.folder / "key.json", components):
             write_sealed(self.folder / "key.json", components)
 
     def save(self, snapshot: Snapshot) -> None:
@@ -397,10 +397,10 @@ class Checkpoints:
         shutil.rmtree(deleted, ignore_errors=True)
 
 
-def is_key(path: Path) -> bool:
+def is_key(path: Path, components: Mapping[str, Any]) -> bool:
     """Whether a file with what a run depends on is there and whole."""
     try:
-        return bool(read_sealed(path))
+        return read_sealed(path) == components
     except ArtifactError:
         return False
 
@@ -418,10 +418,11 @@ def log_what_changed(root: Path, components: Mapping[str, Any]) -> None:
     for path in sorted(root.glob("*/key.json")):
         try:
             other = read_sealed(path)
+            is_same = all(other[name] == components[name] for name in ("recipe", "seed"))
         except ArtifactError as error:
             logger.warning("passing over the checkpoints in %s: %s", path.parent, error)
             continue
-        if (other["recipe"], other["seed"]) == (components["recipe"], components["seed"]):
+        if is_same:
             changed = [name for name in components if components[name] != other.get(name)]
             logger.info(
                 "starting over: %s changed since the checkpoint %s",

@@ -7,7 +7,7 @@ import polars as pl
 
 from tasks.common.files import ArtifactError, digest_file
 from tasks.common.seal import DamagedError
-from tasks.common.sealed import decode
+from tasks.common.sealed import Sealed, decode
 from tasks.train.loop.tensors import SavedTensors, Tensors, is_tensors
 
 HELD = "held"  # the folder of the trunk's last checkpoint, while a branch runs
@@ -52,7 +52,7 @@ def verify(path: Path, expected: str) -> None:
 def read_index(folder: Path) -> dict[str, Any]:
     """What `state.json` of a checkpoint holds; ArtifactError where it is missing or damaged."""
     try:
-        return decode((folder / "state.json").read_bytes())
+        return Sealed(folder / "state.json", decode((folder / "state.json").read_bytes()))
     except DamagedError as error:
         raise ArtifactError(f"state.json {error}") from error
     except OSError as error:
