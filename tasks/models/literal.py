@@ -1,11 +1,11 @@
-"""Text of others that spells tokens of the policy's own, such as `<|im_end|>`. Encoded as those
+"""Text of users that spells tokens of the policy's own, such as `<|im_end|>`. Encoded as those
 tokens it would end its turn and begin another, the system's for example. So it is encoded as text.
 
 Where such a token begins, a mark follows its first character. A chat template renders the marked
 text like any other. What it renders is encoded between the marks, each part by itself, so that no
 tokenizer sees the token whole. Text without such tokens is encoded as it always was.
 
-Meant are the special tokens, and other added tokens with which the chat template begins or ends
+Protected are the special tokens, and other added tokens with which the chat template begins or ends
 turns (some policies do not call theirs special). Other added tokens, such as `<think>`, stay."""
 
 import re
@@ -24,24 +24,24 @@ patterns: weakref.WeakKeyDictionary[PreTrainedTokenizerBase, dict[str, re.Patter
 
 
 def mark_for(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, turns: Render) -> str | None:
-    """A character for `marked` that is in none of `texts`; None where none of them has a token
-    that it must not be encoded as. `turns()` is a short conversation as the chat template renders
+    """A character for `marked` that is in none of `texts`; None where none of them spells a
+    protected token. `turns()` is a short conversation as the chat template renders
     it."""
     found = patterns.setdefault(tokenizer, {})
     if "added" not in found:
         found["added"] = pattern_of(added_tokens(tokenizer))
     if not any(map(found["added"].search, texts)):
         return None
-    if "meant" not in found:
-        found["meant"] = pattern_of(meant(tokenizer, turns()))
-    if not any(map(found["meant"].search, texts)):
+    if "protected" not in found:
+        found["protected"] = pattern_of(protected(tokenizer, turns()))
+    if not any(map(found["protected"].search, texts)):
         return None
     return next(char for char in map(chr, MARKS) if not any(char in text for text in texts))
 
 
 def marked(text: str, tokenizer: PreTrainedTokenizerBase, mark: str) -> str:
-    """The text with `mark` after the first character of every such token."""
-    return patterns[tokenizer]["meant"].sub(lambda found: found[0] + mark, text)
+    """The text with `mark` after the first character of every protected token."""
+    return patterns[tokenizer]["protected"].sub(lambda found: found[0] + mark, text)
 
 
 def encode_marked(
@@ -61,7 +61,7 @@ def added_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, bool]:
     return {**added, **dict.fromkeys(tokenizer.all_special_tokens, True)}
 
 
-def meant(tokenizer: PreTrainedTokenizerBase, turns: str) -> list[str]:
+def protected(tokenizer: PreTrainedTokenizerBase, turns: str) -> list[str]:
     """The special tokens, and other added ones in a short conversation as it is rendered."""
     return [text for text, special in added_tokens(tokenizer).items() if special or text in turns]
 

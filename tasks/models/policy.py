@@ -142,8 +142,8 @@ def check_quantization(folder: Path) -> None:
     if settings and not AutoHfQuantizer.supports_quant_method(settings):
         raise ArtifactError(
             f"{folder / 'config.json'}: transformers does not support the quantisation "
-            f"{settings.get('quant_method')!r}: take a policy that is not quantised, or evaluate it "
-            "with an engine that supports it (engine.name: vllm)"
+            f"{settings.get('quant_method')!r}: take a policy that is not quantised, or evaluate "
+            "this one with an engine that supports it (engine.name: vllm)"
         )
 
 
