@@ -15,6 +15,7 @@ PROMPTS = Table(
         "prompt_id": pl.String,
         "prompt": pl.String,
         "messages": pl.String,
+        "template": pl.String,
         "answer": pl.String,
         "verifier": pl.String,
         "source": pl.String,
@@ -24,15 +25,17 @@ PROMPTS = Table(
         "prompt_id": "5d41402abc4b2a76",
         "prompt": "State the final answer to the following arithmetic problem: 4 + 3 =",
         "messages": '[{"role": "user", "content": "State the final answer to ... 4 + 3 ="}]',
+        "template": None,
         "answer": "7",
         "verifier": "numeric",
         "source": "reasoning_gym/chain_sum",
         "level": "2",
     },
 )
-"""`messages` is null for a plain prompt, which is sampled as it stands. Else it is JSON, a list of
-messages with role and content, which the policy's chat template renders; `prompt` is then only what
-is asked, to be read by people."""
+"""`messages` is null for a plain prompt, which is sampled as it stands; `template` is what was put
+around it, with `{prompt}` in its place, or null. Else `messages` is JSON, a list of messages with
+role and content, which the policy's chat template renders; `prompt` is then only what is asked, to
+be read by people."""
 
 REJECTED = Table(
     "rejected",

@@ -218,7 +218,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text())
     except FileNotFoundError as error:
         raise ArtifactError(f"{path} does not exist: run the stage that makes it first") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{path} is not JSON: {error}") from error
 
 

@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 MAX_PARAM, MAX_TAG = 6000, 8000
 CHECKSUM = "checksum"  # the last key of a line in a pending file
 METRICS_SECONDS = 2.0
+DENSE_POINTS = 1000  # at the start of a curve; at every doubling half as many are kept
 Event = dict[str, Any]
 Write = Callable[[Event], None]
 
@@ -36,6 +38,8 @@ class Tracker:
     ) -> None:
         self.journal, self.root, self.max_weights_gb = journal, root, max_weights_gb
         self.points: list[Event] = []
+        self.num_points: Counter[str] = Counter()  # of each curve, those left out among them
+        self.last: dict[str, Event] = {}  # of each curve that ends with a point that is left out
         self.told = time.monotonic()
 
     def params(self, values: Mapping[str, Any]) -> None:
@@ -67,8 +71,24 @@ class Tracker:
         step: int | None = None,
         flops: float | None = None,
     ) -> None:
-        """Metrics to be sent later, from whatever thread."""
-        self.points.append(point(values, milliseconds(), step, flops))
+        """Metrics to be sent later, from whatever thread. Curves are thinned: see `is_kept`."""
+        whole = point(values, milliseconds(), step, flops)
+        kept = dict[str, float]()
+        for name, value in whole["values"].items():
+            if is_kept(self.num_points[name]):
+                kept[name] = value
+                self.last.pop(name, None)
+            else:
+                self.last[name] = {**whole, "values": {name: value}}
+            self.num_points[name] += 1
+        if kept:
+            self.points.append({**whole, "values": kept})
+
+    def close(self) -> None:
+        """Send the metrics that wait, and the last point of every curve."""
+        self.points += sorted(self.last.values(), key=lambda one: int(one["step"]))
+        self.last = {}
+        self.flush()
 
     def flush(self) -> None:
         """Send the metrics that wait."""
@@ -97,7 +117,7 @@ class Tracker:
     def model(self, name: str, path: Path, digest: str) -> None:
         """A policy the stage made: by path and digest; with its weights up to `max_weights_gb`."""
         where = {"path": str(path.absolute()), "key": self._key(path)}
-        weights = 0 < folder_size(path) <= self.max_weights_gb * 1e9
+        weights = 0 < size_of(path) <= self.max_weights_gb * 1e9
         self._say("model", name=name, digest=digest, weights=weights, **where)
 
     def champion(self, evidence: Path | None, why: str, candidate: Path | None = None) -> None:
@@ -292,6 +312,12 @@ def cut(values: Mapping[str, Any]) -> dict[str, str]:
     return {key: shorten(without_secrets(value), MAX_PARAM) for key, value in flatten(values)}
 
 
+def is_kept(number: int) -> bool:
+    """Whether the point of this number, from 0, is recorded of a curve: all up to `DENSE_POINTS`,
+    then every second up to twice as many, every fourth up to four times as many, and so on."""
+    return number % (1 << (number // DENSE_POINTS).bit_length()) == 0
+
+
 def point(
     values: Mapping[str, float | None],
     when: int,
@@ -304,9 +330,9 @@ def point(
     return {"values": present, "time": when, "step": step or 0, "gflops": gflops}
 
 
-def folder_size(folder: Path) -> int:
-    """The bytes of the files in a folder; 0 where it is not there."""
-    return sum(path.stat().st_size for path in folder.glob("*") if path.is_file())
+def size_of(path: Path) -> int:
+    """The bytes of a file, or of the files in a folder; 0 where it is not there."""
+    return sum(file.stat().st_size for file in (path, *path.glob("*")) if file.is_file())
 
 
 def shorten(text: str, limit: int) -> str:

@@ -28,6 +28,23 @@ from tasks.common.seal import KEY, DamagedError
 logger = logging.getLogger(__name__)
 
 
+class Sealed(dict[str, Any]):
+    """The values of a sealed file. ArtifactError names the file where one is missing, at any depth:
+    it is another file then, or of an earlier version."""
+
+    def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
+        super().__init__(
+            {k: Sealed(path, v) if isinstance(v, dict) else v for k, v in values.items()}
+        )
+        self.path = path
+
+    def __missing__(self, key: str) -> Any:
+        raise ArtifactError(
+            f"{self.path} has no {key}: another file is in its place, or it is of an earlier "
+            f"version. {remedy(self.path)}"
+        )
+
+
 def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
     """Write `value` and its checksum as indented JSON, whole or not at all."""
     text = encode(value)
@@ -36,9 +53,9 @@ def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
 
 def read_sealed(path: Path) -> dict[str, Any]:
     """Read what `write_sealed` wrote. Raises ArtifactError, which names the file and how to get it
-    back, where it is missing, damaged or edited."""
+    back, where it is missing, damaged or edited; and later, for a key that it does not have."""
     try:
-        return decode(path.read_bytes())
+        return Sealed(path, decode(path.read_bytes()))
     except FileNotFoundError as error:
         raise ArtifactError(f"{path} does not exist: run the stage that makes it first") from error
     except DamagedError as error:
@@ -49,7 +66,7 @@ def read_note(path: Path) -> dict[str, Any]:
     """Read a sealed file that nothing depends on: empty where it is missing, and with a warning
     where it is damaged."""
     try:
-        return decode(path.read_bytes())
+        return Sealed(path, decode(path.read_bytes()))
     except FileNotFoundError:
         return {}
     except DamagedError as error:

@@ -6,6 +6,7 @@ rejection with its raw text."""
 
 import json
 import math
+import re
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +19,11 @@ from tasks.ingest.fields import field as field
 from tasks.ingest.formats import printable
 
 MAX_LABEL = 200  # characters of a level or a source
+# special tokens with which chats of well-known policies begin and end turns: ChatML and Llama 3,
+# DeepSeek, Gemma, Mistral, Llama 2
+MARKER = re.compile(
+    r"<\|[^|<>\s]{1,40}\|>|<｜[^｜<>\s]{1,40}｜>|<(?:start|end)_of_turn>|<[be]os>|\[/?INST\]|</?s>"
+)
 UNPRINTED = ("Cc", "Zl", "Zp")  # Unicode's control characters and separators of lines
 
 
@@ -52,8 +58,9 @@ class Rejection:
 @dataclass(frozen=True)
 class Row:
     """A clean prompt. `asked` is the question without template and system message, as far as the
-    source tells it apart; prompts are compared by it. `line` and `content` are kept in case a later
-    check rejects the row."""
+    source tells it apart; prompts are compared by it. `template` was put around the text of a plain
+    prompt. `marker` is the first special token of a well-known policy that the text spells, or
+    empty. `line` and `content` are kept in case a later check rejects the row."""
 
     source: str
     line: int
@@ -61,6 +68,8 @@ class Row:
     asked: str
     prompt: str
     messages: str | None
+    template: str | None
+    marker: str
     answer: str
     verifier: str
     level: str
@@ -102,6 +111,7 @@ def clean(candidate: Candidate, limits: Limits) -> Row | Rejection:
         )
         return rejection(candidate, "too_long", detail)
     prompt = limits.template.replace("{prompt}", text) if limits.template else asked
+    marker = MARKER.search(text)
     if isinstance(candidate.question, str) and candidate.question.strip():
         asked = candidate.question
     has_level = candidate.level is not None and candidate.level is not MISSING
@@ -113,6 +123,8 @@ def clean(candidate: Candidate, limits: Limits) -> Row | Rejection:
         asked,
         prompt,
         messages,
+        limits.template,
+        marker[0] if marker else "",
         as_text(candidate.answer).strip(),
         candidate.verifier,
         level,

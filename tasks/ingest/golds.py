@@ -5,7 +5,8 @@ Otherwise every rollout of the prompt would be masked or graded as wrong, after 
 them all.
 
 Two facts about the golds are reported: which take longest, and how many equal a formula of their
-prompt, which would be graded as correct if it were copied into the answer."""
+prompt, which would be graded as correct if it were copied into the answer. So is how many prompts
+spell special tokens of chats, which are sampled as text."""
 
 import heapq
 from collections import Counter
@@ -24,12 +25,15 @@ MAX_SEARCHED = 1000  # rows of a source whose prompts are searched: it takes lon
 @dataclass
 class Report:
     """What is known of the golds: the CPU seconds and the place of the slowest, and by source the
-    first rows, whose prompts are searched, and those with a formula that equals the gold."""
+    first rows, whose prompts are searched, those with a formula that equals the gold, and those
+    whose text has special tokens."""
 
     slowest: list[tuple[float, str]] = field(default_factory=list)
     checked: Counter[str] = field(default_factory=Counter)
     copyable: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
+    marked: Counter[str] = field(default_factory=Counter)
+    marks: dict[str, str] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
         """Return the report as text."""
@@ -38,6 +42,11 @@ class Report:
             f"the first {self.checked[source]} rows, such as {self.examples[source]}; it is graded "
             "as wrong"
             for source, number in self.copyable.items()
+        ]
+        found += [
+            f"{source}: the text of {number} prompts has what chats use as special tokens, such as "
+            f"{self.marks[source]}; it is sampled as text"
+            for source, number in self.marked.items()
         ]
         slowest = [f"  {seconds:6.2f} s  {where}" for seconds, where in self.slowest]
         return [*found, "the slowest golds, with the CPU time of one verdict:", *slowest]
@@ -75,11 +84,15 @@ def check_chunk(
 def add_to(
     report: Report, rows: Sequence[Row], verdicts: Sequence[Verdict], grader: Grader
 ) -> None:
-    """Add what is known of the golds of some rows."""
+    """Add what is known of some rows."""
     times = [
         (verdict.seconds, f"{row.verifier} {row.answer[:80]!r} ({place(row)})")
         for row, verdict in zip(rows, verdicts, strict=True)
     ]
+    for row in rows:
+        if row.marker:
+            report.marked[row.source] += 1
+            report.marks.setdefault(row.source, f"{row.marker!r} in {place(row)}")
     report.slowest = heapq.nlargest(MAX_SLOW, [*report.slowest, *times])
     chosen = []
     for row, verdict in zip(rows, verdicts, strict=True):

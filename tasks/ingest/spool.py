@@ -26,6 +26,7 @@ TEXTS = {
     "asked": pl.String,
     "prompt": pl.String,
     "messages": pl.String,
+    "template": pl.String,
     "answer": pl.String,
     "verifier": pl.String,
     "level": pl.String,

@@ -3,11 +3,13 @@
 Pickled weights are refused, because unpickling runs code; so is whatever would lead the loader out
 of the folder: an index or a setting that names another place, a link, an adapter's base model."""
 
-import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from tasks.common.files import ArtifactError, digest_folder, read_json
 from tasks.common.layout import Layout
@@ -23,7 +25,15 @@ DATA_FILES = (
     "additional_chat_templates/*.jinja",
 )
 POLICY_FILES = (*DATA_FILES, "*.py")
-HEADER_LENGTH = 8  # bytes at the start of a safetensors file
+OBJECTS = (  # what libraries read as JSON objects
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
+MAX_REASON = 300  # characters of what a library says
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 PLAIN_WEIGHTS = re.compile(r"[^/\\]+\.safetensors")
 EXPLICIT_WEIGHTS = re.compile(r"[^/\\]+\.safetensors(\.index\.json)?")
@@ -38,17 +48,48 @@ def check_folder(folder: Path) -> None:
     check_weights(folder)
     for path in sorted(folder.glob("*.index.json")):
         check_index(path)
-    explicit = as_mapping(folder / "config.json").get("transformers_weights")
+    config = as_mapping(folder / "config.json")
+    explicit = config.get("transformers_weights")
     if explicit is not None and not is_plain(explicit, EXPLICIT_WEIGHTS, folder):
         raise ArtifactError(
             f"{folder / 'config.json'}: transformers_weights is {explicit!r}; it can only name a "
             "*.safetensors file beside it. Remove the key, or save the model again"
+        )
+    if not isinstance(config.get("quantization_config"), dict | None):
+        raise ArtifactError(
+            f"{folder / 'config.json'}: quantization_config is not a JSON object: remove the key, "
+            "or save the model again"
         )
     if (folder / "adapter_config.json").exists():
         raise ArtifactError(
             f"{folder} holds an adapter (adapter_config.json), whose base model is elsewhere: "
             "merge it into its base model (peft's merge_and_unload) and save that"
         )
+
+
+@contextmanager
+def loading(
+    folder: Path, what: str, kinds: tuple[type[Exception], ...] = (Exception,)
+) -> Iterator[None]:
+    """Turn whatever a library raises at the files of a policy into one sentence (ArtifactError)
+    that names the file at fault, as far as it can be told. `what` is what is loaded of them."""
+    try:
+        yield
+    except ArtifactError:
+        raise
+    except kinds as error:
+        for path in filter(Path.exists, map(folder.joinpath, OBJECTS)):
+            if "auto_map" in as_mapping(path) and "trust_remote_code" in str(error):
+                raise ArtifactError(
+                    f"{path} names Python code that comes with the policy (auto_map), which is not "
+                    f"run, and {what} cannot be loaded without it: set policy.trust_remote_code to "
+                    "true if you trust it, or take another policy"
+                ) from error
+        why = f"{type(error).__name__}: {' '.join(str(error).split())}"[:MAX_REASON]
+        raise ArtifactError(
+            f"{folder}: {what} cannot be loaded ({why}): check policy.source, or fetch or save the "
+            "policy again"
+        ) from error
 
 
 def check_weights(folder: Path) -> None:
@@ -79,27 +120,14 @@ def weight_files(folder: Path) -> list[Path]:
 
 def shapes_in(path: Path) -> dict[str, list[int]]:
     """The shape of every tensor in a safetensors file, by its header. Raises ArtifactError where it
-    has none, or has not the length that it speaks of: no number in it is believed beyond the
-    file."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(HEADER_LENGTH), "little")
-        content = file.read(length) if length <= size - HEADER_LENGTH else b""
+    has none, or not one that the file fits byte for byte."""
     try:
-        tensors = {name: one for name, one in json.loads(content).items() if name != "__metadata__"}
-        end = max((int(one["data_offsets"][1]) for one in tensors.values()), default=0)
-        shapes = {name: [int(number) for number in one["shape"]] for name, one in tensors.items()}
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        with safe_open(path, framework="numpy") as file:
+            return {name: file.get_slice(name).get_shape() for name in list(file.keys())}
+    except SafetensorError as error:
         raise ArtifactError(
-            f"{path} is no safetensors file, or its header is damaged: fetch or save the model "
-            "again"
+            f"{path} is no safetensors file, or is damaged ({error}): fetch or save the model again"
         ) from error
-    if HEADER_LENGTH + length + end != size:
-        raise ArtifactError(
-            f"{path} is damaged: it has {size:,} bytes, and its header speaks of "
-            f"{HEADER_LENGTH + length + end:,}. Fetch or save the model again"
-        )
-    return shapes
 
 
 def check_index(path: Path) -> None:

@@ -4,6 +4,7 @@ Any Hugging Face causal language model in safetensors form (tasks/models/folder.
 with a model runs only when the user sets `policy.trust_remote_code`."""
 
 import logging
+import string
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,19 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.pytorch_utils import Conv1D
+from transformers.quantizers.auto import AutoHfQuantizer
 from transformers.utils import logging as transformers_logging
 
 from tasks.common.artifacts import Layout
-from tasks.common.files import ArtifactError, read_json
+from tasks.common.files import ArtifactError
 from tasks.common.ledger import Architecture
 from tasks.common.sealed import read_sealed
-from tasks.models.folder import check_folder, policy_digest, trained_digest
+from tasks.models.folder import as_mapping, check_folder, loading, policy_digest, trained_digest
 from tasks.models.packing import ATTENTION
 
 logger = logging.getLogger(__name__)
+MODEL = "the model that config.json describes"
+TOKENIZER = "the tokenizer (tokenizer.json, tokenizer_config.json)"
 transformers_logging.disable_progress_bar()  # the stage shows its own
 
 
@@ -114,18 +118,33 @@ def load_model(
     """Load the model in `folder` in evaluation mode: without dropout, whatever its config says.
     Raises ArtifactError where the files do not hold every tensor in its shape."""
     check_folder(folder)
-    loaded: Any = AutoModelForCausalLM.from_pretrained(  # nosec B615  # a folder of this machine
-        folder,
-        dtype=dtype,
-        attn_implementation=attention,
-        use_safetensors=True,
-        trust_remote_code=trust_remote_code,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,  # check_tensors names them
-    )
+    trusted, kinds = trust_remote_code, (ImportError, ValueError)  # of what is quantised
+    with loading(folder, MODEL, kinds):
+        check_quantization(folder)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(  # nosec B615  # of this machine
+            folder,
+            dtype=dtype,
+            attn_implementation=attention,
+            use_safetensors=True,
+            trust_remote_code=trusted,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # check_tensors names them
+        )
     model, found = loaded
     check_tensors(folder, found)
     return model.to(device).eval()  # type: ignore[no-any-return]
+
+
+def check_quantization(folder: Path) -> None:
+    """Raise ArtifactError for a quantisation that transformers does not support: it would take the
+    tensors for those of a policy without."""
+    settings = as_mapping(folder / "config.json").get("quantization_config")
+    if settings and not AutoHfQuantizer.supports_quant_method(settings):
+        raise ArtifactError(
+            f"{folder / 'config.json'}: transformers does not support the quantisation "
+            f"{settings.get('quant_method')!r}: take a policy that is not quantised, or evaluate "
+            "this one with an engine that supports it (engine.name: vllm)"
+        )
 
 
 def check_tensors(folder: Path, found: dict[str, Any]) -> None:
@@ -146,9 +165,17 @@ def check_tensors(folder: Path, found: dict[str, Any]) -> None:
 
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """Load the tokenizer in `folder`. Raises ArtifactError when it has no end-of-sequence token."""
+    """Load the tokenizer in `folder`. Raises ArtifactError when it cannot be loaded, is empty, or
+    has no end-of-sequence token."""
     trusted = trust_remote_code
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trusted)  # nosec B615
+    with loading(folder, TOKENIZER):
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trusted)  # nosec B615
+        is_empty = not tokenizer(string.printable, add_special_tokens=False).input_ids
+    if is_empty:
+        raise ArtifactError(
+            f"{folder / 'tokenizer.json'}: the tokenizer has no tokens for text: fetch or save the "
+            "policy again"
+        )
     if tokenizer.eos_token_id is None:
         raise ArtifactError(
             f"{folder}: the tokenizer has no eos_token, so no completion could end: set one"
@@ -160,9 +187,13 @@ def stop_token_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[in
     """Every token that ends a completion: the tokenizer's and those of generation_config.json."""
     ids = {int(tokenizer.eos_token_id)}
     path = folder / "generation_config.json"
-    listed = read_json(path).get("eos_token_id") if path.is_file() else None
-    ids.update(listed if isinstance(listed, list) else [listed] if listed is not None else [])
-    return tuple(sorted(ids))
+    listed = as_mapping(path).get("eos_token_id") if path.is_file() else None
+    listed = listed if isinstance(listed, list) else [listed] if listed is not None else []
+    if not all(isinstance(one, int) for one in listed):
+        raise ArtifactError(
+            f"{path}: eos_token_id is {listed}; it can be a number, or a list of them"
+        )
+    return tuple(sorted({*ids, *listed}))
 
 
 def save_policy(

@@ -1,18 +1,27 @@
 """Text to token ids and back: prompts for the policy, completions for verifiers.
 
-Plain text is encoded as it is; chat messages are rendered by the policy's own chat template."""
+Plain text is encoded as it is; chat messages are rendered by the policy's own chat template. What
+users' text spells of the policy's special tokens stays text (`literal`)."""
 
 import json
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import polars as pl
 from transformers import PreTrainedTokenizerBase
 
 from tasks.common.files import ArtifactError
 from tasks.models.chat import Conversation, Template, TemplateFailed
+from tasks.models.literal import encode_marked, mark_for, marked
 from tasks.models.policy import Policy
 
+# a conversation with the end of a turn of each side, and the beginning of the next
+SHORT = [
+    {"role": "user", "content": "1"},
+    {"role": "assistant", "content": "2"},
+    {"role": "user", "content": "3"},
+]
 templates: weakref.WeakKeyDictionary[PreTrainedTokenizerBase, Template] = (
     weakref.WeakKeyDictionary()
 )
@@ -40,13 +49,56 @@ def encode_chats(
 ) -> list[list[int]]:
     """Return the token ids of conversations, rendered by the policy's chat template. Raises
     TemplateFailed with the number of the first that cannot be rendered."""
-    encoded = []
-    for number, text in enumerate(template_of(tokenizer).render(conversations)):
+    encoded, template = [], template_of(tokenizer)
+    marks = [mark_of([one["content"] for one in turns], tokenizer) for turns, _ in conversations]
+    pairs = zip(conversations, marks, strict=True)
+    safe = [(with_mark(turns, tokenizer, mark), begins) for (turns, begins), mark in pairs]
+    for number, text in enumerate(template.render(safe)):
         if isinstance(text, TemplateFailed):
             text.number = number
             raise text
-        encoded.append(list(tokenizer(text, add_special_tokens=False).input_ids))
+        encoded.append(encode_marked(text, tokenizer, marks[number], add_special_tokens=False))
     return encoded
+
+
+def mark_of(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """As `literal.mark_for`, for the policy's own chat template, if it has one."""
+
+    def turns() -> str:
+        if tokenizer.chat_template is None:
+            return ""
+        (text,) = template_of(tokenizer).render([(SHORT, False)])
+        return text if isinstance(text, str) else ""
+
+    return mark_for(texts, tokenizer, turns)
+
+
+def with_mark(
+    messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, mark: str | None
+) -> Sequence[Mapping[str, Any]]:
+    """The messages with `mark` where their text spells special tokens."""
+    if mark is None:
+        return messages
+    return [{**one, "content": marked(one["content"], tokenizer, mark)} for one in messages]
+
+
+def encode_plain(
+    text: str,
+    tokenizer: PreTrainedTokenizerBase,
+    template: str | None = None,
+    *,
+    add_special_tokens: bool = True,
+) -> list[int]:
+    """Return the token ids of plain text. `template` is what was put around it and may have special
+    tokens of its own."""
+    before, _, after = (template or "{prompt}").partition("{prompt}")
+    if not (text.startswith(before) and text.endswith(after)):
+        before = after = ""
+    asked = text[len(before) : len(text) - len(after)]
+    mark = mark_of([asked], tokenizer)
+    if mark is not None:
+        text = before + marked(asked, tokenizer, mark) + after
+    return encode_marked(text, tokenizer, mark, add_special_tokens=add_special_tokens)
 
 
 def render_reply(
@@ -59,7 +111,7 @@ def render_reply(
 
     Raises ArtifactError for a template that rewrites the turn before a reply, or ends none."""
     if not is_chat:
-        return list(tokenizer(text, add_special_tokens=False).input_ids)
+        return encode_plain(text, tokenizer, add_special_tokens=False)
     question = [{"role": "user", "content": "1"}]
     turn = [*question, {"role": "assistant", "content": "2"}]
     reply = [*turn, {"role": "user", "content": text}]
@@ -95,8 +147,8 @@ def encode_prompts(
     chat = prompts.filter(pl.col("messages").is_not_null())
     rendered = iter(encode_messages(chat, tokenizer))
     encoded = [
-        list(tokenizer(text).input_ids) if messages is None else next(rendered)
-        for text, messages in prompts.select("prompt", "messages").iter_rows()
+        encode_plain(text, tokenizer, template) if messages is None else next(rendered)
+        for text, messages, template in prompts.select("prompt", "messages", "template").iter_rows()
     ]
     bad = [row for row, ids in enumerate(encoded) if not ids or len(ids) + room > policy.max_length]
     if bad:

@@ -21,15 +21,22 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreT
 
 from tasks.common.files import ArtifactError, follow_folder, sync_folder, temporary_folder
 from tasks.common.progress import progress
-from tasks.common.stage import StageError
 from tasks.models.folder import (
     POLICY_FILES,
     as_mapping,
     check_folder,
+    loading,
     policy_digest,
     weight_files,
 )
-from tasks.models.policy import check_tensors, describe, load_tokenizer, save_policy
+from tasks.models.policy import (
+    MODEL,
+    check_tensors,
+    describe,
+    load_tokenizer,
+    save_policy,
+    stop_token_ids,
+)
 
 NUMBERS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 PIECE = 2**24  # numbers that are looked at together
@@ -44,7 +51,7 @@ def write_own(
     """Save a policy made here to `folder`. Return its card."""
     with whole_folder(folder) as temporary:
         save_policy(model, tokenizer, temporary)
-    return card("tiny", None, policy_digest(folder), False, model)
+    return card("tiny", None, policy_digest(folder), False, describe(model))
 
 
 def write_external(
@@ -52,28 +59,30 @@ def write_external(
 ) -> dict[str, Any]:
     """Check the policy at `location` and copy the files that describe it to `folder`. Return its
     card."""
-    model = checked(location, trust_remote_code)
+    described = checked(location, trust_remote_code)
     copy_files(location, DESCRIPTIVE_FILES, folder)
-    return card(source, str(location), policy_digest(location), trust_remote_code, model)
+    return card(source, str(location), policy_digest(location), trust_remote_code, described)
 
 
 def write_copy(
     source: str, location: Path, trust_remote_code: bool, folder: Path
 ) -> dict[str, Any]:
     """As `write_external`, with the weights: the policy in `folder` needs nothing elsewhere."""
-    model = checked(location, trust_remote_code)
+    described = checked(location, trust_remote_code)
     copy_files(location, POLICY_FILES, folder)
-    return card(source, None, policy_digest(folder), trust_remote_code, model)
+    return card(source, None, policy_digest(folder), trust_remote_code, described)
 
 
-def checked(location: Path, trust_remote_code: bool) -> PreTrainedModel:
-    """Return the model at `location` without its weights, once it is known to be complete."""
+def checked(location: Path, trust_remote_code: bool) -> dict[str, Any]:
+    """Return what `describe` says of the model at `location`, once it is known to be complete."""
     check_folder(location)
-    load_tokenizer(location, trust_remote_code=trust_remote_code)
-    model = skeleton(location, trust_remote_code)
-    check_shapes(location, trust_remote_code)
+    with loading(location, MODEL):
+        described = describe(skeleton(location, trust_remote_code))
+        check_shapes(location, trust_remote_code)
+    tokenizer = load_tokenizer(location, trust_remote_code=trust_remote_code)
+    stop_token_ids(location, tokenizer)
     check_numbers(location)
-    return model
+    return described
 
 
 def copy_files(location: Path, patterns: Iterable[str], folder: Path) -> None:
@@ -84,7 +93,7 @@ def copy_files(location: Path, patterns: Iterable[str], folder: Path) -> None:
 
 
 def card(
-    source: str, location: str | None, digest: str, trusted: bool, model: PreTrainedModel
+    source: str, location: str | None, digest: str, trusted: bool, described: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the content of `policy.json`."""
     origin = {
@@ -93,23 +102,17 @@ def card(
         "digest": digest,
         "trust_remote_code": trusted,
     }
-    return {**origin, **describe(model)}
+    return {**origin, **described}
 
 
 def skeleton(location: Path, trust_remote_code: bool) -> PreTrainedModel:
     """Return the model without weights: shapes on torch's meta device, which take no memory."""
-    try:
-        trusted = trust_remote_code
-        config = AutoConfig.from_pretrained(location, trust_remote_code=trusted)  # nosec B615
-        with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(  # type: ignore[no-any-return]
-                config, trust_remote_code=trust_remote_code
-            )
-    except (ValueError, KeyError) as error:
-        raise StageError(
-            f"{location} does not hold a causal language model that transformers can build: "
-            f"{error}. Check policy.source and policy.trust_remote_code"
-        ) from error
+    trusted = trust_remote_code
+    config = AutoConfig.from_pretrained(location, trust_remote_code=trusted)  # nosec B615
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(  # type: ignore[no-any-return]
+            config, trust_remote_code=trusted
+        )
 
 
 def check_shapes(location: Path, trust_remote_code: bool) -> None:

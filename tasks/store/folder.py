@@ -126,21 +126,27 @@ class RolloutStore:
 
     def load(self, span: Span, columns: Sequence[str]) -> pl.DataFrame | None:
         """Return columns of a shard whose checksum is right. A damaged shard is set aside with a
-        warning, and None returned.
+        warning, and None returned."""
+        try:
+            return self.read(span, columns)
+        except DamagedError as error:
+            self.set_aside(span, error)
+            return None
 
-        Damaged is what reads twice as the same wrong bytes: other reads that fail, or end early,
-        are tried again."""
+    def read(self, span: Span, columns: Sequence[str]) -> pl.DataFrame:
+        """Return columns of a shard whose checksum is right. Raises DamagedError for what reads
+        twice as the same wrong bytes, as many as the shard has. Other reads that fail, or end
+        early, are tried again: a proxy may cut every read at the same place."""
         path = self.path(span)
         seen: set[bytes] = set()
         for wait in READ_WAITS:
             try:
                 content = self.files.cat_file(path)
                 return shards.decode(content, columns, path)
-            except DamagedError as error:
+            except DamagedError:
                 wrong = hashlib.sha256(content).digest()
-                if wrong in seen:
-                    self.set_aside(span, error)
-                    return None
+                if wrong in seen and len(content) == self.files.size(path):
+                    raise
                 seen.add(wrong)
             except (FileNotFoundError, PermissionError):
                 raise
@@ -150,8 +156,9 @@ class RolloutStore:
             if wait is not None:
                 time.sleep(wait)
         raise ArtifactError(
-            f"{path} was read {len(READ_WAITS)} times, and each time as other bytes: the network "
-            "or the disk returns wrong data. Run the same command again when that is repaired"
+            f"{path} was read {len(READ_WAITS)} times, and no two reads were whole and the same: "
+            "the network or the disk returns wrong data. Run the same command again when that is "
+            "repaired"
         )
 
     def set_aside(self, span: Span, why: Exception) -> None:

@@ -292,7 +292,7 @@ def read_prompts(table: pl.DataFrame, tokenizer: PreTrainedTokenizerBase, told: 
     checked when it is encoded; the profile sampled, and so checked, every training prompt."""
     room = told.sampling.max_tokens
     return Prompts(
-        table.select("prompt_id", "prompt", "messages", "answer", "verifier", "source", "level"),
+        table,
         lambda rows: encode_prompts(rows, tokenizer, told.policy, room),
     )
 

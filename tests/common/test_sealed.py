@@ -124,3 +124,14 @@ def test_the_remedy_names_a_damaged_copy_in_dvcs_cache(
     ):
         Path("dvc.lock").write_bytes(damaged)
         assert "restores it from DVC's cache" in remedy(path)
+
+
+def test_another_sealed_file_in_its_place_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "profile" / "cost.json"
+    write_sealed(path, {"seconds": {"train": 60.0}})
+    values = read_sealed(path)
+    assert values == {"seconds": {"train": 60.0}}
+    for missing, at in (("lost", values), ("profile", values["seconds"])):
+        expected = f"{path} has no {missing}: another file is in its place"
+        with pytest.raises(ArtifactError, match=expected):
+            at[missing]

@@ -11,11 +11,13 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from tasks.common.artifacts import Layout
 from tasks.common.files import digest_file
 from tasks.common.journal import flatten, line_of, read_events, shorten
 from tasks.common.pipelines import current_pipeline, is_alive, process_tags, this_host
-from tasks.common.tracking import Tracker, Tracking, database, results, system, track
+from tasks.common.tracking import Tracker, Tracking, database, results, runs, system, track
 from tasks.common.tracking.runs import Run
 from tests.full import largest_file
 from tests.patience import PATIENCE
@@ -127,6 +129,23 @@ def test_metrics_are_sent_together(layout: Layout) -> None:
         assert [(point.step, point.value) for point in history] == [
             (step, step / 700) for step in range(700)
         ]
+
+
+def test_long_curves_are_thinned_and_keep_both_ends(layout: Layout) -> None:
+    with track(LOCAL, layout, "train", "grpo", 0) as tracker:
+        for step in range(5000):
+            rare = {"accuracy": step / 5000} if step % 1000 == 999 else {}
+            tracker.metrics({"loss": step / 5000, **rare}, step=step, flops=step * 1e9)
+    uri = tracking.address(LOCAL, layout)
+    run = runs_of(layout)["train grpo/0"]
+    client = tracking.connect(uri)
+    expected = [*range(1000), *range(1000, 2000, 2), *range(2000, 4000, 4), *range(4000, 5000, 8)]
+    for name in ("loss", "by_gflops/loss"):
+        history = client.get_metric_history(run.info.run_id, name)
+        assert [point.step for point in history] == [*expected, 4999]
+        assert all(point.value == point.step / 5000 for point in history)
+    rare_points = client.get_metric_history(run.info.run_id, "accuracy")
+    assert [point.step for point in rare_points] == [999, 1999, 2999, 3999, 4999]
 
 
 def test_metrics_are_curves_over_steps_and_over_gflops(layout: Layout) -> None:
@@ -515,6 +534,51 @@ def test_a_server_that_is_not_there_delays_a_stage_by_seconds(
     assert f"replay {pending_files(layout)[0]} --uri {settings.uri}" in caplog.text
     kinds = [json.loads(line)["kind"] for line in pending_files(layout)[0].read_text().splitlines()]
     assert kinds == ["start", "params", "metrics", "metrics", "end"]
+
+
+class Dripping(BaseHTTPRequestHandler):
+    """A server whose every answer is a byte now and then."""
+
+    given_up = threading.Event()
+
+    def drip(self) -> None:
+        with suppress(OSError):
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+            for _ in range(60):
+                self.wfile.write(b".")
+                time.sleep(0.5)
+        self.given_up.set()
+
+    do_GET = do_POST = drip
+
+
+@pytest.fixture
+def dripping() -> Iterator[str]:
+    Dripping.given_up.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Dripping) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_a_server_that_drips_its_answers_is_left_after_a_limit(
+    layout: Layout, dripping: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """MLflow waits for the next byte, and never in vain."""
+    monkeypatch.setattr(runs, "CALL_SECONDS", 2.0)
+    with track(Tracking(dripping, "winnow", 0.0, []), layout, "train", "grpo", 0) as tracker:
+        tracker.metrics({"loss": 0.5}, step=3)
+    assert not Dripping.given_up.is_set()  # the stage has ended, the first answer has not
+    assert "did not answer in full within 2 s" in caplog.text
+    (pending,) = pending_files(layout)
+    assert [event["kind"] for event in read_events(pending)] == ["start", "metrics", "end"]
+    monkeypatch.setattr(tracking, "has_no_record", lambda *_: False)
+    tracking.end_pipeline(Tracking(dripping, "winnow", 0.0, []), layout, "p")
+    assert "stays open: the tracking server did not answer in full" in caplog.text
+    with pytest.raises(TimeoutError, match="did not answer in full"):
+        tracking.replay(pending, dripping)
+    assert pending.exists()
 
 
 def test_a_pending_file_is_replayed_with_its_times(layout: Layout) -> None:

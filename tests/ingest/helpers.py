@@ -57,6 +57,8 @@ def row(asked: str, answer: str = "1", line: int = 1, **changes: Any) -> Row:
         "content": "raw",
         "prompt": asked,
         "messages": None,
+        "template": None,
+        "marker": "",
         "verifier": "numeric",
         "level": "",
         "source": "mine",

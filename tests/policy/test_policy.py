@@ -7,7 +7,7 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from tasks.common.files import ArtifactError, read_json, write_json
 from tasks.common.params import ParamsError, parse
 from tasks.common.sealed import read_sealed, write_sealed
 from tasks.common.stage import StageError
-from tasks.models.folder import DATA_FILES, check_folder, policy_digest
+from tasks.models.folder import DATA_FILES, OBJECTS, check_folder, policy_digest
 from tasks.models.policy import describe, load_model, read_policy, stop_token_ids
 from tasks.policy.card import skeleton, whole_folder, write_external, write_own
 from tasks.policy.examples import Family, draw
@@ -343,7 +343,7 @@ def test_a_folder_without_safetensors_is_refused_and_the_old_policy_stays(
         ((2**62).to_bytes(8, "little") + b"{}", "is no safetensors file"),
         (b"\x10", "is no safetensors file"),
         ((4).to_bytes(8, "little") + b"null", "is no safetensors file"),
-        (None, "is damaged: it has .* bytes, and its header speaks of"),
+        (None, r"is .* damaged \(.*incomplete"),
     ],
 )
 def test_weights_that_are_no_safetensors_are_named_before_they_are_loaded(
@@ -355,6 +355,96 @@ def test_weights_that_are_no_safetensors_are_named_before_they_are_loaded(
     weights.write_bytes(weights.read_bytes()[:-1] if content is None else content)
     with pytest.raises(ArtifactError, match=f"model.safetensors {message}"):
         check_folder(folder)
+
+
+def with_header(content: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
+    """The bytes of a safetensors file whose header is changed."""
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    change({name: one for name, one in header.items() if name != "__metadata__"})
+    changed = json.dumps(header).encode()
+    return len(changed).to_bytes(8, "little") + changed + content[8 + length :]
+
+
+def overlap(tensors: dict[str, Any]) -> None:
+    first = next(iter(tensors.values()))
+    other = next(
+        one for one in tensors.values() if one["shape"] == first["shape"] and one is not first
+    )
+    first["data_offsets"] = other["data_offsets"]
+
+
+def negative(tensors: dict[str, Any]) -> None:
+    next(iter(tensors.values()))["data_offsets"][0] = -8
+
+
+@pytest.mark.parametrize("change", [overlap, negative])
+def test_offsets_of_weights_that_cannot_be_are_named(
+    tmp_path: Path, llama: Path, change: Callable[[dict[str, Any]], None]
+) -> None:
+    folder = Path(shutil.copytree(llama, tmp_path / "bad"))
+    weights = folder / "model.safetensors"
+    weights.write_bytes(with_header(weights.read_bytes(), change))
+    with pytest.raises(ArtifactError, match=r"model.safetensors is .* damaged \(") as raised:
+        write_external(str(folder), folder, False, tmp_path / "made")
+    assert "\n" not in str(raised.value)
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+CODE = {"AutoConfig": "configuration_x.X", "AutoModelForCausalLM": "modeling_x.X"}
+EMPTY = {"model": {"type": "BPE", "vocab": {}, "merges": []}, "added_tokens": []}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        *((name, DEEP, f"{name} is not JSON") for name in OBJECTS),
+        ("model.safetensors.index.json", DEEP, "index.json is not JSON"),
+        ("tokenizer_config.json", "[]", "tokenizer_config.json is not a JSON object"),
+        ("tokenizer.json", "", "tokenizer.json is not JSON"),
+        ("tokenizer.json", EMPTY, "tokenizer.json: the tokenizer has no tokens for text"),
+        ("config.json", {"num_attention_heads": 0}, "config.json describes cannot be loaded"),
+        ("config.json", {"num_key_value_heads": 0}, "config.json describes cannot be loaded"),
+        ("config.json", {"num_attention_heads": "4"}, "config.json describes cannot be loaded"),
+        ("config.json", {"model_type": "x"}, "config.json describes cannot be loaded"),
+        ("config.json", {"model_type": "x", "auto_map": CODE}, "config.json names Python code"),
+        (
+            "tokenizer_config.json",
+            {"tokenizer_class": "X", "auto_map": {"AutoTokenizer": ["tokenization_x.X", None]}},
+            "tokenizer_config.json names Python code",
+        ),
+        ("config.json", {"quantization_config": "x"}, "quantization_config is not a JSON object"),
+        ("generation_config.json", {"eos_token_id": "x"}, "generation_config.json: eos_token_id"),
+    ],
+)
+def test_a_file_of_a_policy_that_cannot_be_loaded_is_named_in_one_sentence(
+    tmp_path: Path, llama: Path, name: str, content: str | dict[str, Any], message: str
+) -> None:
+    folder = Path(shutil.copytree(llama, tmp_path / "bad"))
+    path = folder / name
+    known = read_json(path) if isinstance(content, dict) and path.exists() else {}
+    path.write_text(content if isinstance(content, str) else json.dumps({**known, **content}))
+    with pytest.raises(ArtifactError, match=message) as raised:
+        write_external(str(folder), folder, False, tmp_path / "made")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"quant_method": "x"}, "config.json: transformers does not support the quantisation 'x'"),
+        ({"bits": 4}, "config.json describes cannot be loaded .*quant_method"),
+        ({"quant_method": "gptq", "bits": 4}, "config.json describes cannot be loaded"),
+    ],
+)
+def test_a_quantisation_that_cannot_be_loaded_is_named(
+    tmp_path: Path, llama: Path, settings: dict[str, Any], message: str
+) -> None:
+    folder = Path(shutil.copytree(llama, tmp_path / "bad"))
+    config = {**read_json(folder / "config.json"), "quantization_config": settings}
+    write_json(folder / "config.json", config)
+    with pytest.raises(ArtifactError, match=message):
+        load(folder)
 
 
 def sharded(folder: Path, llama: Path, last: Any = "part-1.safetensors") -> Path:

@@ -16,6 +16,8 @@ from tasks.common.files import ArtifactError, digest
 from tasks.common.sealed import read_sealed
 from tasks.train.loop.checkpoint import Checkpoints, Snapshot
 from tasks.train.loop.save import save as save_trainer
+from tasks.train.loop.save import write_results
+from tasks.train.loop.state import TrainingError
 from tasks.train.loop.sync import train
 from tasks.train.settings import CheckpointSettings
 from tests.train.worlds import make_trainer, make_world
@@ -171,24 +173,41 @@ def test_a_damaged_part_costs_its_steps_and_is_made_again(
         assert second.load(folder) is not None
 
 
-def test_a_damaged_part_that_all_checkpoints_need_costs_its_rollouts_alone(
+def test_a_damaged_part_that_all_checkpoints_need_starts_the_run_over(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = Checkpoints(tmp_path, COMPONENTS, keep=2)
     for step in (1, 2, 3):
         save(first, step, branch=1)
     flip(first.folder / first.parts[0])
+    first.save_in_flight(TRAIN_ROLLOUTS.frame([TRAIN_ROLLOUTS.example]))
 
     second = Checkpoints(tmp_path, COMPONENTS, keep=2)
-    loaded = second.load()
-    assert loaded is not None
-    assert loaded[1]["num_steps"] == 3
-    assert second.parts == first.parts[1:]
-    assert f"missing from the record: {first.parts[0]} is not what was written" in caplog.text
-    save(second, 4, branch=1)
+    assert second.load() is None
+    assert second.parts == []
+    assert second.in_flight() is None  # a branch would take them for its own step of that number
+    assert "starting over from the first step, which gives the same outputs" in caplog.text
+    save(second, 1, branch=2)
     caplog.clear()
-    assert Checkpoints(tmp_path, COMPONENTS, keep=2).load() is not None
+    third = Checkpoints(tmp_path, COMPONENTS, keep=2)
+    assert branches(third) == (2, [2])  # not a checkpoint from before, which has a higher step
     assert not caplog.records
+
+
+def test_results_are_never_written_from_fewer_parts_than_the_run_has(
+    guesser: Path, tmp_path: Path
+) -> None:
+    """A part that is damaged between the last checkpoint and the results."""
+    layout = make_world(tmp_path, guesser, [4, 4, 4] * 4)
+    trainer = make_trainer(layout)
+    checkpoints = Checkpoints(layout.checkpoints, COMPONENTS, keep=3)
+    with closing(trainer.collector.grader):
+        train(trainer, checkpoints, CheckpointSettings(0.0, 3), lambda *_: None)
+    flip(checkpoints.folder / checkpoints.parts[-1])
+    out = layout.train("r", 0)
+    with pytest.raises(TrainingError, match="run the same command again"):
+        write_results(trainer, checkpoints, {}, out)
+    assert not (out / "rollouts.parquet").exists()
 
 
 def test_a_part_goes_with_the_last_checkpoint_that_needs_it(tmp_path: Path) -> None:

@@ -8,13 +8,13 @@ fails, and from then on to a file under `tracking/pending/`, with their times, f
 
     python -m tasks.common.tracking replay FILE --uri URI
 
-Waits are bounded: about half a minute, once, for a server that accepts and does not answer; seconds
-for one that refuses. Without a `uri` the record is `tracking/mlflow.db` under the data root, to be
-looked at with `mlflow ui --backend-store-uri sqlite:///data/tracking/mlflow.db`. Which stages share
-a pipeline: see `pipelines`."""
+Waits are bounded: about half a minute, once, for a server that accepts and does not answer; a
+minute for one that answers too slowly; seconds for one that refuses. Without a `uri` the record is
+`tracking/mlflow.db` under the data root, to be looked at with `mlflow ui --backend-store-uri
+sqlite:///data/tracking/mlflow.db`. Which stages share a pipeline: see `pipelines`."""
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -45,7 +45,7 @@ from tasks.common.pipelines import (
 )
 from tasks.common.redaction import has_credentials
 from tasks.common.sealed import read_sealed
-from tasks.common.tracking import database
+from tasks.common.tracking import database, runs
 from tasks.common.tracking.events import write_event
 from tasks.common.tracking.mirrors import Mirrors
 from tasks.common.tracking.runs import (
@@ -57,6 +57,7 @@ from tasks.common.tracking.runs import (
     link,
     open_run,
     producer,
+    within,
 )
 from tasks.common.tracking.system import watched
 from tasks.common.tracking.writers import write_tags
@@ -133,7 +134,7 @@ def track(
         tracker.tags({"error": f"{type(error).__name__}: {error}"})
         raise
     finally:
-        tracker.flush()
+        tracker.close()
         journal.tell(
             "end", status=status, closes_parent=journal.start["pipeline"]["kind"] != "flow"
         )
@@ -218,27 +219,39 @@ def end_pipeline(
     try:
         if has_no_record(layout, pipeline):
             return
-        uri = address(settings, layout)
-        client = connect(uri)
-        experiment = experiment_id(client, uri, settings.experiment)
-        for parent in client.search_runs(
-            [experiment], f"tags.pipeline = '{pipeline}'", max_results=1
-        ):
-            run = Run(client, experiment, parent.info.run_id, parent.info.run_id)
-            for path in [path for coordinates in cached for path in outputs(layout, *coordinates)]:
-                write_tags(
-                    run,
-                    {"values": link(run, "cached", key_of(layout.root, path), digest_file(path))},
-                )
-            close_cells(run)
-            client.set_terminated(run.run_id, status)
-        close_dead(client, experiment)
+        within(
+            runs.CALL_SECONDS,
+            partial(close_pipeline, settings, layout, pipeline, status, list(cached)),
+        )
     except Exception as error:  # as everywhere here: a record stops nothing
         logger.warning("the pipeline's run at %s stays open: %s", address(settings, layout), error)
     finally:
         with suppress(OSError, ArtifactError):
             if read_sealed(layout.tracking / "pipeline.json")["id"] == pipeline:
                 (layout.tracking / "pipeline.json").unlink()
+
+
+def close_pipeline(
+    settings: Tracking,
+    layout: Layout,
+    pipeline: str,
+    status: str,
+    cached: Sequence[tuple[str, str | None, int | None]],
+) -> None:
+    """As `end_pipeline`. Raises what MLflow raises, however long the server takes."""
+    uri = address(settings, layout)
+    client = connect(uri)
+    experiment = experiment_id(client, uri, settings.experiment)
+    for parent in client.search_runs([experiment], f"tags.pipeline = '{pipeline}'", max_results=1):
+        run = Run(client, experiment, parent.info.run_id, parent.info.run_id)
+        for path in [path for coordinates in cached for path in outputs(layout, *coordinates)]:
+            write_tags(
+                run,
+                {"values": link(run, "cached", key_of(layout.root, path), digest_file(path))},
+            )
+        close_cells(run)
+        client.set_terminated(run.run_id, status)
+    close_dead(client, experiment)
 
 
 def find_producer(settings: Tracking, layout: Layout, path: Path) -> str | None:

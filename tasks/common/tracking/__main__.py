@@ -19,7 +19,7 @@ def main() -> None:
     for path in arguments.files:
         try:
             print(f"{path} is run {replay(path, arguments.uri)} at {arguments.uri}")
-        except (ValueError, BlockingIOError) as error:
+        except (ValueError, OSError) as error:
             sys.exit(str(error))
 
 

@@ -1,11 +1,14 @@
 """Which function writes which kind of event, and the end of a run."""
 
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
-from tasks.common.journal import Event
+from tasks.common.journal import Event, size_of
+from tasks.common.tracking import runs
 from tasks.common.tracking.models import write_champion, write_model
 from tasks.common.tracking.results import write_benchmark, write_cell, write_experiment
-from tasks.common.tracking.runs import Run, close_with_children
+from tasks.common.tracking.runs import Run, close_with_children, within
 from tasks.common.tracking.writers import (
     write_artifact,
     write_dataset,
@@ -42,6 +45,12 @@ WRITERS: dict[str, Callable[[Run, Event], None]] = {
 }
 
 
+UPLOAD_RATE = 5e6  # bytes a second, below which an upload is given up
+
+
 def write_event(run: Run, event: Event) -> None:
-    """Write one event into its run. Raises what MLflow raises."""
-    WRITERS[event["kind"]](run, event)
+    """Write one event into its run. Raises what MLflow raises, and TimeoutError where it takes
+    longer than `CALL_SECONDS` and the time for what it uploads."""
+    is_uploaded = event["kind"] == "artifact" or event.get("weights")
+    uploaded = size_of(Path(event["path"])) if is_uploaded else 0
+    within(runs.CALL_SECONDS + uploaded / UPLOAD_RATE, partial(WRITERS[event["kind"]], run, event))

@@ -2,13 +2,22 @@
 those the runs of stages. Which run made a file is found again by the file's digest."""
 
 import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tasks.common.journal import Event
 from tasks.common.pipelines import git_tags, is_alive, round_words, this_host
 
+T = TypeVar("T")
+
+# of the whole of what is asked of a server at once. MLflow limits the wait for the next packet
+# alone, which a server that sends a byte now and then never exceeds
+CALL_SECONDS = 60.0
 ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # a line a run, with a tracking server
@@ -53,8 +62,32 @@ def connect(uri: str) -> Any:
     return mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 
+def within(seconds: float, call: Callable[[], T]) -> T:
+    """What `call` returns. Raises TimeoutError where it takes longer: it then goes on in a thread
+    that ends with the process."""
+    result = Future[T]()
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except Exception as error:
+            result.set_exception(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not result.done():
+        raise TimeoutError(f"the tracking server did not answer in full within {seconds:g} s")
+    return result.result()
+
+
 def open_run(client: Any, uri: str, start: Event) -> Run:
     """The run of a stage, made if it is not there, and likewise those of its pipeline and cell."""
+    return within(CALL_SECONDS, partial(find_or_make_run, client, uri, start))
+
+
+def find_or_make_run(client: Any, uri: str, start: Event) -> Run:
+    """As `open_run`, however long the server takes."""
     experiment = experiment_id(client, uri, start["experiment"])
     close_dead(client, experiment)
     parent = parent_run(client, experiment, start)

@@ -117,7 +117,7 @@ def find_damaged(store: RolloutStore) -> Iterator[tuple[str, str]]:
         elif parsed:
             with suppress(FileNotFoundError):  # compacted since it was listed
                 try:
-                    shards.decode(store.files.cat_file(path), list(STORE.columns), path)
+                    store.read(parsed[0], list(STORE.columns))
                 except ArtifactError as error:
                     yield path, str(error)
 

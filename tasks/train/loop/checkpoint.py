@@ -9,8 +9,9 @@ for the one before. Tensors are safetensors: nothing here can execute anything.
 
 The rollouts since the checkpoint before are a part of their own beside the checkpoints, which is
 written once and named by its content. Every later checkpoint needs it. Where one is damaged,
-training goes on from the newest checkpoint that does not need it, and the steps since then are made
-again; with `checkpoint.keep` checkpoints that reaches as far back as the oldest of them."""
+training goes on from the newest checkpoint that does not need it, or starts over where none is
+left: a run repeats exactly, so the steps that are made again give the same outputs, and the record
+of a run never lacks steps."""
 
 import logging
 import math
@@ -19,7 +20,6 @@ import shutil
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,7 @@ class Checkpoints:
         make_private_folder(root)
         if not self.folder.exists():
             log_what_changed(root, components)
-        if not is_key(self.folder / "key.json"):
+        if not is_key(self.folder / "key.json", components):
             write_sealed(self.folder / "key.json", components)
 
     def save(self, snapshot: Snapshot) -> None:
@@ -239,9 +239,9 @@ class Checkpoints:
 
     def load(self, chosen: Path | None = None) -> Loaded | None:
         """The checkpoint `chosen`, or the newest that is whole, or None. A damaged one is named in
-        a warning and passed over; ArtifactError when it was chosen, or when `chosen` is another
-        run's. Where a damaged part of the rollouts spoils them all, the run goes on from the newest
-        without that part: the policy needs none of them."""
+        a warning and passed over, and so is one with a damaged part of the rollouts, and with them
+        the rollouts in flight, which may be of a step that is made twice (`branches`).
+        ArtifactError when it was chosen, or when `chosen` is another run's."""
         if chosen is not None:
             self.check_fit(chosen)
             try:
@@ -256,11 +256,13 @@ class Checkpoints:
                 return self.read(folder)
             except ArtifactError as error:
                 logger.warning("passing over the damaged checkpoint %s: %s", folder, error)
-        for folder in reversed(self.steps()):
-            with suppress(ArtifactError):
-                return self.read(folder, without_damaged=True)
+                self.drop_in_flight()
         if self.steps():
-            logger.warning("no checkpoint in %s is whole: starting over", self.folder)
+            logger.warning(
+                "no checkpoint in %s is whole: starting over from the first step, which gives the "
+                "same outputs unless a setting depends on the clock",
+                self.folder,
+            )
         return None
 
     def branch_from(self, chosen: Path) -> None:
@@ -331,13 +333,13 @@ class Checkpoints:
         write_journal(retired / path.name, gone)
         write_journal(path, kept)
 
-    def read(self, folder: Path, *, without_damaged: bool = False) -> Loaded:
+    def read(self, folder: Path) -> Loaded:
         """One checkpoint, the parts it names checked with it; a branch's also for the trunk that it
-        goes back to. See `stored.verified_index`."""
-        loaded, parts = read_checkpoint(folder, without_damaged=without_damaged)
+        goes back to."""
+        loaded, parts = read_checkpoint(folder)
         if loaded[1]["branch"] is not None:
             held = held_in(folder.parent)
-            trunk = verified_index(held, without_damaged=without_damaged)["state"]
+            trunk = verified_index(held)["state"]
             if trunk["num_steps"] != loaded[1]["branch_start"]:
                 raise ArtifactError(
                     f"{folder.name} is of a branch that left the trunk after "
@@ -395,10 +397,10 @@ class Checkpoints:
         shutil.rmtree(deleted, ignore_errors=True)
 
 
-def is_key(path: Path) -> bool:
+def is_key(path: Path, components: Mapping[str, Any]) -> bool:
     """Whether a file with what a run depends on is there and whole."""
     try:
-        return bool(read_sealed(path))
+        return read_sealed(path) == components
     except ArtifactError:
         return False
 
@@ -416,10 +418,11 @@ def log_what_changed(root: Path, components: Mapping[str, Any]) -> None:
     for path in sorted(root.glob("*/key.json")):
         try:
             other = read_sealed(path)
+            is_same = all(other[name] == components[name] for name in ("recipe", "seed"))
         except ArtifactError as error:
             logger.warning("passing over the checkpoints in %s: %s", path.parent, error)
             continue
-        if (other["recipe"], other["seed"]) == (components["recipe"], components["seed"]):
+        if is_same:
             changed = [name for name in components if components[name] != other.get(name)]
             logger.info(
                 "starting over: %s changed since the checkpoint %s",

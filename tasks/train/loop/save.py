@@ -135,9 +135,10 @@ def write_results(
     if model is None or not trainer.run.ranks.is_main:
         return
     loaded, state = checkpoints.load(), trainer.state
-    if loaded is None:
+    if loaded is None or loaded[1]["num_steps"] != state.num_steps:
         raise TrainingError(
-            f"{checkpoints.folder} holds no whole checkpoint of the finished run: run it again"
+            f"{checkpoints.folder} holds no whole checkpoint of the finished run: run the same "
+            "command again, which makes the steps that are lost again"
         )
     out.mkdir(parents=True, exist_ok=True)
     temporary = out / ".policy"

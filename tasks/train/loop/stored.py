@@ -1,6 +1,5 @@
 """The folder of one checkpoint: what it holds, and whether that is what was written."""
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -8,20 +7,18 @@ import polars as pl
 
 from tasks.common.files import ArtifactError, digest_file
 from tasks.common.seal import DamagedError
-from tasks.common.sealed import decode
+from tasks.common.sealed import Sealed, decode
 from tasks.train.loop.tensors import SavedTensors, Tensors, is_tensors
-
-logger = logging.getLogger(__name__)
 
 HELD = "held"  # the folder of the trunk's last checkpoint, while a branch runs
 
 Loaded = tuple[Tensors, dict[str, Any], dict[str, pl.DataFrame]]
 
 
-def read_checkpoint(folder: Path, *, without_damaged: bool = False) -> tuple[Loaded, list[str]]:
+def read_checkpoint(folder: Path) -> tuple[Loaded, list[str]]:
     """A checkpoint's tensors, state and tables, and the names of the rollout parts beside it;
-    ArtifactError when a file is not what was written. See `verified_index`."""
-    index = verified_index(folder, without_damaged=without_damaged)
+    ArtifactError when a file is not what was written."""
+    index = verified_index(folder)
     tables = {
         Path(name).stem: pl.read_parquet(folder / name)
         for name in index["files"]
@@ -31,26 +28,17 @@ def read_checkpoint(folder: Path, *, without_damaged: bool = False) -> tuple[Loa
     return (tensors, index["state"], tables), index["parts"]
 
 
-def verified_index(folder: Path, *, without_damaged: bool = False) -> dict[str, Any]:
-    """What `state.json` of a checkpoint holds, all files that it names being what was written.
-    Parts of rollouts, which only the record of the run needs, may be left out where they are
-    not."""
+def verified_index(folder: Path) -> dict[str, Any]:
+    """What `state.json` of a checkpoint holds, all files and parts of rollouts that it names being
+    what was written."""
     index = read_index(folder)
     is_held = folder.parent.name == HELD
     beside = folder.parent.parent if is_held else folder.parent
     for name, value in index["files"].items():
         verify(folder / name, value)
-    parts = []
     for name in index["parts"]:
-        try:
-            verify(beside / name, name.removesuffix(".parquet")[-16:])
-        except ArtifactError as error:
-            if not without_damaged:
-                raise
-            logger.warning("the rollouts of these steps will be missing from the record: %s", error)
-        else:
-            parts.append(name)
-    return {**index, "parts": parts}
+        verify(beside / name, name.removesuffix(".parquet")[-16:])
+    return index
 
 
 def verify(path: Path, expected: str) -> None:
@@ -64,7 +52,7 @@ def verify(path: Path, expected: str) -> None:
 def read_index(folder: Path) -> dict[str, Any]:
     """What `state.json` of a checkpoint holds; ArtifactError where it is missing or damaged."""
     try:
-        return decode((folder / "state.json").read_bytes())
+        return Sealed(folder / "state.json", decode((folder / "state.json").read_bytes()))
     except DamagedError as error:
         raise ArtifactError(f"state.json {error}") from error
     except OSError as error:
