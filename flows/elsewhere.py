@@ -35,11 +35,11 @@ class SendError(commands.CommandError):
 def prepare(on: Mapping[str, str], stages: Stages) -> None:
     """Have the stages of the kinds in `on` run by the workers of these pools. Raises SendError
     where none of them could be sent."""
-    kinds = {selection.coordinates(stage)[0] for stage in stages.needs}
+    kinds = {params.coordinates(stage)[0] for stage in stages.needs}
     selection.choose(sorted(kinds), on, "stage")
     for kind in on:
         check_outputs(kind)
-    wanted = {stage: on.get(selection.coordinates(stage)[0]) for stage in stages.ordered}
+    wanted = {stage: on.get(params.coordinates(stage)[0]) for stage in stages.ordered}
     if stages.idle or not any(wanted.values()):
         return
     check_tree()

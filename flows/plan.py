@@ -122,7 +122,7 @@ def code_reasons(
     root: Root, stage: str, entry: Mapping[str, Any], code: Mapping[str, Any]
 ) -> list[str]:
     """What differs between the code now and that of the stage's last run."""
-    name, recipe, _ = selection.coordinates(stage)
+    name, recipe, _ = params.coordinates(stage)
     now = code.get(f"{recipe}/{name}" if recipe else name)
     path = root.layout.code(name, recipe).relative_to(commands.ROOT).as_posix()
     locked = {dep["path"]: dep.get("md5", "") for dep in entry.get("deps", [])}
@@ -142,7 +142,7 @@ def table(
 ) -> str:
     """A line a stage with its cost and its reason, and the sum."""
     forecast = importlib.import_module("tasks.doctor.forecast")
-    places = [selection.coordinates(stage) for stage in stages]
+    places = [params.coordinates(stage) for stage in stages]
     costs, source = forecast.forecast(values, root.layout, places, places)
     lines = [f"{'stage':24} {'tokens':>22} {'FLOPs':>26} {'hours':>22}  why"]
     for stage, cost in zip(stages, costs, strict=True):

@@ -16,9 +16,10 @@ from prefect.logging import get_run_logger
 
 from flows.output import Output
 from flows.roots import Root
-from flows.selection import coordinates, upstream
+from flows.selection import upstream
 from flows.stages import Stages
 from tasks.common.files import ArtifactError
+from tasks.common.params import coordinates
 from tasks.common.sealed import read_sealed
 
 logger = logging.getLogger(__name__)

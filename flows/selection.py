@@ -4,6 +4,8 @@ from argparse import ArgumentTypeError
 from collections.abc import Iterable, Mapping
 from graphlib import TopologicalSorter
 
+from tasks.common.params import coordinates
+
 Needs = Mapping[str, set[str]]
 
 
@@ -42,16 +44,6 @@ def upstream(needs: Needs, stages: Iterable[str]) -> set[str]:
             found.add(stage)
             pending += needs[stage]
     return found
-
-
-def coordinates(stage: str) -> tuple[str, str | None, int | None]:
-    """(name, recipe, seed) of a stage as DVC names it: `train@sgpo-0`, `allocate@sgpo`,
-    `profile`."""
-    name, _, cell = stage.partition("@")
-    recipe, _, seed = cell.rpartition("-")
-    if recipe and seed.isdigit():
-        return name, recipe, int(seed)
-    return name, cell or None, None
 
 
 def cells(needs: Needs) -> dict[str, tuple[str, str]]:

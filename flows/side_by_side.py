@@ -18,7 +18,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from flows import commands
-from flows.selection import coordinates, place
+from flows.selection import place
 from tasks.common import params
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class Placing:
 
     def take(self, stage: str) -> list[str]:
         """The GPUs for a stage; of several, where it needs one, one that the fewest others have."""
-        if coordinates(stage)[0] not in ON_DEVICE:
+        if params.coordinates(stage)[0] not in ON_DEVICE:
             return []
         if not self.is_split:
             return self.gpus[: self.each]

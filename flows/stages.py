@@ -10,7 +10,7 @@ from typing import Any
 
 from flows import commands, reasons, roots, selection
 from flows.roots import Root
-from tasks.common import disk
+from tasks.common import disk, params
 from tasks.common.code import installed_version
 from tasks.common.files import ArtifactError, digest_file, read_json
 from tasks.common.sealed import write_sealed
@@ -211,6 +211,6 @@ def failure(stage: str, code: int, started: bool, lines: Iterable[str]) -> str:
 
 def code_version(root: Root, stage: str) -> str | None:
     """A digest of the code that `stage` can run; None for the stage `code` itself."""
-    name, recipe, _ = selection.coordinates(stage)
+    name, recipe, _ = params.coordinates(stage)
     path = root.layout.code(name, recipe)
     return digest_file(path) if path.exists() else None

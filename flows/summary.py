@@ -9,7 +9,6 @@ from contextlib import contextmanager
 
 from flows import server
 from flows.roots import Root
-from flows.selection import coordinates
 from flows.stages import Stages
 from tasks.common import params
 from tasks.common.redaction import without_secrets
@@ -34,7 +33,9 @@ def recorded(stages: Stages) -> Iterator[None]:
         del os.environ[tracking.PIPELINE_VARIABLE]
         settings = params.section(params.load(stages.root.params), "tracking", tracking.Tracking)
         cached = [
-            coordinates(stage) for stage, outcome in stages.outcomes.items() if outcome == "Cached"
+            params.coordinates(stage)
+            for stage, outcome in stages.outcomes.items()
+            if outcome == "Cached"
         ]
         tracking.end_pipeline(settings, layout, identity, status, cached)
 

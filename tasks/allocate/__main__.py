@@ -6,4 +6,4 @@ if __name__ == "__main__":
     parent.die_with_parent()
     from tasks.common import stage
 
-    stage.run("tasks.allocate.run", recipe=True, seed=True)
+    stage.run("tasks.allocate.run", of_cell=True)

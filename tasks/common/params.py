@@ -96,8 +96,11 @@ def check_cells(values: Mapping[str, Any], file: str) -> None:
         for name in as_list(experiment.get("recipes")):
             check_recipe(name, f"{file}: a name in experiment.recipes")
         for seed in as_list(experiment.get("seeds")):
-            if isinstance(seed, int) and seed < 0:
-                raise ParamsError(f"{file}: experiment.seeds has {seed}; seeds begin at 0")
+            if type(seed) is not int or seed < 0:
+                raise ParamsError(
+                    f"{file}: experiment.seeds has {str(seed)[:100]!r}; a seed is a whole number, "
+                    "from 0 on"
+                )
 
 
 def as_list(value: Any) -> list[Any]:
@@ -106,13 +109,22 @@ def as_list(value: Any) -> list[Any]:
 
 
 def check_recipe(name: Any, where: str) -> None:
-    """Raise ParamsError unless `name` can be a folder, a part of a DVC stage's name, and a word of
-    its command."""
+    """Raise ParamsError unless `name` can be a folder and a part of a DVC stage's name."""
     if not isinstance(name, str) or not RECIPE_NAME.fullmatch(name):
         raise ParamsError(
             f"{where} is {str(name)[:100]!r}; it names folders and stages: up to 64 letters a to "
             "z, digits, _ and -, and no - in front"
         )
+
+
+def coordinates(stage: str) -> tuple[str, str | None, int | None]:
+    """(name, recipe, seed) of a stage as DVC names it: `train@sgpo-0`, `allocate@sgpo`,
+    `profile`."""
+    name, _, cell = stage.partition("@")
+    recipe, _, seed = cell.rpartition("-")
+    if recipe and seed.isdecimal():
+        return name, recipe, int(seed)
+    return name, cell or None, None
 
 
 def check_finite(value: Any, file: str, *keys: str) -> None:

@@ -3,7 +3,9 @@ an honest exit.
 
     python -m tasks.train --params params.yaml --data data --recipe sgpo --seed 0
 
-The command line takes coordinates only. Values come from the parameter file.
+The command line takes coordinates only. Values come from the parameter file. Under DVC, recipe and
+seed come from the stage's name in DVC_STAGE (`train@sgpo-0`): in a command, a shell would read
+them.
 """
 
 import argparse
@@ -77,8 +79,7 @@ class Stage:
 def run(
     module: str,
     *,
-    recipe: bool = False,
-    seed: bool = False,
+    of_cell: bool = False,
     alone: str | None = None,
     options: Callable[[argparse.ArgumentParser], None] | None = None,
     before: Callable[[argparse.Namespace], None] | None = None,
@@ -87,23 +88,22 @@ def run(
     1 with a message, or 130 when interrupted.
 
     The module is imported where the work is done (see `forks`), and so is what `before` imports,
-    which runs there first. `recipe` and `seed` say which coordinates the command takes. They are
-    required, unless `alone` names the stage that the command is without them."""
+    which runs there first. A stage `of_cell` takes a recipe and a seed. They are required, unless
+    `alone` names the stage that the command is without them."""
     name = module.split(".")[1]
     parser = argparse.ArgumentParser(prog=f"python -m tasks.{name}")
     parser.add_argument("--params", type=Path, default=Path("params.yaml"), help="parameter file")
     parser.add_argument(
         "--data", type=Path, default=Path("data"), help="data root; nothing is written outside it"
     )
-    if recipe:
-        parser.add_argument("--recipe", required=alone is None, help="a key under `recipes`")
-    if seed:
-        parser.add_argument("--seed", type=int, required=alone is None)
+    if of_cell:
+        parser.add_argument("--recipe", help="a key under `recipes`")
+        parser.add_argument("--seed", type=int)
     if options:
         options(parser)
     arguments = parser.parse_args()
-    if alone and (arguments.recipe is None) != (arguments.seed is None):
-        parser.error("--recipe and --seed name one run together: give both or neither")
+    if of_cell:
+        set_cell(parser, arguments, alone)
     atexit.register(gc.freeze)  # at its end Python would look for garbage in torch: two seconds
     status = forks.run_forked(f"tasks.{name}")
     if status is not None:
@@ -121,6 +121,22 @@ def run(
         logging.getLogger(noisy).setLevel(logging.WARNING)
     process.interrupt_on_terminate()
     sys.exit(_run(name, module, arguments))
+
+
+def set_cell(
+    parser: argparse.ArgumentParser, arguments: argparse.Namespace, alone: str | None
+) -> None:
+    """Take the recipe and the seed that were not given from the name of DVC's stage."""
+    named = os.environ.get("DVC_STAGE", "").rpartition(":")[2]  # after the file of another root
+    if (arguments.recipe, arguments.seed) == (None, None):
+        name, arguments.recipe, arguments.seed = params.coordinates(named or alone or "")
+        if name == alone:
+            return
+    if None in (arguments.recipe, arguments.seed):
+        parser.error(
+            f"give both --recipe and --seed; DVC's name of this stage, {named!r}, has no recipe "
+            "with a whole number as seed"
+        )
 
 
 def _run(name: str, module: str, arguments: argparse.Namespace) -> int:

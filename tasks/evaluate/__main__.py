@@ -7,4 +7,4 @@ if __name__ == "__main__":
     parent.die_with_parent()
     from tasks.common import stage
 
-    stage.run("tasks.evaluate.run", recipe=True, seed=True, alone="baseline")
+    stage.run("tasks.evaluate.run", of_cell=True, alone="baseline")

@@ -53,4 +53,4 @@ if __name__ == "__main__":
     parent.die_with_parent()
     from tasks.common import stage
 
-    stage.run("tasks.train.run", recipe=True, seed=True, options=add_options, before=launch_ranks)
+    stage.run("tasks.train.run", of_cell=True, options=add_options, before=launch_ranks)

@@ -1,5 +1,6 @@
 """params.yaml is read strictly, and every message names the key."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -165,6 +166,11 @@ def test_recipes_and_seeds_that_can_stand_in_paths_are_taken(tmp_path: Path) -> 
     values = {"experiment": {"recipes": ["sgpo_0", "Grpo-2", "4_updates"], "seeds": [0, 12]}}
     path.write_text(yaml.safe_dump(values))
     assert params.load(path) == values
-    path.write_text(yaml.safe_dump({"experiment": {"recipes": ["grpo"], "seeds": [0, -1]}}))
-    with pytest.raises(ParamsError, match="experiment.seeds has -1; seeds begin at 0"):
+
+
+@pytest.mark.parametrize("seed", [-1, "$(id)", "0", 1.5, True, None, "../x"])
+def test_a_seed_that_is_no_whole_number_from_0_on_is_named(tmp_path: Path, seed: object) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text(yaml.safe_dump({"experiment": {"recipes": ["grpo"], "seeds": [0, seed]}}))
+    with pytest.raises(ParamsError, match=re.escape(f"experiment.seeds has {str(seed)!r}; a seed")):
         params.load(path)

@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from tasks.common.params import coordinates
 from tasks.common.parent import die_with_parent
 from tasks.common.process import interrupt_on_terminate
 from tasks.common.sealed import write_sealed
@@ -26,12 +27,11 @@ ROOT = sys.argv[sys.argv.index("--data") + 1]
 
 
 def promised(stage: str) -> dict[str, Any]:
-    """What dvc.yaml says about `stage`, its matrix values filled in from the command line."""
+    """What dvc.yaml says about `stage`, its matrix values filled in from the stage's name."""
     file = Path("dvc.yaml") if ROOT == "data" else Path(ROOT) / "dvc.yaml"
     text = json.dumps(yaml.safe_load(file.read_text())["stages"][stage])
-    for option, item in (("--recipe", "${item.recipe}"), ("--seed", "${item.seed}")):
-        if option in sys.argv:
-            text = text.replace(item, sys.argv[sys.argv.index(option) + 1])
+    _, recipe, seed = coordinates(os.environ["DVC_STAGE"])
+    text = text.replace("${item.recipe}", str(recipe)).replace("${item.seed}", str(seed))
     entry: dict[str, Any] = json.loads(text)
     return entry
 

@@ -209,6 +209,24 @@ def test_the_matrix_follows_the_parameters(project: Project) -> None:
     assert project.status() == {}
 
 
+@pytest.mark.parametrize("axis", ["recipes", "seeds"])
+def test_no_value_of_the_parameters_reaches_a_shell(project: Project, axis: str) -> None:
+    project.edit("params.yaml", rf"^  {axis}: \[[^]]*\]", f'  {axis}: ["$(touch reached)"]')
+    names = project.dvc("stage", "list", "--name-only").splitlines()
+    cells = [name for name in names if "$" in name]
+    assert len(cells) == 3 * {"recipes": 1, "seeds": 4}[axis]
+    for target in ([], ["--single-item", cells[0]]):
+        done = subprocess.run(
+            [sys.executable, "-m", "dvc", "repro", *target],
+            cwd=project.root,
+            env=project.environment,
+            capture_output=True,
+        )
+        assert done.returncode
+    assert "$(touch reached)" in project.flow(expect=1)
+    assert not (project.root / "reached").exists()
+
+
 @pytest.mark.parametrize("section", ["metrics", "plots"])
 def test_dvc_knows_the_report(project: Project, section: str) -> None:
     assert "data/report" in (project.root / "dvc.yaml").read_text().split(f"\n{section}:\n")[1]

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from flows import commands, doctor, reasons, selection, server, stages
-from tasks.common import changes
+from tasks.common import changes, params
 from tasks.common.files import write_json
 from tests.flows.project import ROOT
 
@@ -155,9 +155,9 @@ def test_the_report_stays_when_the_other_cells_are_up_to_date() -> None:
 
 
 def test_coordinates_split_at_the_last_dash() -> None:
-    assert selection.coordinates("evaluate@b-c-1") == ("evaluate", "b-c", 1)
-    assert selection.coordinates("allocate@b-c") == ("allocate", "b-c", None)
-    assert selection.coordinates("profile") == ("profile", None, None)
+    assert params.coordinates("evaluate@b-c-1") == ("evaluate", "b-c", 1)
+    assert params.coordinates("allocate@b-c") == ("allocate", "b-c", None)
+    assert params.coordinates("profile") == ("profile", None, None)
 
 
 def test_the_graph_is_read_from_dot() -> None:
@@ -170,6 +170,7 @@ def test_every_command_takes_the_shells_place() -> None:
     modules = {**{name: name for name in stages}, "baseline": "evaluate"}
     for name, stage in stages.items():
         assert stage["cmd"].startswith(f"exec python -m tasks.{modules[name]} ")
+        assert "$" not in stage["cmd"]  # a value would be read by a shell
 
 
 @pytest.mark.parametrize(

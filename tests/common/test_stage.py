@@ -1,0 +1,66 @@
+"""The recipe and the seed of a stage: from the command line, or from the name that DVC gives it."""
+
+import argparse
+
+import pytest
+
+from tasks.common.stage import set_cell
+
+Cell = tuple[str | None, int | None]
+
+
+def cell(given: Cell, alone: str | None = None) -> Cell:
+    """The recipe and the seed of a command that was given these."""
+    arguments = argparse.Namespace(recipe=given[0], seed=given[1])
+    set_cell(argparse.ArgumentParser(), arguments, alone)
+    return arguments.recipe, arguments.seed
+
+
+@pytest.mark.parametrize(
+    ("stage", "given", "found"),
+    [
+        ("train@sgpo-0", (None, None), ("sgpo", 0)),
+        ("data/rounds/2/dvc.yaml:train@b-c-12", (None, None), ("b-c", 12)),
+        ("train@sgpo-0", ("grpo", 3), ("grpo", 3)),
+        ("", ("grpo", 3), ("grpo", 3)),
+    ],
+)
+def test_dvc_names_the_cell_of_a_command_that_does_not(
+    monkeypatch: pytest.MonkeyPatch, stage: str, given: Cell, found: Cell
+) -> None:
+    monkeypatch.setenv("DVC_STAGE", stage)
+    assert cell(given) == cell(given, "baseline") == found
+
+
+@pytest.mark.parametrize("stage", ["baseline", "data/rounds/2/dvc.yaml:baseline", ""])
+def test_a_stage_that_is_another_without_a_cell(
+    monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    monkeypatch.setenv("DVC_STAGE", stage)
+    assert cell((None, None), "baseline") == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("stage", "given", "alone"),
+    [
+        ("", (None, None), None),
+        ("", ("grpo", None), "baseline"),
+        ("train@sgpo-0", (None, 1), None),
+        ("train@sgpo-$(touch x)", (None, None), None),
+        ("evaluate@sgpo-0.5", (None, None), "baseline"),
+        ("evaluate", (None, None), "baseline"),
+    ],
+)
+def test_half_a_cell_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    stage: str,
+    given: Cell,
+    alone: str | None,
+) -> None:
+    monkeypatch.setenv("DVC_STAGE", stage)
+    with pytest.raises(SystemExit):
+        cell(given, alone)
+    said = capsys.readouterr().err
+    assert "give both --recipe and --seed" in said
+    assert repr(stage) in said
