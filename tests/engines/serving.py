@@ -30,6 +30,7 @@ class Behaviour:
     token_ids: bool = True  # whether answers hold them
     raw_logprobs: bool = False  # log-probabilities without the temperature
     delay: float = 0.0  # seconds before a completion is answered
+    hangs: bool = False  # connections stay open, and nothing is answered
     takes: bool = True  # whether new weights are accepted
     loads: bool = True  # whether new weights are put into effect ...
     version: str = "default"  # ... which it says in any case
@@ -77,7 +78,7 @@ class Server:
         await self.runner.cleanup()
 
     async def listen(self) -> None:
-        app = web.Application()
+        app = web.Application(middlewares=[self.hang])
         app.add_routes(
             [web.get("/v1/models", self.models), web.post("/v1/completions", self.complete)]
         )
@@ -93,6 +94,18 @@ class Server:
         await site.start()
         self.port = self.runner.addresses[0][1]
         self.url = f"http://127.0.0.1:{self.port}/v1"
+
+    @web.middleware
+    async def hang(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        """Answer, unless told to hang."""
+        task = asyncio.current_task()
+        assert task is not None
+        self.handlers.add(task)
+        task.add_done_callback(self.handlers.discard)
+        if self.does.hangs:
+            await asyncio.Event().wait()
+        response: web.StreamResponse = await handler(request)
+        return response
 
     def refuse(self, request: web.Request, status: int, words: str) -> web.Response:
         return web.json_response(
@@ -142,10 +155,6 @@ class Server:
         does.requests += 1
         if status := does.fault(does.requests):
             return self.refuse(request, status, "told to")
-        task = asyncio.current_task()
-        assert task is not None
-        self.handlers.add(task)
-        task.add_done_callback(self.handlers.discard)
         does.in_flight += 1
         does.most_in_flight = max(does.most_in_flight, does.in_flight)
         try:

@@ -7,6 +7,7 @@ with an error that says what is missing. The key comes from OPENAI_API_KEY, and 
 it."""
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ from tasks.common.files import ArtifactError
 from tasks.engines.engine import Sampling, Unavailable
 
 CONNECT_SECONDS = 10.0
+QUICK_SECONDS = 30.0  # for what costs a server nothing
 MAX_MESSAGE = 500  # characters of a server's own message in an error
 # statuses that may pass: another server, or the same one later, may answer
 RETRYABLE = {408, 409, 425, 429, 500, 502, 503, 504}
@@ -112,10 +114,9 @@ class Connection:
             aiohttp.UnixConnector(str(endpoint.socket), limit=0) if endpoint.socket else None
         )
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        self.seconds = seconds
         self.session = aiohttp.ClientSession(
-            connector=connector or aiohttp.TCPConnector(limit=0),
-            headers=headers,
-            timeout=aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS),
+            connector=connector or aiohttp.TCPConnector(limit=0), headers=headers
         )
 
     async def __aenter__(self) -> "Connection":
@@ -124,10 +125,12 @@ class Connection:
     async def __aexit__(self, *error: object) -> None:
         await self.session.close()
 
-    async def request(self, method: str, url: str, body: Any = None) -> Any:
-        """Return the JSON response. Raises Unavailable for failures that may pass, ArtifactError
-        with the server's message for the rest."""
-        text = await self.text(url, method, body)
+    async def request(
+        self, method: str, url: str, body: Any = None, seconds: float = math.inf
+    ) -> Any:
+        """Return the JSON response. Raises Unavailable for failures that may pass, such as no
+        answer in `seconds`, ArtifactError with the server's message for the rest."""
+        text = await self.text(url, method, body, seconds)
         try:
             return json.loads(text) if text else None
         except ValueError as error:
@@ -135,11 +138,14 @@ class Connection:
                 f"{url} does not answer in JSON: check that it is an OpenAI-compatible API"
             ) from error
 
-    async def text(self, url: str, method: str = "GET", body: Any = None) -> str:
+    async def text(
+        self, url: str, method: str = "GET", body: Any = None, seconds: float = math.inf
+    ) -> str:
         """Return the response as text; raises as `request` does."""
+        limit = aiohttp.ClientTimeout(min(seconds, self.seconds), sock_connect=CONNECT_SECONDS)
         try:
             async with self.session.request(
-                method, url, json=body, allow_redirects=False
+                method, url, json=body, allow_redirects=False, timeout=limit
             ) as response:
                 text = await response.text(errors="replace")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -164,13 +170,22 @@ class Connection:
 
     async def models(self) -> list[dict[str, Any]]:
         """Return the models that are served: `id`, and with vLLM `max_model_len`."""
-        answer = await self.request("GET", f"{self.endpoint.url}/models")
+        url = f"{self.endpoint.url}/models"
+        answer = await self.request("GET", url, seconds=QUICK_SECONDS)
         if not isinstance(answer, dict) or not answer.get("data"):
             raise ArtifactError(
                 f"{self.endpoint.url}/models lists no model: check that it is an OpenAI-compatible "
                 "API"
             )
         return list(answer["data"])
+
+    async def is_alive(self) -> bool:
+        """Whether the server answers on a route that costs it nothing."""
+        try:
+            await self.models()
+        except Unavailable:
+            return False
+        return True
 
     async def complete(self, wanted: Wanted) -> tuple[Completion, str]:
         """Return a completion, and the server's fingerprint (its kind and version), by OpenAI's
@@ -225,7 +240,7 @@ class Connection:
         written of them. One that the server has not begun is not found, and goes on."""
         ids = [f"generate-tokens-{name}" for name in names]
         url = f"{self.endpoint.root}/abort_requests"
-        await self.request("POST", url, {"request_ids": ids})
+        await self.request("POST", url, {"request_ids": ids}, QUICK_SECONDS)
 
     def parse(self, answer: Any, wanted: Wanted) -> Completion:
         """Return the completion in a response. Raises ArtifactError when it is not what was asked

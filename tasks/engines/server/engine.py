@@ -35,7 +35,7 @@ from tasks.engines.engine import (
     check_lengths,
     never,
 )
-from tasks.engines.server.dispatch import Dispatch, chunked
+from tasks.engines.server.dispatch import BEAT_SECONDS, Dispatch, chunked
 from tasks.engines.server.endpoints import Completion, Connection, Endpoint, Wanted, parse_url
 from tasks.engines.server.identity import Identity
 from tasks.engines.server.replicas import Replicas, local
@@ -63,6 +63,7 @@ class ServerEngine:
 
     name = "server"
     shares_weights = False
+    beat_seconds = BEAT_SECONDS
 
     def __init__(
         self,
@@ -225,25 +226,39 @@ class ServerEngine:
         """Put every row's completion into `answers`, from whichever server is free. A server that
         was down is identified again."""
         settings = self.settings
+        endpoints = from_own_first(self.endpoints, rank(), num_askers())
         async with AsyncExitStack() as stack:
             connections = [
                 await stack.enter_async_context(Connection(endpoint, settings.timeout_seconds))
-                for endpoint in self.endpoints
+                for endpoint in endpoints
             ]
             dispatch = Dispatch[Connection, Completion](
                 connections,
                 ask,
                 self.identify,
+                self.is_alive,
+                self.give_up,
                 settings.max_rows,
                 settings.max_retries,
+                self.beat_seconds,
             )
-            for number, endpoint in enumerate(self.endpoints):
+            for number, endpoint in enumerate(endpoints):
                 if endpoint not in self.models:
                     dispatch.mark_down(number, f"{endpoint.url} has not answered yet")
             try:
                 await dispatch.run(chunks)
             finally:
                 answers |= dispatch.answers
+
+    async def is_alive(self, connection: Connection) -> bool:
+        """Whether a server answers; while its weights are replaced it need not."""
+        return self.changing.locked() or await connection.is_alive()
+
+    def give_up(self, connection: Connection) -> str:
+        """End a server that is dead, where it was started here: its URL."""
+        if self.replicas:
+            self.replicas.drop(connection.endpoint)
+        return connection.endpoint.url
 
     def set_weights(self, weights: Mapping[str, torch.Tensor], version: int | None = None) -> None:
         """Load the weights into every replica, and clear its prefix cache. All training processes
@@ -359,7 +374,7 @@ def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None
         check_updates(model)
         check_transfer(settings, num_askers())
     replicas = None
-    if model is None or num_askers() == 1 or distributed.get_rank() == 0:
+    if model is None or rank() == 0:
         num_processes = 0 if model is None else num_askers()
         if settings.cluster == "local":
             replicas = local(settings, policy, num_processes)
@@ -373,9 +388,20 @@ def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None
     )
 
 
+def from_own_first(endpoints: Sequence[Endpoint], rank: int, size: int) -> list[Endpoint]:
+    """The servers in turn, for each of `size` processes from another one on."""
+    first = rank * len(endpoints) // size
+    return [*endpoints[first:], *endpoints[:first]]
+
+
 def num_askers() -> int:
     """The processes that train, and sample from the same servers."""
     return distributed.get_world_size() if distributed.is_initialized() else 1
+
+
+def rank() -> int:
+    """This process among those that train."""
+    return distributed.get_rank() if distributed.is_initialized() else 0
 
 
 def broadcast(value: T) -> T:

@@ -44,7 +44,9 @@ class Transfer(Protocol):
 
 async def begin(connection: Connection, *, in_flight: bool) -> None:
     """Make a server ready for new weights. Requests in flight are finished first; or they wait
-    (`in_flight`), and go on with the new weights, which read all that was written so far again."""
+    (`in_flight`), and go on with the new weights, which read all that was written so far again.
+    A server that hangs fails within seconds."""
+    await connection.models()
     root = connection.endpoint.root
     await connection.request("POST", f"{root}/pause?mode={'keep' if in_flight else 'wait'}")
     await connection.request("POST", f"{root}/start_weight_update")
