@@ -32,7 +32,7 @@ YEAR = r"\([^()]*\b(?:19|20)\d\d\b[^()]*\)"
 LABEL = re.compile(
     r"\(\d+ (?:points?|pts)\)|\[\d+ (?:points?|pts)\]|"
     r"\*?\b(?:proposed|submitted|contributed|authored|created) by .*|"
-    rf"^\W*{YEAR}|{YEAR}\W*$"
+    rf"^\W*{YEAR}|{YEAR}\W*$|^\s*(?:\[\d{{1,3}}\]|\(\d{{1,3}}\)|\(?[a-h]\))(?=\s)"
 )
 HEADING = re.compile(
     r"^\W*(?:(?:problem|question|exercise|example|task)\s*#?\d*\W*[.:)*]|\d{1,3}[.)](?=\s))\s*"

@@ -51,6 +51,8 @@ def search(
         (TRAIN.upper().replace(" ", "\n "), "exact"),
         (TRAIN.replace("the hill. How", "a hill. How"), "near"),
         (TRAIN + " Let's think step by step and put the final answer in a box.", "near"),
+        ("[20] " + TRAIN, "near"),
+        ("(a) " + TRAIN, "near"),
         (TRAIN.replace("12", "1,2").replace("1,2", "12"), "exact"),
         (TRAIN.replace("12", "13"), None),
         (TRAIN.replace("12 cows and 30 sheep", "30 cows and 12 sheep"), None),
@@ -284,6 +286,8 @@ CHANGES: dict[str, Callable[[str], str]] = {
     "an instruction after": lambda text: (
         text + " Please reason step by step, and put your final answer within \\boxed{}."
     ),
+    "points before": lambda text: "[20] " + text,
+    "a part's letter before": lambda text: "(b) " + text,
     "no dollar signs": lambda text: text.replace("$", ""),
     "other LaTeX": lambda text: (
         text.replace("\\frac", "\\dfrac").replace("\\left", "").replace("\\right", "")
