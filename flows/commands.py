@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from flows import holders
+from flows import holders, lock
 from flows.output import Output
 from tasks.common import forks
 from tasks.common.files import temporary_folder
@@ -162,7 +162,8 @@ class Dvc:
         answer = self.ask_when_free(*arguments)
         if answer["code"]:
             said = " ".join(self.output.lines.tail)
-            remedy = NO_GIT if "is not a git repository" in said else "its own words are above"
+            remedies = [NO_GIT] if "is not a git repository" in said else broken_locks()
+            remedy = "; ".join(remedies) or "its own words are above"
             raise CommandError(f"dvc {' '.join(arguments)} failed; {remedy}")
         return str(answer["output"])
 
@@ -261,6 +262,12 @@ def whole_lock(*, to_write: bool = False) -> Iterator[Path]:
     with file:
         fcntl.flock(file, fcntl.LOCK_EX if to_write else fcntl.LOCK_SH)
         yield ROOT / "dvc.lock"
+
+
+def broken_locks() -> list[str]:
+    """What is wrong with the locks of the data roots."""
+    with whole_lock():
+        return lock.broken(ROOT)
 
 
 def git(*arguments: str) -> str:

@@ -34,6 +34,7 @@ def findings(root: Root) -> Any:
             require_writable(folder)
         except WriteError as error:
             found.errors.append(str(error))
+    found.errors.extend(commands.broken_locks())
     return found
 
 

@@ -1,14 +1,57 @@
-"""The entries of dvc.lock as text, a stage each: what one machine writes, another takes over as it
-is, and every other entry stays as DVC wrote it."""
+"""dvc.lock: what it says of every stage, and its entries as text, which one machine writes and
+another takes over as they are."""
 
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from tasks.common.files import replace_file
+from tasks.common import params
+from tasks.common.files import ArtifactError, replace_file
 
 HEAD = "schema: '2.0'\nstages:\n"
+CONFLICT = re.compile(r"^(<{7}|={7}|>{7})( |$)", re.MULTILINE)
 ENTRY = re.compile(r"^  (?P<stage>[^\s:]+):\n(?:   .*\n|\n)*", re.MULTILINE)
+
+
+class LockError(ArtifactError):
+    """A dvc.lock cannot be read; the message names the command that puts it right."""
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Its stages; none when nothing has ever run. Raises LockError."""
+    if not path.exists():
+        return {}
+    try:
+        stages = params.load(path)["stages"] or {}
+        if isinstance(stages, dict):
+            return stages
+        why = "its stages are no mapping"
+    except KeyError:
+        why = "it has no stages"
+    except OSError as error:
+        why = str(error.strerror)
+    except params.ParamsError as error:
+        has_markers = CONFLICT.search(path.read_text(errors="replace"))
+        why = "it has the conflict markers of a merge" if has_markers else str(error)
+    name = os.path.relpath(path)
+    raise LockError(
+        f"{name} cannot be read ({why}): take the committed one by `git checkout HEAD -- {name}`, "
+        "and run again; what DVC has in its cache is restored and not computed"
+    )
+
+
+def broken(root: Path) -> list[str]:
+    """What is wrong with the locks of a project's data roots."""
+    found = []
+    for pattern in ("dvc.lock", "*/dvc.lock", "*/rounds/*/dvc.lock"):
+        for path in sorted(root.glob(pattern)):
+            try:
+                read(path)
+            except LockError as error:
+                found.append(str(error))
+    return found
 
 
 def entries(text: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from flows import commands, reasons, roots, rounds, selection
+from flows import commands, lock, reasons, roots, rounds, selection
 from flows.roots import Root
 from flows.rounds import Request
 from flows.stages import CODE, changes_of, explain, forced_of
@@ -83,17 +83,17 @@ def why(
     forced: set[str],
 ) -> dict[str, str]:
     """The reason of every stage that would run, or may because one before it would."""
-    lock = reasons.read_lock(root.lock)
+    entries = lock.read(root.lock)
     found: dict[str, str] = {}
     for stage in selection.order(needs):
         phrases = ["asked for by --force"] if stage in forced else []
-        if stage not in lock:
+        if stage not in entries:
             phrases.append("never run")
         else:
             if others := without_code(root, changed.get(stage, [])):
                 said = explain(root, stage, others)
                 phrases += [word for word in said if not word.startswith(MISSING)] or said
-            phrases += code_reasons(root, stage, lock[stage], code)
+            phrases += code_reasons(root, stage, entries[stage], code)
         before = sorted((needs[stage] - {CODE}) & set(found))
         if phrases:
             found[stage] = "; ".join(dict.fromkeys(phrases))

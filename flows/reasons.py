@@ -19,11 +19,6 @@ GONE = ("deleted", "not in cache")
 MAX_FILES = 5
 
 
-def read_lock(path: Path) -> dict[str, Any]:
-    """The stages of dvc.lock; none when nothing has ever run."""
-    return dict(params.load(path).get("stages") or {}) if path.exists() else {}
-
-
 def explain(
     stage: str,
     changes: list[Any],

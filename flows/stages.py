@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from flows import commands, reasons, roots, selection
+from flows import commands, lock, reasons, roots, selection
 from flows.roots import Root
 from tasks.common import disk, params
 from tasks.common.code import installed_version
@@ -188,9 +188,9 @@ def moved_versions(root: Root) -> list[str]:
 def explain(root: Root, stage: str, changes: list[Any]) -> list[str]:
     """Why a stage of the root is out of date. What it reads of earlier rounds is in their locks."""
     with commands.whole_lock():
-        lock = reasons.read_lock(root.lock)
-        made = [entry for other in root.earlier for entry in reasons.read_lock(other.lock).values()]
-    return reasons.explain(stage, changes, lock, commands.ROOT, root.folder, made)
+        entries = lock.read(root.lock)
+        made = [entry for other in root.earlier for entry in lock.read(other.lock).values()]
+    return reasons.explain(stage, changes, entries, commands.ROOT, root.folder, made)
 
 
 def failure(stage: str, code: int, started: bool, lines: Iterable[str]) -> str:

@@ -1,0 +1,74 @@
+"""A dvc.lock that cannot be read: after a merge of git, or damaged."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from flows import lock
+from tests.flows.project import Project, lines
+from tests.flows.test_winnow import winnow
+
+GOOD = "schema: '2.0'\nstages:\n  code:\n    cmd: x\n"
+MERGED = "<<<<<<< HEAD\n    cmd: y\n=======\n    cmd: z\n>>>>>>> other\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "holds NoneType"),
+        (b"schema: '2.0'\n", "has no stages"),
+        (b"stages: [1]\n", "no mapping"),
+        (b"stages: {code: \xff}\n", "not YAML"),
+        (b"stages: {code", "not YAML"),
+        ((GOOD + MERGED).encode(), "conflict markers of a merge"),
+    ],
+)
+def test_what_is_wrong_is_named_with_the_command_that_repairs_it(
+    tmp_path: Path, content: bytes, why: str
+) -> None:
+    path = tmp_path / "data/rounds/2/dvc.lock"
+    path.parent.mkdir(parents=True)
+    path.write_text(GOOD)
+    assert lock.read(path) == {"code": {"cmd": "x"}}
+    assert lock.broken(tmp_path) == []
+    path.write_bytes(content)
+    (said,) = lock.broken(tmp_path)
+    assert why in said
+    assert "git checkout HEAD -- " in said
+    with pytest.raises(lock.LockError):
+        lock.read(path)
+
+
+def git(project: Project, *arguments: str) -> int:
+    """The exit status of a command of git."""
+    return subprocess.run(["git", *arguments], cwd=project.root, capture_output=True).returncode
+
+
+def commit(project: Project, digest: str) -> None:
+    """Commit another digest in the first entry of dvc.lock."""
+    path = project.root / "dvc.lock"
+    path.write_text(re.sub(r"md5: \w+", f"md5: {digest}", path.read_text(), count=1))
+    assert git(project, "commit", "--quiet", "--all", "--message", digest) == 0
+
+
+def test_after_a_merge_with_conflicts_every_command_names_the_one_that_repairs(
+    project: Project,
+) -> None:
+    assert git(project, "checkout", "--quiet", "-b", "other") == 0
+    commit(project, "a" * 32)
+    assert git(project, "checkout", "--quiet", "-b", "mine", "HEAD~1") == 0
+    commit(project, "b" * 32)
+    assert git(project, "merge", "other") == 1
+    for output in (
+        project.flow(expect=1),
+        winnow(project, "doctor", expect=1),
+        winnow(project, "plan", expect=1),
+    ):
+        assert "dvc.lock cannot be read (it has the conflict markers of a merge)" in output
+        assert "`git checkout HEAD -- dvc.lock`" in output
+        assert "Traceback" not in output
+    assert git(project, "checkout", "HEAD", "--", "dvc.lock") == 0
+    assert lines(project.flow(), "ran") == ["code"]
+    assert git(project, "commit", "--all", "--message", "merged") == 0
