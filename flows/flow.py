@@ -21,6 +21,7 @@ from flows import (
     crashes,
     elsewhere,
     logs,
+    overrides,
     records,
     rounds,
     selection,
@@ -178,7 +179,7 @@ def flow_over(
                 under its old name.
             retries: How often a stage that failed is tried again.
             overrides: Values of params.yaml for this run alone, as KEY=VALUE:
-                `train.learning_rate=1e-4`, `experiment.seeds=[0,1]`.
+                `train.learning_rate=1e-4`, `experiment.seeds=[0,1]`. Numbers, recipes and seeds.
             concurrency: How many stages may run side by side, where none needs another.
             on: Kinds of stages, such as `train`, that workers of a work pool run on other
                 machines: {"train": "gpu-pool"}.
@@ -214,5 +215,11 @@ def flow_over(
     )
 
 
-pipeline = flow_over(rounds.opened)
+def asked_for(request: Request) -> AbstractContextManager[Iterator[Stages]]:
+    """What is asked for through Prefect's API. Raises ParamsError for overrides that may not be."""
+    overrides.check_from_elsewhere(request.overrides)
+    return rounds.opened(request)
+
+
+pipeline = flow_over(asked_for)
 """The flow by itself, for schedules and workers."""

@@ -26,5 +26,6 @@ def speak() -> None:
         if isinstance(handler, Terminal) or type(handler).__module__.startswith("prefect"):
             root.removeHandler(handler)
     root.addHandler(Terminal())
+    logging.raiseExceptions = False  # Prefect's handler would print each log that it cannot send
     for name in ("flows", "tasks"):
         logging.getLogger(name).setLevel(logging.INFO)

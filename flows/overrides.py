@@ -5,6 +5,7 @@ them with the results. Then the file is what it was before. A run that was kille
 from which the next one puts the file back."""
 
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,10 +13,35 @@ from pathlib import Path
 from tasks.common.files import ArtifactError, digest, replace_file
 from tasks.common.layout import Layout
 from tasks.common.overrides import overridden
-from tasks.common.params import ParamsError
+from tasks.common.params import RECIPE_NAME, ParamsError
 from tasks.common.sealed import read_sealed, write_sealed
 
 logger = logging.getLogger(__name__)
+
+NUMBER = r"-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"
+SECTIONS = (  # whose numbers may come from elsewhere; not engine, policy, store, tracking, verify
+    *("experiment", "gates", "profile", "sampling", "allocate", "train", "learner", "guards"),
+    *("checkpoint", "evaluate", "report", "recipes"),
+)
+FROM_ELSEWHERE = re.compile(
+    rf"({'|'.join(SECTIONS)})(\.[\w-]+)+={NUMBER}"
+    rf"|experiment\.recipes=\[{RECIPE_NAME.pattern}(, ?{RECIPE_NAME.pattern})*\]"
+    r"|experiment\.seeds=\[\d+(, ?\d+)*\]",
+    re.ASCII,
+)
+
+
+def check_from_elsewhere(overrides: list[str]) -> None:
+    """Raise ParamsError for one that may not come through Prefect's API, to which others than the
+    project's owner may write: all but numbers, recipes and seeds could name a file or a server."""
+    for override in overrides:
+        if not FROM_ELSEWHERE.fullmatch(override):
+            key = override.partition("=")[0]
+            raise ParamsError(
+                f"{key} is not set through Prefect's API, which takes numbers of "
+                f"{', '.join(SECTIONS)}, and experiment.recipes=[NAME,...] and "
+                "experiment.seeds=[0,...]: set it in params.yaml"
+            )
 
 
 @contextmanager

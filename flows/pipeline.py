@@ -91,6 +91,7 @@ def noted(found: Iterator[Stages], seen: list[Stages]) -> Iterator[Stages]:
 def run_flow(found: Iterator[Stages], options: argparse.Namespace) -> str:
     """Run the flow over the stages of each root; what failed, or nothing. Prefect is imported only
     here: it takes two seconds."""
+    from httpx import HTTPError
     from prefect.exceptions import TerminationSignal
 
     from flows.flow import PipelineError, flow_over
@@ -112,6 +113,10 @@ def run_flow(found: Iterator[Stages], options: argparse.Namespace) -> str:
         )
     except (PipelineError, server.ServerError) as error:
         return str(error)
+    except (HTTPError, RuntimeError) as error:
+        if not isinstance(error, HTTPError) and not isinstance(error.__cause__, HTTPError):
+            raise
+        return server.lost(error)
     except TerminationSignal as error:
         raise KeyboardInterrupt from error
     return ""

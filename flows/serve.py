@@ -3,10 +3,11 @@
     python -m flows.serve [--cron "0 3 * * *"] [--every SECONDS] [--force ingest] [--recipe ...]
     [--seed ...] [--rounds 2 [--from sgpo/0]] [--data other] [--concurrency N] [KEY=VALUE ...]
 
-What is not asked for here is as prefect.yaml says. Needs a Prefect server that lasts: `prefect
-server start`, and its address in PREFECT_API_URL (or in the profile, by `prefect config set`). Runs
-do not overlap: one that falls due while another runs waits for it. `--force ingest` reads the
-sources anew every time; where they hold nothing new, everything after ingest is cached.
+What is not asked for here is as prefect.yaml says. Needs a Prefect server that lasts: `winnow ui`,
+and its address in PREFECT_API_URL (or in the profile, by `prefect config set`). Runs do not
+overlap: one that falls due while another runs waits for it. `--force ingest` reads the sources anew
+every time; where they hold nothing new, everything after ingest is cached. KEY=VALUE may be what
+may come through the server: numbers, recipes and seeds.
 
 An interrupt or SIGTERM cancels the run that is going on: its stage saves what it has, and the next
 run goes on from there. Of a machine that died, an automation of the server marks the run as crashed
@@ -21,6 +22,7 @@ import sys
 from datetime import timedelta
 from typing import Any, cast
 
+from httpx import HTTPError
 from prefect.automations import Automation
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, StateType
 from prefect.events.actions import ChangeFlowRunState
@@ -29,14 +31,23 @@ from prefect.events.schemas.events import ResourceSpecification
 from prefect.runner import Runner
 from prefect.settings import PREFECT_API_URL
 
-from flows import HEARTBEAT_SECONDS, commands, crashes, records, rounds, side_by_side
+from flows import (
+    HEARTBEAT_SECONDS,
+    commands,
+    crashes,
+    overrides,
+    records,
+    rounds,
+    server,
+    side_by_side,
+)
 from flows.flow import pipeline
 from tasks.common import params, process
 
 logger = logging.getLogger(__name__)
 
 NO_SERVER = """a schedule needs a Prefect server that outlives a run:
-    prefect server start
+    winnow ui
     prefect config set PREFECT_API_URL=http://127.0.0.1:4200/api"""
 AUTOMATION = "winnow: runs without a heartbeat have crashed"
 ENDED = ("Completed", "Failed", "Cancelled", "Crashed")
@@ -92,7 +103,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "overrides", nargs="*", metavar="KEY=VALUE", help="values of params.yaml for these runs"
     )
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    try:
+        overrides.check_from_elsewhere(options.overrides)
+    except params.ParamsError as error:
+        parser.error(str(error))
+    return options
 
 
 async def serve(options: argparse.Namespace) -> None:
@@ -169,9 +185,10 @@ def watch_heartbeats() -> None:
 def main() -> int:
     """Serve until interrupted; 1 when there is no server to be scheduled by."""
     options = parse()
-    if not PREFECT_API_URL.value():
+    if not (url := PREFECT_API_URL.value()):
         print(NO_SERVER, file=sys.stderr)
         return 1
+    server.warn_if_open(url)
     os.chdir(commands.ROOT)
     records.attempt(watch_heartbeats)
     records.attempt(crashes.mark)
@@ -179,6 +196,9 @@ def main() -> int:
         asyncio.run(serve(options))
     except KeyboardInterrupt:  # before anything was served
         return process.interrupted()
+    except HTTPError as error:
+        print(server.lost(error), file=sys.stderr)
+        return 1
     return 0
 
 

@@ -1,21 +1,22 @@
 """winnow ui: the pages of Prefect and of MLflow, on loopback, until Ctrl-C.
 
 Prefect's server shows the runs of the flow and keeps schedules; MLflow shows every stage that ran.
-Where PREFECT_API_URL or tracking.uri names a server, its address is printed and none is started.
+Where PREFECT_API_URL or tracking.uri names another server, its address is printed and none is
+started. With --prefect-host other machines reach Prefect's, which then requires a password; with
+--login it does so on loopback, where others use this machine.
 Nothing phones home (see `flows.QUIET`). However this ends, both end with it."""
 
 import argparse
+import errno
 import os
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,10 +27,12 @@ from tasks.common.layout import Layout
 from tasks.common.redaction import without_secrets
 
 LAYOUT = Layout(commands.ROOT / "data")
-HOST = "127.0.0.1"
-START_SECONDS = 180.0
 POLL_SECONDS = 0.1
 LAST_LINES = 20
+HOW_TO_LOG_IN = (
+    "Prefect requires the password in {file}; flows, schedules and workers need it, too:\n"
+    "    export PREFECT_API_AUTH_STRING=$(cat {file})"
+)
 
 
 class PageError(ArtifactError):
@@ -38,23 +41,36 @@ class PageError(ArtifactError):
 
 @dataclass(frozen=True)
 class Server:
-    """One server: its command, where it answers when it is up, and the page for people."""
+    """One server: its command, where it listens, and where it answers when it is up."""
 
     name: str
     arguments: tuple[str, ...]
-    health: str
-    page: str
+    host: str
     port: int
+    health: str
+    settings: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def page(self) -> str:
+        return f"http://{self.host}:{self.port}"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prefect-port", type=int, default=4200, help="default: %(default)s")
+    parser.add_argument(
+        "--prefect-host",
+        default=server.HOST,
+        metavar="ADDRESS",
+        help="by which others reach this machine; default: %(default)s, which no other can",
+    )
+    parser.add_argument("--login", action="store_true", help="Prefect requires a password")
     parser.add_argument("--mlflow-port", type=int, default=5000, help="default: %(default)s")
 
 
 def run(options: argparse.Namespace) -> int:
     """Serve until interrupted: 0, or 1 when a server ended by itself."""
-    lasting, started = servers(options.prefect_port, options.mlflow_port)
+    auth = auth_of(options)
+    lasting, started = servers(options, auth)
     for one in started:
         check_port(one)
     with ExitStack() as stack:
@@ -62,11 +78,12 @@ def run(options: argparse.Namespace) -> int:
         try:
             for one, child, log in running:
                 wait_until_up(one, child, log)
-            mark_crashes(
-                next((f"{one.page}/api" for one in started if one.name == "Prefect"), None)
-            )
+            own = next((f"{one.page}/api" for one in started if one.name == "Prefect"), None)
+            mark_crashes(own, auth)
             for name, page in [*lasting, *((one.name, one.page) for one in started)]:
                 print(f"{name:9} {page}", flush=True)
+            if own and auth:
+                print(HOW_TO_LOG_IN.format(file=server.auth_file()), flush=True)
             if running:
                 print("Ctrl-C stops both" if len(running) > 1 else "Ctrl-C stops it", flush=True)
             while running:
@@ -80,42 +97,59 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def mark_crashes(url: str | None) -> None:
+def auth_of(options: argparse.Namespace) -> str | None:
+    """User and password that Prefect is to require, if any. Raises PageError for an address that
+    names no machine."""
+    if not options.prefect_host.strip("0.:"):
+        raise PageError(
+            f"--prefect-host {options.prefect_host}: name one address, by which others reach this "
+            "machine; requests by another name are refused"
+        )
+    is_reached = options.prefect_host not in server.LOOPBACK
+    return server.kept_auth() if options.login or is_reached else None
+
+
+def mark_crashes(url: str | None, auth: str | None) -> None:
     """Have Prefect show as crashed what was killed. `url` is that of a server started here."""
-    from prefect.settings import PREFECT_API_URL, temporary_settings
+    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
     from flows import crashes, records
 
-    with temporary_settings({PREFECT_API_URL: url} if url else {}):
+    own = {PREFECT_API_URL: url} if url else {}
+    password = {PREFECT_API_AUTH_STRING: auth} if url and auth else {}
+    with temporary_settings({**own, **password}):
         records.attempt(crashes.mark)
 
 
-def servers(prefect_port: int, mlflow_port: int) -> tuple[list[tuple[str, str]], list[Server]]:
+def servers(
+    options: argparse.Namespace, auth: str | None
+) -> tuple[list[tuple[str, str]], list[Server]]:
     """(name, page) of the servers that are there already, and those to start."""
     lasting, started = [], []
-    if url := server.named_url():
+    url, own = server.named_url(), prefect(options.prefect_host, options.prefect_port, auth)
+    if url and (not url.startswith(f"{own.page}/") or server.answers(url)):
+        server.warn_if_open(url)
         lasting.append(("Prefect", without_secrets(url).rstrip("/").removesuffix("/api")))
     else:
-        started.append(prefect(prefect_port))
+        started.append(own)
     tracking = params.load(commands.ROOT / "params.yaml").get("tracking") or {}
     uri = tracking.get("uri") or f"sqlite:///{LAYOUT.tracking / 'mlflow.db'}"
     if uri.startswith(("http://", "https://")):
         lasting.append(("MLflow", uri))
     else:
-        started.append(mlflow(mlflow_port, uri))
+        started.append(mlflow(options.mlflow_port, uri))
     return lasting, started
 
 
-def prefect(port: int) -> Server:
-    page = f"http://{HOST}:{port}"
-    start = ("prefect", "server", "start", "--host", HOST, "--port", str(port))
-    return Server("Prefect", start, f"{page}/api/health", page, port)
+def prefect(host: str, port: int, auth: str | None) -> Server:
+    start, settings = server.arguments(host, port, "warning"), server.settings(host, auth)
+    return Server("Prefect", start, host, port, "api/health", settings)
 
 
 def mlflow(port: int, uri: str) -> Server:
-    page = f"http://{HOST}:{port}"
-    where = ("--backend-store-uri", uri, "--host", HOST, "--port", str(port), "--workers", "1")
-    return Server("MLflow", ("mlflow", "ui", *where), f"{page}/health", page, port)
+    where = ("--backend-store-uri", uri, "--host", server.HOST, "--port", str(port))
+    start = ("mlflow", "ui", *where, "--workers", "1")
+    return Server("MLflow", start, server.HOST, port, "health")
 
 
 def check_port(one: Server) -> None:
@@ -123,8 +157,10 @@ def check_port(one: Server) -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((HOST, one.port))
+            probe.bind((one.host, one.port))
         except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise PageError(f"cannot listen at {one.page}: {error.strerror}") from error
             raise PageError(
                 f"port {one.port} is in use: {one.name} may be up already ({one.page}); or give "
                 f"another with --{one.name.lower()}-port"
@@ -139,7 +175,7 @@ def serving(one: Server) -> Iterator[tuple["subprocess.Popen[bytes]", BinaryIO]]
         child = subprocess.Popen(
             [sys.executable, "-P", str(Path(guarded.__file__)), *module(*one.arguments)],
             cwd=commands.ROOT,
-            env=environment(),
+            env={**environment(), **one.settings},
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -165,16 +201,9 @@ def environment() -> dict[str, str]:
 
 def wait_until_up(one: Server, child: "subprocess.Popen[bytes]", log: BinaryIO) -> None:
     """Return when the server answers. Raises PageError when it ends or stays silent."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and child.poll() is None:
-        try:
-            opener.open(one.health, timeout=5).close()
-            return
-        except (urllib.error.URLError, OSError):
-            time.sleep(POLL_SECONDS)
-    what = "did not answer" if child.poll() is None else "did not start"
-    raise PageError(f"{one.name} {what}; its last words:\n{tail(log)}")
+    if not server.comes_up(child, f"{one.page}/{one.health}"):
+        what = "did not answer" if child.poll() is None else "did not start"
+        raise PageError(f"{one.name} {what}; its last words:\n{tail(log)}")
 
 
 def tail(log: BinaryIO) -> str:

@@ -12,6 +12,7 @@ import sys
 from contextlib import suppress
 from typing import NoReturn
 
+from httpx import HTTPError
 from prefect import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.deployments.runner import RunnerDeployment
@@ -19,7 +20,7 @@ from prefect.exceptions import ObjectAlreadyExists
 from prefect.settings import PREFECT_API_URL
 from prefect.types.entrypoint import EntrypointType
 
-from flows import commands
+from flows import commands, server
 from flows.sent import run_stage
 
 NO_SERVER = """a worker needs the Prefect server that the senders use:
@@ -48,13 +49,17 @@ def register(pool: str) -> None:
 
 
 def main() -> int:
-    """Become the worker; 1 where there is no server."""
-    options = parse()
-    if PREFECT_API_URL.value():
+    """Become the worker; 1 where there is no server, or none that takes its registration."""
+    options, url, why = parse(), PREFECT_API_URL.value(), NO_SERVER
+    if url:
+        server.warn_if_open(url)
         os.chdir(commands.ROOT)
-        register(options.pool)
-        become(options.pool)
-    print(NO_SERVER, file=sys.stderr)
+        try:
+            register(options.pool)
+            become(options.pool)
+        except HTTPError as error:
+            why = server.lost(error)
+    print(why, file=sys.stderr)
     return 1
 
 

@@ -27,7 +27,9 @@ ONE_FILE = {
     "ray": "tasks/engines/cluster/hosts.py",
     "mlflow": "tasks/common/tracking/",
     "lm_eval": "tasks/harness/run.py",
+    "starlette": "flows/app.py",
 }
+OF_PREFECT = {"pydantic", "httpx", "starlette"}  # its forms, its client's errors, its application
 NOT_IN_A_CORE = {"prefect", "dvc", "mlflow", "yaml", "argparse"}
 
 
@@ -81,8 +83,7 @@ def foreign(relative: Path, modules: set[str]) -> set[str]:
     if relative.parts[0] == "flows":
         return found | {
             name
-            for name in tops
-            - {"flows", "tasks", "prefect", "pydantic"}  # Prefect's forms are pydantic
+            for name in tops - {"flows", "tasks", "prefect", *OF_PREFECT}
             if name not in sys.stdlib_module_names
         }
     if relative.parts[1] != "common" and relative.name != "__main__.py":

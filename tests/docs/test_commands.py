@@ -25,6 +25,7 @@ FOREIGN = {
     "docker": "tests/docs/test_docker.py reads its options, and what it starts",
     "ray": "starts a cluster; tests/engines/ray_cluster.py starts one with these options",
     "cp": "copies an example; what it copies exists",
+    "git": "repairs dvc.lock; tests/flows/test_lock.py does it with this command",
 }
 
 

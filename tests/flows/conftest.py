@@ -31,12 +31,14 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def prefect_url(environment: dict[str, str]) -> Iterator[str]:
     """One Prefect server for all tests: starting it takes longer than most of them."""
     port = server.free_port()
-    command = commands.launcher(*server.APP, "--port", str(port))
     child = subprocess.Popen(
-        command, cwd=ROOT, env={**environment, **server.SETTINGS}, process_group=0
+        commands.launcher(*server.arguments(server.HOST, port, "critical")),
+        cwd=ROOT,
+        env={**environment, **server.settings(server.HOST, None), **server.FOR_ONE_RUN},
+        process_group=0,
     )
     try:
-        server.wait_until_healthy(child, f"http://127.0.0.1:{port}/api/health")
+        assert server.comes_up(child, f"http://127.0.0.1:{port}/api/health")
         yield f"http://127.0.0.1:{port}/api"
     finally:
         commands.end_group(child)

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.overrides import applied
+from flows import flow, serve
+from flows.overrides import applied, check_from_elsewhere
+from flows.rounds import Request
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError
 
@@ -80,3 +82,53 @@ def test_what_the_file_has_not_is_refused_and_nothing_changed(
         applied(path, layout, [override]).__enter__()
     assert path.read_text() == TEXT
     assert [file.name for file in path.parent.iterdir()] == ["params.yaml"]
+
+
+HARMLESS = [
+    "train.learning_rate=1e-4",
+    "train.learning_rate=1.0e+3",
+    "allocate.passes=5",
+    "profile.num_samples=-1",
+    "experiment.budget.amount=6.0e11",
+    "recipes.my-own.allocate.unsolved_rate=.25",
+    "experiment.seeds=[0,1, 12]",
+    "experiment.recipes=[grpo, sgpo_0]",
+]
+HARMFUL = [
+    "policy.source=/tmp/policy",
+    "policy.trust_remote_code=true",
+    "policy.trust_remote_code=1",
+    "engine.urls=[http://there]",
+    "engine.num_processes=2",
+    "tracking.uri=http://there",
+    "store.location=s3://there",
+    "verify.seconds=1e9",
+    "train.loss.method=clip",
+    "train.loss={method: clip}",
+    "train.learning_rate=${oc.env:HOME}",
+    "train.learning_rate=1\npolicy.source=/tmp/policy",
+    "experiment.recipes=[$(id)]",
+    "experiment.seeds=[$(id)]",
+    "+policy.source=/tmp/policy",
+    "~policy.source=1",
+    "train.learning_rate@policy.source=1",
+]
+
+
+@pytest.mark.parametrize("override", HARMLESS)
+def test_numbers_recipes_and_seeds_may_come_through_the_api(override: str) -> None:
+    check_from_elsewhere([override])
+    assert serve.parse([override]).overrides == [override]
+
+
+@pytest.mark.parametrize("override", HARMFUL)
+def test_all_else_that_comes_through_the_api_is_refused_by_name(
+    override: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = override.partition("=")[0]
+    with pytest.raises(ParamsError) as refused:
+        flow.asked_for(Request([], [], [], ["train.learning_rate=1e-4", override]))
+    assert str(refused.value).startswith(f"{key} is not set through Prefect's API")
+    with pytest.raises(SystemExit):
+        serve.parse(["--", override])
+    assert key in capsys.readouterr().err

@@ -41,11 +41,11 @@ def served(project: Project) -> Iterator["subprocess.Popen[str]"]:
     process.communicate()
 
 
-def run_now(project: Project) -> str:
+def run_now(project: Project, **parameters: Any) -> str:
     """Ask for a run; its identity."""
     deployment = wait_for(lambda: deployments(project))[0]
-    run = project.post(f"deployments/{deployment['id']}/create_flow_run", {"parameters": {}})
-    return str(run["id"])
+    asked = {"parameters": parameters}
+    return str(project.post(f"deployments/{deployment['id']}/create_flow_run", asked)["id"])
 
 
 def asked_to_start(project: Project, run: str) -> str:
@@ -75,6 +75,18 @@ def test_runs_do_not_overlap_and_a_terminated_schedule_cancels_its_run_and_lets_
     assert (project.root / "graceful").read_text() == "allocate"
     assert is_gone(stage)
     assert state_of(project, run)[0] == "CANCELLED"
+
+
+@pytest.mark.slow
+def test_a_run_that_asks_for_a_policy_of_its_own_is_refused_by_name(
+    project: Project, served: "subprocess.Popen[str]"
+) -> None:
+    overrides = ["allocate.passes=6", "policy.trust_remote_code=true", "policy.source=/tmp/policy"]
+    before = (project.root / "params.yaml").read_text()
+    run = run_now(project, overrides=overrides)
+    wait_for(lambda: state_of(project, run)[0] == "FAILED")
+    assert "policy.trust_remote_code is not set through Prefect's API" in state_of(project, run)[1]
+    assert (project.root / "params.yaml").read_text() == before
 
 
 @pytest.mark.slow

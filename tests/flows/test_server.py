@@ -1,0 +1,271 @@
+"""The fences around Prefect's servers: names, origins, tokens, passwords; and servers that die."""
+
+import base64
+import json
+import os
+import signal
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
+
+import pytest
+import websockets.exceptions
+from websockets.sync.client import connect
+
+from flows import server, ui
+from tasks.common.files import ArtifactError
+from tests.flows.project import Project
+from tests.flows.test_serve import wait_for
+from tests.flows.test_winnow import descendants
+from tests.patience import PATIENCE
+from tests.report.browser import Browser
+
+FOREIGN = "http://pages.example"
+
+
+def answer(url: str, body: object = None, **headers: str) -> tuple[int, dict[str, str]]:
+    """The status and the headers with which the server answers; `_` stands for `-`."""
+    request = urllib.request.Request(
+        url,
+        None if body is None else json.dumps(body).encode(),
+        {name.replace("_", "-"): value for name, value in headers.items()}
+        | {"Content-Type": "application/json"},
+    )
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=PATIENCE) as found:
+            return found.status, dict(found.headers)
+    except urllib.error.HTTPError as error:
+        return error.code, dict(error.headers)
+
+
+def test_it_answers_to_its_own_names_alone(prefect_url: str) -> None:
+    port = prefect_url.rpartition(":")[2].partition("/")[0]
+    for name in (f"localhost:{port}", "127.0.0.1"):
+        assert answer(f"{prefect_url}/admin/version", Host=name)[0] == 200
+    for name in (f"rebound.example:{port}", "127.0.0.1.example", ""):
+        assert answer(f"{prefect_url}/admin/version", Host=name)[0] == 400
+
+
+def test_no_page_of_another_origin_reads_or_changes_anything(prefect_url: str) -> None:
+    port = prefect_url.rpartition(":")[2].partition("/")[0]
+    own = prefect_url.removesuffix("/api")
+    assert answer(f"{prefect_url}/admin/version", Origin=own)[0] == 200
+    for origin in (FOREIGN, "null", "http://127.0.0.1", f"http://localhost:{port}"):
+        assert answer(f"{prefect_url}/admin/version", Origin=origin)[0] == 403
+        asked = answer(f"{prefect_url}/flows/filter", {}, Origin=origin)
+        assert asked[0] == 403
+        assert "access-control-allow-origin" not in {name.lower() for name in asked[1]}
+    assert answer(f"{prefect_url}/flows/filter", {})[0] == 403  # a form sends no token
+
+
+def test_no_page_of_another_origin_opens_a_websocket(prefect_url: str) -> None:
+    url = prefect_url.replace("http", "ws") + "/events/in"
+    with connect(url, open_timeout=PATIENCE, proxy=None):
+        pass
+    with pytest.raises(websockets.exceptions.InvalidStatus, match="403"):
+        connect(url, origin=FOREIGN, open_timeout=PATIENCE, proxy=None)
+
+
+def test_the_settings_stand_whatever_the_environment_says() -> None:
+    from prefect.settings import Settings
+
+    set_here = {
+        "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "false",
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": "*",
+        "PREFECT_UI_API_URL": "http://elsewhere/api",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**set_here, **server.settings("gpu-1", "winnow:x")}.items():
+            patch.setenv(name, value)
+        found = Settings().server
+    assert found.api.csrf_protection_enabled
+    assert found.api.cors_allowed_origins == ""
+    assert found.ui.api_url == "/api"
+    assert found.api.auth_string is not None
+    assert found.api.auth_string.get_secret_value() == "winnow:x"
+
+
+@pytest.fixture
+def stub() -> Iterator[ThreadingHTTPServer]:
+    """A server that answers everybody with its `status`."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(found.status)  # type: ignore[attr-defined]
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    found = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    Thread(target=found.serve_forever, daemon=True).start()
+    yield found
+    found.shutdown()
+
+
+@pytest.mark.parametrize(("status", "is_open"), [(200, True), (401, False), (404, False)])
+def test_a_server_without_fences_is_warned_about(
+    stub: ThreadingHTTPServer, status: int, is_open: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    stub.status = status  # type: ignore[attr-defined]
+    server.warn_if_open(f"http://127.0.0.1:{stub.server_port}/api")
+    assert ("takes requests from anybody" in caplog.text) == is_open
+
+
+def test_a_server_of_ours_is_not_warned_about(
+    prefect_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.warn_if_open(prefect_url)
+    assert caplog.text == ""
+
+
+def test_the_password_is_made_once_for_its_user_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
+    made = server.kept_auth()
+    assert len(made) > 30
+    assert server.kept_auth() == made == server.auth_file().read_text()
+    assert server.auth_file().stat().st_mode & 0o777 == 0o600
+    server.auth_file().chmod(0o640)
+    with pytest.raises(ArtifactError, match="chmod 600"):
+        server.kept_auth()
+
+
+def asked(**options: object) -> SimpleNamespace:
+    usual = {"prefect_host": "127.0.0.1", "prefect_port": 4200, "mlflow_port": 5000, "login": False}
+    return SimpleNamespace(**{**usual, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "has_password"),
+    [({}, False), ({"login": True}, True), ({"prefect_host": "192.0.2.7"}, True)],
+)
+def test_it_asks_for_a_password_where_others_reach_it(
+    options: dict[str, object],
+    has_password: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    auth = ui.auth_of(asked(**options))  # type: ignore[arg-type]
+    _, started = ui.servers(asked(**options), auth)  # type: ignore[arg-type]
+    prefect = next(one for one in started if one.name == "Prefect")
+    assert ("PREFECT_SERVER_API_AUTH_STRING" in prefect.settings) == has_password
+    assert prefect.settings["PREFECT_SERVER_API_HOST"] == prefect.host
+    assert server.auth_file().exists() == has_password
+
+
+def test_an_address_that_is_no_name_is_refused() -> None:
+    with pytest.raises(ui.PageError, match="name one address"):
+        ui.auth_of(asked(prefect_host="0.0.0.0"))  # type: ignore[arg-type]
+
+
+def test_the_pages_are_started_where_the_schedule_looks_for_them(
+    stub: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PREFECT_API_URL names the server that `winnow ui` is about to start."""
+    stub.status = 200  # type: ignore[attr-defined]
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    lasting, started = ui.servers(asked(prefect_port=9), None)  # type: ignore[arg-type]
+    assert [one.name for one in started] == ["Prefect", "MLflow"]
+    assert lasting == []
+    monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{stub.server_port}/api")
+    lasting, started = ui.servers(asked(prefect_port=stub.server_port), None)  # type: ignore[arg-type]
+    assert [name for name, _ in lasting] == ["Prefect"]
+
+
+def server_of(flow_pid: int) -> int | None:
+    """The process of the server that a flow has started, if there is one."""
+    for pid in descendants(flow_pid):
+        if b"uvicorn" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+            return pid
+    return None
+
+
+@pytest.mark.parametrize("when", ["at its start", "in the middle"])
+def test_a_killed_server_ends_a_run_in_one_sentence(project: Project, when: str) -> None:
+    del project.environment["PREFECT_API_URL"]
+    project.environment["PREFECT_CLIENT_MAX_RETRIES"] = "2"  # not a minute for each request
+    project.behave(report="meet", test="meet")
+    flow = project.start("flows.pipeline", "--force", "report")
+    if when == "in the middle":
+        wait_for((project.root / "report.met").exists)
+    os.kill(wait_for(lambda: server_of(flow.pid)), signal.SIGKILL)
+    (project.root / "test.met").touch()
+    output, _ = flow.communicate(timeout=PATIENCE)
+    assert flow.returncode == 1
+    assert "Traceback" not in output
+    said = output.splitlines()[-1]
+    if when == "in the middle":
+        assert "[18/18] report: ran" in output
+        assert "has failed this run" in said
+        assert "the same command goes on" in said
+    else:
+        assert "Prefect's server did not start" in said
+    project.behave()
+    assert "Traceback" not in project.flow()
+
+
+def shows_runs(browser: Browser, name: str) -> bool:
+    """Whether the page of the server by this name shows a run."""
+    said = str(browser.run("location.host + (document.body ? document.body.innerText : '')"))
+    return said.startswith(name) and "of 18 stages" in said
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_the_dashboard_works_in_a_browser(project: Project, tmp_path: Path) -> None:
+    project.flow("--force", "report")
+    assert project.environment.pop("PREFECT_API_URL")
+    port = server.free_port()
+    ports = ("--prefect-port", str(port), "--mlflow-port", str(server.free_port()))
+    pages = project.start("flows", "ui", *ports)
+    browser = Browser(tmp_path / "chromium")
+    try:
+        assert pages.stdout is not None
+        while not (line := pages.stdout.readline()).startswith("Ctrl-C"):
+            assert line
+        browser.resize(1200, 1600)  # runs below the window are not drawn
+        for name in ("127.0.0.1", "localhost"):
+            browser.call("Page.navigate", url=f"http://{name}:{port}/runs")
+            wait_for(partial(shows_runs, browser, name))
+        assert browser.problems == []
+    finally:
+        browser.close()
+        pages.terminate()
+        pages.communicate()
+
+
+@pytest.mark.slow
+def test_the_pages_with_a_password(project: Project) -> None:
+    del project.environment["PREFECT_API_URL"]
+    port = server.free_port()
+    ports = ("--prefect-port", str(port), "--mlflow-port", str(server.free_port()))
+    pages = project.start("flows", "ui", "--login", *ports)
+    assert pages.stdout is not None
+    printed: list[str] = []
+    while not printed or not printed[-1].startswith("Ctrl-C"):
+        printed.append(pages.stdout.readline())
+        assert printed[-1]
+    file = Path(project.environment["PREFECT_HOME"]) / "winnow-auth"
+    assert f"export PREFECT_API_AUTH_STRING=$(cat {file})" in "".join(printed)
+    url = f"http://127.0.0.1:{port}/api"
+    basic = "Basic " + base64.b64encode(file.read_bytes()).decode()
+    assert answer(f"{url}/admin/version")[0] == 401
+    assert answer(f"{url}/admin/version", Authorization=basic)[0] == 200
+    project.environment["PREFECT_API_URL"] = url
+    refused = project.flow(expect=1)
+    assert "401 Unauthorized" in refused.splitlines()[-1]
+    assert "PREFECT_API_AUTH_STRING" in refused
+    assert "Traceback" not in refused
+    project.environment["PREFECT_API_AUTH_STRING"] = file.read_text()
+    assert "nothing to do" in project.flow()
+    pages.terminate()
+    pages.communicate()
