@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from tasks.common.files import replace_file
+from tasks.common.files import write_text
 
 HEAD = "schema: '2.0'\nstages:\n"
 ENTRY = re.compile(r"^  (?P<stage>[^\s:]+):\n(?:   .*\n|\n)*", re.MULTILINE)
@@ -30,4 +30,4 @@ def with_entry(text: str, stage: str, entry: str) -> str:
 
 def write(path: Path, text: str) -> None:
     """The file, never half of it."""
-    replace_file(path, lambda file: file.write(text.encode()))
+    write_text(path, text)

@@ -4,12 +4,14 @@ They stand in the file while the run lasts, where DVC and the stages read them, 
 them with the results. Then the file is what it was before. A run that was killed leaves a note,
 from which the next one puts the file back."""
 
+import importlib
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tasks.common.files import ArtifactError, digest, replace_file
+from tasks.common import params
+from tasks.common.files import ArtifactError, digest, temporary_folder, write_text
 from tasks.common.layout import Layout
 from tasks.common.overrides import overridden
 from tasks.common.params import ParamsError
@@ -29,8 +31,9 @@ def applied(path: Path, layout: Layout, overrides: list[str]) -> Iterator[None]:
         return
     before = path.read_text()
     during = overridden(path, overrides)
+    check(during)
     write_sealed(note, {"before": before, "during": digest(during)})
-    replace_file(path, lambda file: file.write(during.encode()))
+    write_text(path, during)
     try:
         yield
     finally:
@@ -40,6 +43,14 @@ def applied(path: Path, layout: Layout, overrides: list[str]) -> Iterator[None]:
         path.name,
         ", ".join(overrides),
     )
+
+
+def check(text: str) -> None:
+    """Raise ParamsError for parameters that no stage would read."""
+    with temporary_folder(None, "winnow-overrides") as folder:
+        write_text(folder / "params.yaml", text)
+        values = params.load(folder / "params.yaml")
+    importlib.import_module("tasks.code.effective").complete(values)
 
 
 def note_of(layout: Layout) -> Path:
@@ -59,7 +70,7 @@ def put_back(path: Path, note: Path) -> None:
             f"look at the file (git diff {path.name}), put it back, and delete {note}"
         ) from error
     if digest(path.read_text()) == left["during"]:
-        replace_file(path, lambda file: file.write(left["before"].encode()))
+        write_text(path, left["before"])
     elif path.read_text() != left["before"]:
         logger.warning(
             "%s was changed during a run with overrides: it stays as it is now", path.name

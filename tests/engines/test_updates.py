@@ -17,7 +17,9 @@ from transformers import (
 
 from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError
-from tasks.engines.engine import Engine, Request, Samples, Sampling, load_engine
+from tasks.engines.engine import Engine, Request, Samples
+from tasks.engines.loading import load_engine
+from tasks.engines.settings import Sampling
 from tasks.models.policy import Policy, load_model, read_policy
 from tasks.models.weights import NamedWeights
 from tests.engines.conftest import logprob_gaps

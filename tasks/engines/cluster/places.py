@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tasks.common.files import ArtifactError, temporary_folder, writing
 from tasks.engines.cluster.hosts import Places, RemoteHost, connect, reserve, reserved
-from tasks.engines.engine import Cluster, EngineSettings
+from tasks.engines.settings import Cluster, EngineSettings
 
 PLACES = "WINNOW_PLACES"  # the name under which the places of a training are reserved
 

@@ -15,7 +15,7 @@ from tasks.common import process
 from tasks.common.files import ArtifactError
 from tasks.engines.cluster.hosts import HostLostError, Places, RemoteHost
 from tasks.engines.cluster.places import PLACES, SharedFolder, shared_folder, training_places
-from tasks.engines.engine import Cluster, EngineSettings
+from tasks.engines.settings import Cluster, EngineSettings
 
 logger = logging.getLogger(__name__)
 
