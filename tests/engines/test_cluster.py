@@ -70,7 +70,7 @@ def test_a_host_starts_shows_and_interrupts_a_process(
         look = host.look()
         assert look.status is None
         written += look.output
-    arguments = [f"{host.folder.name}/s", "127.0.0.1"]
+    arguments = [f"{host.folder}/s", "127.0.0.1"]
     assert written.decode() == f"{arguments} 1 3\n"
     with pytest.raises(RuntimeError, match="runs here already"):
         host.start(command, environment, str(tmp_path), is_guarded=False)
@@ -153,7 +153,7 @@ def test_a_gate_passes_on_what_is_asked_with_the_key(gated: str) -> None:
 def test_every_route_that_is_used_passes_the_gate_and_no_other() -> None:
     """Those of vLLM's protocol for new weights, too."""
     folder = Path(gate.__file__).parent.parent
-    names = ("transfer", "endpoints", "engine", "../weights/files", "../weights/nccl")
+    names = ("transfer", "endpoints", "engine", "lending", "../weights/files", "../weights/nccl")
     source = "".join((folder / "server" / f"{name}.py").read_text() for name in names)
     asked = set(re.findall(r"root\}(/[a-z_/0-9]+)", source))
     asked |= {f"/v1{route}" for route in re.findall(r"endpoint\.url\}(/[a-z_]+)", source)}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from tasks.engines.engine import Unavailable
-from tasks.engines.server.endpoints import Connection
+from tasks.engines.server.endpoints import QUICK_SECONDS, Connection
 
 if TYPE_CHECKING:  # the servers import it, and its code counts in the digests of stages
     from tasks.engines.weights import worker as worker
@@ -75,3 +75,10 @@ async def check_version(connection: Connection, version: str) -> None:
         raise Unavailable(
             f"{connection.endpoint.url} holds weights of version {found!r}, not {version!r}"
         )
+
+
+async def is_paused(connection: Connection) -> bool:
+    """Whether a server is in the middle of an update of its weights."""
+    url = f"{connection.endpoint.root}/is_paused"
+    answer = await connection.request("GET", url, seconds=QUICK_SECONDS)
+    return bool(answer["is_paused"])
