@@ -33,8 +33,10 @@ class Behaviour:
     hangs: bool = False  # connections stay open, and nothing is answered
     takes: bool = True  # whether new weights are accepted
     loads: bool = True  # whether new weights are put into effect ...
+    finishes: bool = True  # whether an update can be ended
     version: str = "default"  # ... which it says in any case
-    paused: bool = False  # in the middle of an update
+    paused: bool = False
+    updating: bool = False  # and then refuses to begin an update
     samples_from: str | None = None  # the version of which it says that it sampled from it
     requests: int = 0  # completions asked for ...
     served: int = 0  # ... and answered
@@ -137,6 +139,12 @@ class Server:
         body = await request.json() if request.can_read_body else {}
         if request.path in ("/pause", "/resume"):
             self.does.paused = request.path == "/pause"
+        if request.path == "/start_weight_update" and self.does.updating:
+            return self.refuse(request, 500, "a weight update is already active")
+        if request.path == "/finish_weight_update" and not self.does.finishes:
+            return self.refuse(request, 500, "told to")
+        if request.path in ("/start_weight_update", "/finish_weight_update"):
+            self.does.updating = request.path == "/start_weight_update"
         if path := body.get("update_info", {}).get("path"):
             weights = load_file(path)
             if not self.does.takes:

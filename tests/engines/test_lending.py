@@ -112,16 +112,19 @@ def test_the_next_trainer_gives_the_servers_its_own_weights_before_it_samples(
     assert lender.replicas.attempts == [0, 0]
 
 
-def test_a_server_that_was_left_in_the_middle_of_an_update_is_started_again(
+def test_servers_that_were_left_in_the_middle_of_an_update_get_the_next_one(
     lend: Lend, policy: Policy
 ) -> None:
     lender = lend(2)
     first = trainer(policy, lender, "a-")
     first.set_weights(NamedWeights(scaled(policy, 1.5)))
-    server = lender.replicas.replicas[1].server  # type: ignore[attr-defined]
-    server.does.paused = True
+    servers = [stub.server for stub in lender.replicas.replicas]  # type: ignore[attr-defined]
+    for server in servers:
+        server.does.paused = server.does.updating = True
+    servers[1].does.finishes = False
     second = trainer(policy, lender, "b-")
-    assert lender.replicas.attempts == [0, 1]
+    assert servers[0].does.version == "unfinished"
+    assert lender.replicas.attempts == [0, 1]  # the one that stays in it is started again
     second.set_weights(NamedWeights(scaled(policy, 1.5)))
     assert names(second) == ["0-0", "1-1"]
     assert second.generate(REQUEST).token_ids == expected(policy, 1.5)

@@ -139,7 +139,9 @@ class Trial:
 
 
 def join(ray: Any, address: str) -> None:
-    """Connect; Ray's own handler of SIGTERM would take the place of ours."""
+    """Connect. Ray's own handler of SIGTERM would take the place of ours, and it would print what a
+    dead machine's last state was."""
+    ray._private.worker.listen_error_messages = lambda *_: None
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(

@@ -5,19 +5,24 @@ Command and first process meet in the folder through which new weights pass: the
 where the servers are, and the process which of them must be ended."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.common.files import ArtifactError, read_json, write_json
+from tasks.common.files import read_json, write_json
 from tasks.common.progress import progress
-from tasks.engines.engine import NoServerError, Unavailable
+from tasks.engines.engine import NoServerError
+from tasks.engines.server import transfer
 from tasks.engines.server.endpoints import Connection, Endpoint
 from tasks.engines.server.replicas import POLL_SECONDS, START_SECONDS, Replicas
-from tasks.engines.server.transfer import is_paused
+from tasks.engines.server.updates import attempt
+
+logger = logging.getLogger(__name__)
 
 SERVERS = "WINNOW_SERVERS"  # the folder, for the processes
+LEAVE_SECONDS = 60.0  # for a step on the way out of an update; a broadcast by NCCL has no end
 OFFERED, REFUSED = "offered.json", "refused"
 
 
@@ -55,9 +60,9 @@ class Lender:
             self.written = state
 
     def take_back(self) -> None:
-        """End the servers that a process left in the middle of an update of their weights: they
-        accept no other. Those that do not say so are ended, too. Raises ArtifactError when none is
-        left, and all have ended too often."""
+        """Make the servers ready for another process: one may have left them in the middle of an
+        update. Those that fail are ended. Raises ArtifactError when none is left, and all have
+        ended too often."""
         self.drop(asyncio.run(unfit(self.offered)))
         if not self.replicas.starting and not self.offered:
             self.replicas.wait_for_one()
@@ -70,17 +75,17 @@ class Lender:
 
 
 async def unfit(endpoints: Sequence[Endpoint]) -> list[Endpoint]:
-    """The servers that cannot get new weights as they are."""
+    """The servers that cannot get new weights."""
 
-    async def is_unfit(endpoint: Endpoint) -> bool:
-        async with Connection(endpoint, START_SECONDS) as connection:
-            try:
-                return await is_paused(connection)
-            except (Unavailable, ArtifactError):
-                return True
+    async def leave_update(endpoint: Endpoint) -> None:
+        async with Connection(endpoint, LEAVE_SECONDS) as connection:
+            await transfer.leave_update(connection)
 
-    found = await asyncio.gather(*map(is_unfit, endpoints))
-    return [endpoint for endpoint, is_one in zip(endpoints, found, strict=True) if is_one]
+    found = await asyncio.gather(*(attempt(leave_update(each)) for each in endpoints))
+    failed = {each: why for each, why in zip(endpoints, found, strict=True) if isinstance(why, str)}
+    for why in failed.values():
+        logger.warning("%s; it is ended, and another takes its place", why)
+    return list(failed)
 
 
 class Borrowed:

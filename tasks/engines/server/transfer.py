@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # the servers import it, and its code counts in the digests o
 # the class that vLLM's workers import, by the name of the backend
 EXTENSIONS = {"file": "tasks.engines.weights.worker.Extension"}
 INITIAL = "default"  # what vLLM calls the weights that it started with
+UNFINISHED = "unfinished"
 
 
 class Transfer(Protocol):
@@ -77,8 +78,11 @@ async def check_version(connection: Connection, version: str) -> None:
         )
 
 
-async def is_paused(connection: Connection) -> bool:
-    """Whether a server is in the middle of an update of its weights."""
+async def leave_update(connection: Connection) -> None:
+    """Bring a server that was left in the middle of an update out of it, or it begins no other.
+    What it then has is no policy's, and its name says so.
+
+    Raises Unavailable or ArtifactError naming the server, which must then not be used."""
     url = f"{connection.endpoint.root}/is_paused"
-    answer = await connection.request("GET", url, seconds=QUICK_SECONDS)
-    return bool(answer["is_paused"])
+    if (await connection.request("GET", url, seconds=QUICK_SECONDS))["is_paused"]:
+        await finish(connection, UNFINISHED)
