@@ -25,7 +25,7 @@ PROMPTS = Table(
         "prompt_id": "5d41402abc4b2a76",
         "prompt": "State the final answer to the following arithmetic problem: 4 + 3 =",
         "messages": '[{"role": "user", "content": "State the final answer to ... 4 + 3 ="}]',
-        "template": None,
+        "template": "Question: {prompt}",
         "answer": "7",
         "verifier": "numeric",
         "source": "reasoning_gym/chain_sum",
@@ -33,7 +33,7 @@ PROMPTS = Table(
     },
 )
 """`messages` is null for a plain prompt, which is sampled as it stands; `template` is what was put
-around it, with `{prompt}` in its place, or null. Else `messages` is JSON, a list of messages with
+around it, with `{prompt}` in its place, or null (the example shows both). Else `messages` is JSON, a list of messages with
 role and content, which the policy's chat template renders; `prompt` is then only what is asked, to
 be read by people."""
 
