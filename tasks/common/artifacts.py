@@ -33,9 +33,9 @@ PROMPTS = Table(
     },
 )
 """`messages` is null for a plain prompt, which is sampled as it stands; `template` is what was put
-around it, with `{prompt}` in its place, or null (the example shows both). Else `messages` is JSON, a list of messages with
+around it, with `{prompt}` in its place, or null. Else `messages` is JSON, a list of messages with
 role and content, which the policy's chat template renders; `prompt` is then only what is asked, to
-be read by people."""
+be read by people. The example shows both."""
 
 REJECTED = Table(
     "rejected",
