@@ -61,6 +61,13 @@ def wait_for(what: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+def handles_terminate(pid: int) -> bool:
+    """Whether a command has its handlers: the fork that it waits for may begin before that."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    (caught,) = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")]
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
+
+
 class World:
     """A stage that can be started, and the server."""
 
@@ -88,6 +95,7 @@ class World:
         """A command, and the stage that waits in its fork."""
         command = self.start("wait")
         wait_for(lambda: self.said.exists() and self.said.read_text().isdigit())
+        wait_for(lambda: handles_terminate(command.pid))
         return command, psutil.Process(int(self.said.read_text()))
 
 
