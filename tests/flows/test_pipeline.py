@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
@@ -13,7 +14,10 @@ import pytest
 from flows.overrides import applied
 from tasks.common.layout import Layout
 from tests.flows.project import Project, lines, shell
+from tests.patience import PATIENCE
 
+NUM_STAGES = 18  # of the scratch project's experiment
+FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED", "NotReady"}
 CELLS = ["evaluate@grpo-0", "evaluate@grpo_mixed-0", "evaluate@sgpo-0", "evaluate@winnow-0"]
 
 
@@ -28,8 +32,16 @@ def messages(project: Project) -> list[tuple[str, str]]:
 
 
 def task_runs(project: Project) -> list[dict[str, Any]]:
+    """The task runs of the newest flow run, of all stages. The server records them from events, a
+    moment after the flow has sent them."""
     chosen = {"flow_runs": {"id": {"any_": [flow_run(project)["id"]]}}}
-    return list(project.post("task_runs/filter", chosen))
+    end = time.monotonic() + PATIENCE
+    while True:
+        found = list(project.post("task_runs/filter", chosen))
+        ended = [task for task in found if {task["state_type"], task["state_name"]} & FINAL]
+        if len(ended) == NUM_STAGES or time.monotonic() > end:
+            return found
+        time.sleep(0.2)
 
 
 def flow_run(project: Project) -> dict[str, Any]:
