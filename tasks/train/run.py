@@ -46,6 +46,7 @@ from tasks.train.learner.ranks import (
     announced_ranks,
     is_lost_rank,
     join_ranks,
+    what_was_lost,
 )
 from tasks.train.loop import asynchronous, finished, sync
 from tasks.train.loop.checkpoint import Checkpoints
@@ -173,10 +174,9 @@ def naming_lost_ranks(ranks: Ranks, built: Sequence[Trainer]) -> Iterator[None]:
             when = f"step {state.num_steps}, {state.part or 'between two parts'}"
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise LostError(
-            f"rank {ranks.rank} of {ranks.size} on {platform.node()}, {when}: another process of "
-            f"this training died, or gave no answer for {ranks.timeout_seconds:.0f} s "
-            f"(learner.collective_timeout_seconds): {reason}. Run the same command again: it goes "
-            "on from the last checkpoint"
+            f"rank {ranks.rank} of {ranks.size} on {platform.node()}, {when}: "
+            f"{what_was_lost(error, ranks)}: {reason}. Run the same command again: it goes on from "
+            "the last checkpoint"
         ) from error
 
 

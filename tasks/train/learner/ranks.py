@@ -9,6 +9,7 @@ For parameters that are dealt out, too, see
 
 import math
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -169,3 +170,11 @@ def is_lost_rank(error: BaseException) -> bool:
     return isinstance(error, distributed.DistError) or (
         isinstance(error, RuntimeError) and "gloo" in str(error).lower()
     )
+
+
+def what_was_lost(error: BaseException, ranks: Ranks) -> str:
+    """What happened to another rank, of an error for which `is_lost_rank` holds."""
+    if re.search("timed? ?out", str(error), re.IGNORECASE):
+        seconds = f"{ranks.timeout_seconds:.0f} s (learner.collective_timeout_seconds)"
+        return f"another process of this training gave no answer for {seconds}"
+    return "another process of this training died"
