@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 from tasks.common import parent
@@ -38,14 +39,16 @@ def launch_ranks(options: argparse.Namespace) -> None:
         return
     if engine.cluster != "local":
         from tasks.engines.cluster.ranks import run_ranks
+        from tasks.models.policy import read_policy
 
         arguments = ["tasks.train", *sys.argv[1:]]
-        checkpoints = Layout(options.data).checkpoints
+        layout = Layout(options.data)
 
         def progress() -> list[str]:
-            return sorted(path.name for path in checkpoints.glob("*/step-*"))
+            return sorted(path.name for path in layout.checkpoints.glob("*/step-*"))
 
-        sys.exit(run_ranks(engine, engine.cluster, arguments, ranks.LOST_RANK, progress))
+        policy = partial(read_policy, layout)
+        sys.exit(run_ranks(engine, engine.cluster, arguments, ranks.LOST_RANK, progress, policy))
     ranks.launch_ranks("tasks.train", sys.argv[1:], engine.num_processes)
 
 

@@ -33,7 +33,10 @@ class Behaviour:
     hangs: bool = False  # connections stay open, and nothing is answered
     takes: bool = True  # whether new weights are accepted
     loads: bool = True  # whether new weights are put into effect ...
+    finishes: bool = True  # whether an update can be ended
     version: str = "default"  # ... which it says in any case
+    paused: bool = False
+    updating: bool = False  # and then refuses to begin an update
     samples_from: str | None = None  # the version of which it says that it sampled from it
     requests: int = 0  # completions asked for ...
     served: int = 0  # ... and answered
@@ -88,6 +91,7 @@ class Server:
             app.add_routes([web.post(f"/{route}", self.update)])
         for route in ("finish_weight_update", "reset_prefix_cache"):
             app.add_routes([web.post(f"/{route}", self.update)])
+        app.add_routes([web.get("/is_paused", self.is_paused)])
         self.runner = web.AppRunner(app, shutdown_timeout=0.0)
         await self.runner.setup()
         site = web.TCPSite(self.runner, "127.0.0.1", self.port)
@@ -127,9 +131,20 @@ class Server:
     async def info(self, request: web.Request) -> web.Response:
         return web.json_response({"weight_version": self.does.version})
 
+    async def is_paused(self, request: web.Request) -> web.Response:
+        return web.json_response({"is_paused": self.does.paused})
+
     async def update(self, request: web.Request) -> web.Response:
         """The routes of vLLM's protocol for new weights, one for all."""
         body = await request.json() if request.can_read_body else {}
+        if request.path in ("/pause", "/resume"):
+            self.does.paused = request.path == "/pause"
+        if request.path == "/start_weight_update" and self.does.updating:
+            return self.refuse(request, 500, "a weight update is already active")
+        if request.path == "/finish_weight_update" and not self.does.finishes:
+            return self.refuse(request, 500, "told to")
+        if request.path in ("/start_weight_update", "/finish_weight_update"):
+            self.does.updating = request.path == "/start_weight_update"
         if path := body.get("update_info", {}).get("path"):
             weights = load_file(path)
             if not self.does.takes:

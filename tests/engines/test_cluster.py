@@ -70,7 +70,7 @@ def test_a_host_starts_shows_and_interrupts_a_process(
         look = host.look()
         assert look.status is None
         written += look.output
-    arguments = [f"{host.folder.name}/s", "127.0.0.1"]
+    arguments = [f"{host.folder}/s", "127.0.0.1"]
     assert written.decode() == f"{arguments} 1 3\n"
     with pytest.raises(RuntimeError, match="runs here already"):
         host.start(command, environment, str(tmp_path), is_guarded=False)
@@ -88,6 +88,24 @@ def test_a_host_ends_all_that_its_process_has_started(host: Host, tmp_path: Path
     host.end()
     assert is_gone(pid)
     assert host.look().status == -signal.SIGKILL
+
+
+def test_the_files_of_a_host_that_was_killed_are_removed_by_the_next_one(tmp_path: Path) -> None:
+    script = """
+import os, signal
+from tasks.engines.cluster.host import Host
+host = Host("127.0.0.1")
+print(host.folder, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    found = []
+    for _ in range(2):
+        command = [sys.executable, "-c", script]
+        said = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        found.append(Path(said.stdout.strip()))
+    assert not found[0].exists()
+    assert found[1].is_dir()
 
 
 def test_a_host_reads_what_another_machine_wrote(host: Host, tmp_path: Path) -> None:
@@ -153,7 +171,7 @@ def test_a_gate_passes_on_what_is_asked_with_the_key(gated: str) -> None:
 def test_every_route_that_is_used_passes_the_gate_and_no_other() -> None:
     """Those of vLLM's protocol for new weights, too."""
     folder = Path(gate.__file__).parent.parent
-    names = ("transfer", "endpoints", "engine", "../weights/files", "../weights/nccl")
+    names = ("transfer", "endpoints", "engine", "lending", "../weights/files", "../weights/nccl")
     source = "".join((folder / "server" / f"{name}.py").read_text() for name in names)
     asked = set(re.findall(r"root\}(/[a-z_/0-9]+)", source))
     asked |= {f"/v1{route}" for route in re.findall(r"endpoint\.url\}(/[a-z_]+)", source)}

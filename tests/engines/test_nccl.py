@@ -17,6 +17,7 @@ from tasks.engines.server import engine as server_engine
 from tasks.engines.server import transfer
 from tasks.engines.server.endpoints import Endpoint
 from tasks.engines.server.engine import ServerEngine
+from tasks.engines.server.replicas import Replicas
 from tasks.engines.server.updates import check_transfer
 from tasks.engines.weights import nccl
 from tasks.models.policy import Policy
@@ -44,7 +45,7 @@ def test_servers_sample_from_the_weights_that_were_broadcast(policy: Policy, gro
     settings = dataclasses.replace(SETTINGS, weight_transfer="nccl")
     engine = load_engine(settings, policy, scaled(policy, 1.0))
     assert isinstance(engine, ServerEngine)
-    assert engine.replicas is not None
+    assert isinstance(engine.replicas, Replicas)
     try:
         for factor in (1.3, 1.2):
             model = scaled(policy, factor)

@@ -155,20 +155,59 @@ def runs_a_rank(cluster: RayCluster, number: int, layout: Layout) -> bool:
     return any(rank in own for rank in trainers(layout).values())
 
 
+def test_the_head_dies_and_the_same_command_goes_on(guesser: Path, tmp_path: Path) -> None:
+    sizes = SIZES * 2
+    one = world(tmp_path / "one", guesser, sizes, num_processes=2)
+    Training(one, dict(os.environ)).finish()
+    root = tmp_path / "cluster"
+    with RayCluster([1, 2]) as cluster:
+        layout = world(root, guesser, sizes, cluster=on(cluster, root, 2, 0))
+        training = Training(layout, cluster.environment)
+        training.wait_for(lambda: steps(layout) >= 2)
+        for rank in trainers(layout).values():
+            rank.suspend()  # they would have ended before the head is missed
+        cluster.kill(0)
+        assert training.process.wait(PATIENCE) == 1
+        log = training.words()
+        said = f"the Ray head at {cluster.address} has died: start it, and run the same command"
+        assert log.count(said) == 1
+        assert said in log.splitlines()[-1]
+        for words in ("Traceback", "GCS", "(raylet)"):
+            assert words not in log
+        wait_for_none(layout)
+    with RayCluster([2]) as cluster:
+        values = yaml.safe_load((root / "params.yaml").read_text())
+        values["engine"]["cluster"]["ray"] = cluster.address
+        (root / "params.yaml").write_text(yaml.safe_dump(values))
+        assert "resumed after" in Training(layout, cluster.environment).finish()
+        wait_for_none(layout)
+    expected, found = outputs(one), outputs(layout)
+    assert found["weights"] == expected["weights"]
+    assert found["rollouts"] == expected["rollouts"]
+
+
 @pytest.mark.vllm
 @pytest.mark.slow
-def test_a_server_dies_and_the_policy_is_the_same(guesser: Path, tmp_path: Path) -> None:
-    one = world(tmp_path / "one", guesser, name="server")
+def test_a_trainer_and_a_server_die_and_the_policy_is_the_same(
+    guesser: Path, tmp_path: Path
+) -> None:
+    """The server outlives the trainer."""
+    sizes = SIZES * 3
+    one = world(tmp_path / "one", guesser, sizes, name="server")
     alone = Training(one, dict(os.environ))
     alone.finish()
     with RayCluster([2]) as cluster:
         root = tmp_path / "cluster"
-        layout = world(root, guesser, name="auto", cluster=on(cluster, root, 1, 1))
+        layout = world(root, guesser, sizes, name="auto", cluster=on(cluster, root, 1, 1))
         training = Training(layout, cluster.environment)
         training.wait_for(lambda: steps(layout) >= 2)
-        module = "vllm.entrypoints.openai.api_server"  # not its guard, nor its gate
-        (server,) = [p for p in left_over(layout) if p.cmdline()[1:3] == ["-m", module]]
-        server.kill()
+        before = server_of(layout)
+        trainers(layout)[0].kill()
+        training.wait_for(lambda: "(1 of at most 3 times)" in training.words())
+        begun = steps(layout)
+        training.wait_for(lambda: steps(layout) > begun)
+        assert server_of(layout) == before
+        before.kill()
         log = training.finish()
         assert "is started again (1 of at most 3 times)" in log
         assert cluster.environment["RAY_AUTH_TOKEN"] not in log
@@ -176,6 +215,13 @@ def test_a_server_dies_and_the_policy_is_the_same(guesser: Path, tmp_path: Path)
     expected, found = outputs(one), outputs(layout)
     assert found["rollouts"] == expected["rollouts"]
     assert found["weights"] == expected["weights"]
+
+
+def server_of(layout: Layout) -> psutil.Process:
+    """The process of the only vLLM server in this world, which is not its guard, nor its gate."""
+    module = "vllm.entrypoints.openai.api_server"
+    (server,) = [p for p in left_over(layout) if p.cmdline()[1:3] == ["-m", module]]
+    return server
 
 
 def test_all_processes_end_with_the_command(

@@ -23,11 +23,11 @@ import torch.distributed as distributed
 from transformers import PreTrainedModel
 
 from tasks.common.artifacts import Layout
-from tasks.common.files import ArtifactError
+from tasks.common.files import ArtifactError, temporary_folder
 from tasks.engines.engine import Engine, Request, Samples, Sampling, Unavailable, load_engine
 from tasks.engines.server.endpoints import Connection, Endpoint
 from tasks.engines.server.engine import ServerEngine
-from tasks.engines.server.replicas import Replicas, choose_devices, local
+from tasks.engines.server.replicas import Replicas, choose_devices, local, start
 from tasks.models.policy import Policy, load_model, read_policy
 from tasks.models.weights import NamedWeights
 from tasks.train.learner.ranks import join_ranks
@@ -87,7 +87,7 @@ def test_a_replica_killed_in_the_middle_loses_nothing(
     policy: Policy, servers: Servers, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = servers.take(policy)
-    assert engine.replicas is not None
+    assert isinstance(engine.replicas, Replicas)
     try:
         first, second = (replica.process.pid for replica in engine.replicas.replicas)
         whole = engine.generate(Request(PROMPTS, COUNTS, SEEDS, SAMPLING))
@@ -117,7 +117,8 @@ def test_a_replica_killed_in_the_middle_loses_nothing(
         assert new.token_ids != whole.token_ids
 
         # the one that was started again gets the weights that it missed
-        engine.replicas.wait_until_serving()
+        while len(engine.replicas.serving()) < 2:
+            time.sleep(0.1)
         assert engine.generate(Request(PROMPTS, COUNTS, SEEDS, SAMPLING)) == new
         assert {endpoint.url for endpoint in engine.endpoints} == {
             "http://replica-0-1/v1",
@@ -160,6 +161,17 @@ def test_replicas_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     assert wait_for_end(group)
 
 
+def test_a_server_leaves_no_temporary_files_behind() -> None:
+    with temporary_folder(None, "winnow") as folder:
+        command = [sys.executable, "-c", "import tempfile; print(tempfile.mkdtemp())"]
+        replica = start(command, folder, "0", None, 1)
+        replica.wait()
+        left = Path(replica.log_tail().strip())
+        assert left.is_dir()
+        replica.end()
+    assert not left.exists()
+
+
 @pytest.mark.vllm
 def test_a_replica_that_does_not_start_shows_its_log(policy: Policy, tmp_path: Path) -> None:
     broken = dataclasses.replace(policy, folder=tmp_path / "nothing")
@@ -167,7 +179,7 @@ def test_a_replica_that_does_not_start_shows_its_log(policy: Policy, tmp_path: P
         ArtifactError,
         match=r"a vLLM server that was started here ended; the end of its log:\n(.|\n)*nothing",
     ):
-        local(dataclasses.replace(SETTINGS, num_replicas=1), broken)
+        local(dataclasses.replace(SETTINGS, num_replicas=1), broken).wait_until_serving()
 
 
 class Slow:

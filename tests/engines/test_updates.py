@@ -1,5 +1,6 @@
 """vLLM samples with new weights of mixtures of experts, and of a model without an output head."""
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,10 @@ from transformers import (
 
 from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError
-from tasks.engines.engine import Engine, Request, Samples, Sampling, load_engine
+from tasks.engines.engine import Engine, Request, Samples, Sampling, Unavailable, load_engine
+from tasks.engines.server import transfer
+from tasks.engines.server.endpoints import Connection
+from tasks.engines.weights.files import write
 from tasks.models.policy import Policy, load_model, read_policy
 from tasks.models.weights import NamedWeights
 from tests.engines.conftest import logprob_gaps
@@ -121,8 +125,24 @@ def test_servers_sample_with_new_weights(name: str, tmp_path: Path) -> None:
     engine: Any = load_engine(replace(ENGINE, name="server", max_rows=8), policy, model)
     try:
         check_updates(engine, model)
+        asyncio.run(leave_in_the_middle(engine, model, tmp_path))
+        check_updates(engine, model)
     finally:
         engine.close()
+
+
+async def leave_in_the_middle(engine: Any, model: PreTrainedModel, root: Path) -> None:
+    """An update whose sender dies after the first of many pieces, and the way out of it."""
+    first, *others = write(NamedWeights(model), root / "pieces", "half", piece_bytes=20_000)
+    assert len(others) > 1
+    async with Connection(engine.endpoints[0], 60.0) as connection:
+        await transfer.begin(connection, in_flight=False)
+        url = f"{connection.endpoint.root}/update_weights"
+        await connection.request("POST", url, {"update_info": {"path": str(first)}})
+        with pytest.raises(Unavailable, match="already active"):
+            await transfer.begin(connection, in_flight=False)
+        await transfer.leave_update(connection)
+        await transfer.check_version(connection, transfer.UNFINISHED)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "server"])

@@ -40,8 +40,8 @@ class Fleet:
         self.dropped: list[str] = []
 
     @property
-    def replicas(self) -> list[str]:
-        return self.names
+    def num(self) -> int:
+        return len(self.names)
 
     def start(self, **behaviour: Any) -> Server:
         engine = HfEngine(scaled(self.policy, 1.0), [1], 8, 512)

@@ -9,11 +9,11 @@ import platform
 import signal
 import socket
 import subprocess
-import tempfile
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tasks.common.files import temporary_folder
 from tasks.common.parent import PARENT
 
 SCRATCH, ADDRESS = "{scratch}", "{address}"
@@ -43,8 +43,9 @@ class Host:
     def __init__(self, address: str) -> None:
         self.address = address
         self.process: subprocess.Popen[bytes] | None = None
-        self.folder = tempfile.TemporaryDirectory(prefix="winnow-host-")
-        self.log = Path(self.folder.name) / "log"
+        self.files = ExitStack()
+        self.folder = self.files.enter_context(temporary_folder(None, "winnow-host"))
+        self.log = self.folder / "log"
         self.num_read = 0
 
     def place(self) -> Place:
@@ -67,13 +68,14 @@ class Host:
         self, command: list[str], environment: dict[str, str], folder: str, *, is_guarded: bool
     ) -> None:
         """Start `command` in `folder`, with what is this host's for every SCRATCH and ADDRESS in
-        it. What it writes is kept for `look`. Raises OSError where it cannot be started, and
-        RuntimeError when one runs already."""
+        it and its environment. What it writes is kept for `look`. Raises OSError where it cannot be
+        started, and RuntimeError when one runs already."""
         if self.process is not None and self.process.poll() is None:
             raise RuntimeError("a process runs here already")
         own = {
             key: os.environ[key] for key in ("CUDA_VISIBLE_DEVICES",) if key in os.environ
         }  # Ray has chosen these GPUs for this place
+        filled = {key: self.filled_in(value) for key, value in environment.items()}
         # When it ends, Ray kills its own children, and not theirs: the guard must be none of them,
         # or it could not end the rest.
         before = ["setsid", "--fork", "--wait"] if is_guarded else []
@@ -83,7 +85,7 @@ class Host:
             self.process = subprocess.Popen(
                 [*before, *map(self.filled_in, command)],
                 cwd=folder,
-                env={**environment, **own, PARENT: str(os.getpid())},
+                env={**filled, **own, PARENT: str(os.getpid())},
                 stdin=subprocess.PIPE if is_guarded else subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -91,7 +93,7 @@ class Host:
             )
 
     def filled_in(self, part: str) -> str:
-        return part.replace(SCRATCH, self.folder.name).replace(ADDRESS, self.address)
+        return part.replace(SCRATCH, str(self.folder)).replace(ADDRESS, self.address)
 
     def look(self) -> Look:
         """The status, and the next output that nobody has read."""
@@ -114,7 +116,7 @@ class Host:
 
     def read(self, name: str) -> str | None:
         """A file that the process wrote into this host's folder; None where it has not yet."""
-        path = Path(self.folder.name) / name
+        path = self.folder / name
         return path.read_text() if path.exists() else None
 
     def interrupt(self) -> None:
@@ -132,4 +134,4 @@ class Host:
                 with suppress(ProcessLookupError):
                     os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
-        self.folder.cleanup()
+        self.files.close()

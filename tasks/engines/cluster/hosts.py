@@ -30,8 +30,12 @@ HANDSHAKE_SECONDS = 30.0
 CALL_SECONDS = 30.0
 POLL_SECONDS = 0.1
 RESERVE_SECONDS = 300.0
+HEAD_SECONDS = 5.0  # between two looks at the head
+NUM_LOOKS = 3
 # read by ray when it is imported
 ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token"}
+# Without its head Ray would end this process after a minute, with a message of its own.
+DRIVER = {"RAY_gcs_rpc_server_reconnect_timeout_s": "3600"}
 TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
@@ -90,6 +94,8 @@ def connect(address: str) -> Any:
                 f"the Ray head at {address} takes any token: start its cluster with "
                 "RAY_AUTH_MODE=token, or whoever reaches its port runs programs there"
             )
+    for name, value in DRIVER.items():
+        os.environ.setdefault(name, value)
     join(ray, address)
     return ray
 
@@ -129,7 +135,9 @@ class Trial:
 
 
 def join(ray: Any, address: str) -> None:
-    """Connect; Ray's own handler of SIGTERM would take the place of ours."""
+    """Connect. Ray's own handler of SIGTERM would take the place of ours, and it would print what a
+    dead machine's last state was."""
+    ray._private.worker.listen_error_messages = lambda *_: None
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(
@@ -173,8 +181,8 @@ def check_token() -> None:
 class RemoteHost:
     """A host in one of the reserved places. It is up some seconds after this is made."""
 
-    def __init__(self, ray: Any, actor: Any) -> None:
-        self.ray, self.actor = ray, actor
+    def __init__(self, places: "Places", actor: Any) -> None:
+        self.places, self.ray, self.actor = places, places.ray, actor
         self.answer = actor.place.remote()  # in flight until the host is up
         self.was_up = False
         self.ended: Any = None
@@ -225,18 +233,23 @@ class RemoteHost:
         if self.ended is not None:
             with suppress(ArtifactError):
                 self.take(self.ended, CALL_SECONDS)
-        self.ray.kill(self.actor, no_restart=True)
+        if self.places.has_head():
+            self.ray.kill(self.actor, no_restart=True)
 
 
 class Places:
     """Places that are reserved together, each with its CPUs and GPUs, until the process that
     reserved them ends."""
 
-    def __init__(self, ray: Any, group: Any, bundles: list[dict[str, float]], name: str) -> None:
-        self.ray, self.group, self.bundles, self.name = ray, group, bundles, name
+    def __init__(self, address: str, ray: Any, group: Any, bundles: list[dict[str, float]]) -> None:
+        self.address, self.ray, self.group, self.bundles = address, ray, group, bundles
+        self.next_look = time.monotonic()
+        self.is_lost = False  # the head
 
     def host(self, index: int) -> RemoteHost:
-        """A new host in a place; where the place's machine died, once Ray has found another."""
+        """A new host in a place; where the place's machine died, once Ray has found another. Raises
+        ArtifactError where Ray cannot."""
+        self.check_head()
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         bundle = self.bundles[index]
@@ -249,10 +262,36 @@ class Places:
             scheduling_strategy=strategy,
             max_restarts=0,
         )
-        return RemoteHost(self.ray, made.remote())
+        return RemoteHost(self, made.remote())
+
+    def look_at_head(self) -> None:
+        """As `check_head`, now and then."""
+        if time.monotonic() >= self.next_look:
+            self.check_head()
+            self.next_look = time.monotonic() + HEAD_SECONDS
+
+    def check_head(self) -> None:
+        """Raise ArtifactError when the head has died."""
+        if not self.has_head():
+            raise ArtifactError(
+                f"the Ray head at {self.address} has died: start it, and run the same command again"
+            )
+
+    def has_head(self) -> bool:
+        """Whether something listens at the head's address, which is tried several times. What only
+        the head can do would wait for it without end."""
+        for look in range(0 if self.is_lost else NUM_LOOKS):
+            if look:
+                time.sleep(1.0)
+            with suppress(ArtifactError):
+                check_address(self.address)
+                return True
+        self.is_lost = True
+        return False
 
     def close(self) -> None:
-        self.ray.util.remove_placement_group(self.group)
+        if self.has_head():
+            self.ray.util.remove_placement_group(self.group)
 
 
 class LocalHost(Host):
@@ -262,7 +301,7 @@ class LocalHost(Host):
         super().__init__(import_ray().util.get_node_ip_address())
 
 
-def reserve(address: str, bundles: list[dict[str, float]], name: str) -> Places:
+def reserve(address: str, bundles: list[dict[str, float]]) -> Places:
     """Reserve all these places, or none. Raises ArtifactError when the cluster has no room for
     them in RESERVE_SECONDS."""
     ray = connect(address)
@@ -275,20 +314,14 @@ def reserve(address: str, bundles: list[dict[str, float]], name: str) -> Places:
                 f"has {there.get(kind, 0):.0f}: lower engine.cluster.trainers or engines, or add "
                 "machines"
             )
-    group = ray.util.placement_group(bundles, strategy="PACK", name=name)
+    group = ray.util.placement_group(bundles, strategy="PACK")
     if not group.wait(RESERVE_SECONDS):
         ray.util.remove_placement_group(group)
         raise ArtifactError(
             f"the Ray cluster at {address} had no room for {len(bundles)} processes in "
             f"{RESERVE_SECONDS:.0f} s: others use it, or no machine has {bundles[-1]}"
         )
-    return Places(ray, group, bundles, name)
-
-
-def reserved(address: str, bundles: list[dict[str, float]], name: str) -> Places:
-    """The places that another process reserved under this name."""
-    ray = connect(address)
-    return Places(ray, ray.util.get_placement_group(name), bundles, name)
+    return Places(address, ray, group, bundles)
 
 
 def main() -> None:

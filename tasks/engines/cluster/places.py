@@ -1,38 +1,29 @@
 """What is reserved on a cluster: a place for every process that trains, then one for every server.
 
 The command that starts the training reserves all of them together, so that no half of it waits for
-the other; the first process that trains then starts the servers in theirs. A stage that samples
-alone reserves places for servers."""
+the other. A stage that samples alone reserves places for servers."""
 
-import os
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tasks.common.files import ArtifactError, temporary_folder, writing
-from tasks.engines.cluster.hosts import Places, RemoteHost, connect, reserve, reserved
+from tasks.engines.cluster.hosts import Places, RemoteHost, connect, reserve
 from tasks.engines.engine import Cluster, EngineSettings
-
-PLACES = "WINNOW_PLACES"  # the name under which the places of a training are reserved
 
 
 def training_places(settings: EngineSettings, cluster: Cluster) -> Places:
     """Places for trainers and servers, in this order."""
     bundles = [bundle(settings, cluster, 1)] * cluster.trainers
     bundles += [bundle(settings, cluster, cluster.gpus_per_engine)] * cluster.engines
-    return reserve(cluster.ray, bundles, f"winnow-{uuid.uuid4().hex}")
+    return reserve(cluster.ray, bundles)
 
 
-def engine_places(settings: EngineSettings, cluster: Cluster) -> tuple[Places, int]:
-    """Places for servers, and the number of the first one: those that were reserved with the
-    trainers', or new ones."""
-    own = [bundle(settings, cluster, cluster.gpus_per_engine)] * cluster.engines
-    name = os.environ.get(PLACES)
-    if name is None:
-        return reserve(cluster.ray, own, f"winnow-{uuid.uuid4().hex}"), 0
-    trainers = [bundle(settings, cluster, 1)] * cluster.trainers
-    return reserved(cluster.ray, [*trainers, *own], name), cluster.trainers
+def engine_places(settings: EngineSettings, cluster: Cluster) -> Places:
+    """Places for servers alone."""
+    bundles = [bundle(settings, cluster, cluster.gpus_per_engine)] * cluster.engines
+    return reserve(cluster.ray, bundles)
 
 
 def bundle(settings: EngineSettings, cluster: Cluster, num_gpus: int) -> dict[str, float]:

@@ -1,21 +1,28 @@
 """The processes of a training on the machines of a cluster: started as torchrun starts them on one
-machine, watched, and started again from the last checkpoint when one is lost."""
+machine, watched, and started again from the last checkpoint when one is lost. The servers that they
+sample from are started once, and stay up meanwhile (`server/lending.py`)."""
 
 import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tasks.common import process
+from tasks import engines
+from tasks.common import process, registry
 from tasks.common.files import ArtifactError
 from tasks.engines.cluster.hosts import HostLostError, Places, RemoteHost
-from tasks.engines.cluster.places import PLACES, SharedFolder, shared_folder, training_places
-from tasks.engines.engine import Cluster, EngineSettings
+from tasks.engines.cluster.places import SharedFolder, shared_folder, training_places
+from tasks.engines.engine import Cluster, EngineSettings, engine_name
+from tasks.models.policy import Policy
+
+if TYPE_CHECKING:  # the code of servers counts in the digests of those stages alone that use them
+    from tasks.engines.server.lending import Lender
 
 logger = logging.getLogger(__name__)
 
@@ -56,9 +63,11 @@ def run_ranks(
     arguments: list[str],
     lost_rank: int,
     progress: Callable[[], object],
+    policy: Callable[[], Policy],
 ) -> int:
-    """Run `python -m` with these arguments as the `engine.cluster.trainers` ranks of a training.
-    Returns its exit status. `lost_rank` is that of a rank that lost another.
+    """Run `python -m` with these arguments as the `engine.cluster.trainers` ranks of a training,
+    beside servers of the policy. Returns its exit status. `lost_rank` is that of a rank that lost
+    another.
 
     When a rank or its machine dies, all start again, where there is room for them; they go on from
     the last checkpoint. After MAX_RESTARTS times in which `progress` stayed what it was, the status
@@ -73,7 +82,12 @@ def run_ranks(
             places = training_places(settings, cluster)
             stack.callback(places.close)
             folder = stack.enter_context(shared_folder(cluster, "ranks"))
-            run = partial(run_once, places, cluster, SharedFolder(folder), command)
+            lender: Lender | None = None
+            if cluster.engines:
+                server = registry.load(engines, engine_name(settings), "engine.name")
+                lender = server.lend(settings, policy(), places, cluster.trainers)
+                stack.callback(lender.close)
+            run = partial(run_once, places, cluster, SharedFolder(folder), command, lender)
             return supervise(run, lost_rank, progress)
     except ArtifactError as error:
         logger.error("%s", error)
@@ -99,19 +113,35 @@ def supervise(run: Callable[[], Ended], lost_rank: int, progress: Callable[[], o
         )
 
 
-def run_once(places: Places, cluster: Cluster, shared: SharedFolder, command: list[str]) -> Ended:
-    """Start every rank, and return when all have ended."""
+def run_once(
+    places: Places,
+    cluster: Cluster,
+    shared: SharedFolder,
+    command: list[str],
+    lender: "Lender | None" = None,
+) -> Ended:
+    """Start every rank, and return when all have ended. The servers of the `lender`, if there is
+    one, are looked after meanwhile."""
     hosts = [places.host(rank) for rank in range(cluster.trainers)]
+
+    def tend() -> None:
+        places.look_at_head()
+        if lender:
+            lender.tend()
+
+    environment = {**os.environ, **(lender.environment if lender else {})}
     try:
         try:
-            start(hosts, places, shared, command)
+            if lender:
+                lender.take_back()
+            start(hosts, shared, command, environment, tend)
         except HostLostError as error:
             return Ended([None], [None], [str(error)])
         try:
-            return watch(hosts)
+            return watch(hosts, tend)
         except KeyboardInterrupt:  # another one ends the ranks at once
             interrupt(hosts)
-            watch(hosts, STOP_SECONDS)
+            watch(hosts, tend, STOP_SECONDS)
             raise
     finally:
         for host in hosts:
@@ -121,7 +151,11 @@ def run_once(places: Places, cluster: Cluster, shared: SharedFolder, command: li
 
 
 def start(
-    hosts: Sequence[RemoteHost], places: Places, shared: SharedFolder, command: list[str]
+    hosts: Sequence[RemoteHost],
+    shared: SharedFolder,
+    command: list[str],
+    environment: Mapping[str, str],
+    tend: Callable[[], object],
 ) -> None:
     """Start the ranks when all hosts are up. Raises ArtifactError when they are not in
     START_SECONDS."""
@@ -132,24 +166,26 @@ def start(
                 f"no machine of the Ray cluster took rank {', '.join(missing)} in "
                 f"{START_SECONDS:.0f} s: a machine may have died, and there is no room elsewhere"
             )
+        tend()
         time.sleep(POLL_SECONDS)
     for host in hosts:
         shared.check(host)
     common = {
-        **os.environ,
+        **environment,
         "MASTER_ADDR": hosts[0].place().address,
         "MASTER_PORT": str(hosts[0].call("free_port")),
         "WORLD_SIZE": str(len(hosts)),
         "LOCAL_RANK": "0",  # a rank sees its own GPU alone
-        PLACES: places.name,
     }
     for rank, host in enumerate(hosts):
-        environment = {**common, "RANK": str(rank)}
-        host.call("start", command, environment, str(Path.cwd()), is_guarded=False)
+        own = {**common, "RANK": str(rank)}
+        host.call("start", command, own, str(Path.cwd()), is_guarded=False)
         logger.info("rank %d runs on %s", rank, host.place().machine)
 
 
-def watch(hosts: Sequence[RemoteHost], seconds: float | None = None) -> Ended:
+def watch(
+    hosts: Sequence[RemoteHost], tend: Callable[[], object], seconds: float | None = None
+) -> Ended:
     """Pass on what the ranks write until all have ended, or have had so many `seconds`. Once one
     has failed the others have GRACE_SECONDS."""
     statuses: dict[int, int | None] = {}
@@ -177,6 +213,7 @@ def watch(hosts: Sequence[RemoteHost], seconds: float | None = None) -> Ended:
             for rank in set(range(len(hosts))) - set(statuses):
                 statuses[rank] = None
                 reasons.append(f"rank {rank} did not end")
+        tend()
         time.sleep(POLL_SECONDS)
     return Ended([statuses[rank] for rank in range(len(hosts))], first, reasons)
 

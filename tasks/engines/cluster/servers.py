@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tasks.common.files import ArtifactError
 from tasks.engines.cluster.host import ADDRESS, SCRATCH
-from tasks.engines.cluster.hosts import HostLostError, RemoteHost
+from tasks.engines.cluster.hosts import HostLostError, Places, RemoteHost
 from tasks.engines.cluster.places import SharedFolder, engine_places, shared_folder
 from tasks.engines.engine import Cluster, EngineSettings
 from tasks.engines.server import gate
@@ -103,13 +103,20 @@ class RemoteReplica:
         self.host.kill()
 
 
-def on_cluster(settings: EngineSettings, cluster: Cluster, policy: Policy) -> Replicas:
-    """`engine.cluster.engines` servers on the machines of the cluster. Raises ArtifactError when it
-    has no room for them, or a machine does not see the shared folder."""
+def on_cluster(
+    settings: EngineSettings,
+    cluster: Cluster,
+    policy: Policy,
+    places: Places | None = None,
+    first: int = 0,
+) -> Replicas:
+    """`engine.cluster.engines` servers on the machines of the cluster, in `places` from the `first`
+    on, or in some that are reserved here. Raises ArtifactError when it has no room for them, or a
+    machine does not see the shared folder."""
     files = ExitStack()
     try:
-        places, first = engine_places(settings, cluster)
-        if first == 0:  # reserved here, and not with the trainers
+        if places is None:
+            places = engine_places(settings, cluster)
             files.callback(places.close)
         folder = files.enter_context(shared_folder(cluster, "weights"))
     except BaseException:
@@ -120,7 +127,9 @@ def on_cluster(settings: EngineSettings, cluster: Cluster, policy: Policy) -> Re
     num_gpus = cluster.gpus_per_engine if is_on_gpu else 1
     path = Path(SCRATCH) / "server.sock"
     serve = serve_command(settings, policy, path, on_gpu=is_on_gpu, num_gpus=num_gpus)
-    environment = server_environment(dict(os.environ), settings.threads, is_on_gpu=is_on_gpu)
+    environment = server_environment(
+        dict(os.environ), settings.threads, SCRATCH, is_on_gpu=is_on_gpu
+    )
     environment |= {gate.KEY: secrets.token_urlsafe(32)}
 
     def start_one(place: int, attempt: int) -> Replica:

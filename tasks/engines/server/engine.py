@@ -11,15 +11,16 @@ of them and a probe are checked."""
 
 import asyncio
 import logging
+import os
 import re
 import threading
+import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import TypeVar
+from pathlib import Path
 
 import torch
-import torch.distributed as distributed
 from transformers import PreTrainedModel
 
 from tasks.common.files import ArtifactError
@@ -35,10 +36,12 @@ from tasks.engines.engine import (
     check_lengths,
     never,
 )
+from tasks.engines.server.askers import agree, broadcast, keep_waiting, num_askers, rank
 from tasks.engines.server.dispatch import BEAT_SECONDS, Dispatch, chunked
 from tasks.engines.server.endpoints import Completion, Connection, Endpoint, Wanted, parse_url
 from tasks.engines.server.identity import Identity
-from tasks.engines.server.replicas import Replicas, local
+from tasks.engines.server.lending import SERVERS, Borrowed
+from tasks.engines.server.replicas import Servers, local
 from tasks.engines.server.stopping import NOT_BEGUN, InFlight
 from tasks.engines.server.updates import Loading, Versions, check_transfer
 from tasks.engines.weights.vllm_model import check_updates
@@ -49,7 +52,6 @@ from tasks.models.policy import (
 )
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 # prefix_block of servers that do not say how they share a prompt: every completion is charged for
 # it
@@ -59,7 +61,8 @@ UNSHARED = 2**31
 class ServerEngine:
     """One or more servers of one policy. `replicas` are the servers started here, None for those
     under URLs. Of several processes that train, the first starts them and gives them new weights,
-    and all sample from those that were `started`."""
+    and all sample from those that were `started`. With a `prefix` of the names of weights, the
+    servers may have those of another process until they get some."""
 
     name = "server"
     shares_weights = False
@@ -69,8 +72,9 @@ class ServerEngine:
         self,
         settings: EngineSettings,
         policy: Policy,
-        replicas: Replicas | None = None,
+        replicas: Servers | None = None,
         started: Sequence[Endpoint] = (),
+        prefix: str = "",
     ) -> None:
         # a server admits max_rows at once, whoever asks
         max_rows = max(settings.max_rows // num_askers(), 1)
@@ -83,7 +87,7 @@ class ServerEngine:
         self.identity = Identity(policy, settings.dtype, trusted=bool(started))
         self.models: dict[Endpoint, str] = {}  # the policy's name at each server identified so far
         self.version = "unknown"
-        self.versions = Versions()
+        self.versions = Versions(prefix)
         self.changing = threading.Lock()  # weights, or servers
         self.loading = (
             Loading(settings, replicas, self.identity, self.identify) if replicas else None
@@ -277,7 +281,7 @@ class ServerEngine:
             self.update_servers(self.loading, self.loading.replicas.serving(self.endpoints))
         else:
             self.take_part(weights)
-        self.endpoints = broadcast(self.endpoints)
+        self.endpoints = agree(self.endpoints)
 
     def swap_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         """See `SwappingEngine`. A replica that does not load the weights is ended, and what it was
@@ -289,15 +293,15 @@ class ServerEngine:
                 self.update_servers(self.loading, self.endpoints, in_flight=True)
             else:
                 self.take_part(weights)
-            self.endpoints = broadcast(self.endpoints)
+            self.endpoints = agree(self.endpoints)
 
     def has_everywhere(self, version: int) -> bool:
         """Whether all servers are there, and have the weights of this version of the policy, by a
         swap."""
-        if self.loading is None or self.versions.known[self.versions.current] != version:
+        if self.loading is None or self.versions.known.get(self.versions.current) != version:
             return False
         serving = self.loading.replicas.serving(self.endpoints)
-        is_whole = len(serving) == len(self.loading.replicas.replicas)
+        is_whole = len(serving) == self.loading.replicas.num
         return self.versions.are_swapped and is_whole and set(serving) == set(self.endpoints)
 
     def update_servers(
@@ -307,6 +311,8 @@ class ServerEngine:
         Raises ArtifactError where none takes the first ones: the next would not either."""
         self.endpoints, loading.probe = [], None
         while not self.endpoints:
+            if not (serving or loading.transfer.repeats) and num_askers() > 1:
+                raise NoServerError("no server is there for the new weights")
             serving = serving or loading.replicas.wait_for_one()
             loaded = loading.load(serving, self.versions, in_flight=in_flight)
             self.endpoints, serving = asyncio.run(loaded), []
@@ -315,8 +321,6 @@ class ServerEngine:
                     "no vLLM server takes new weights of this policy, so they cannot sample in "
                     f"training: set engine.name to hf. The reason: {loading.reason}"
                 )
-            if not (self.endpoints or loading.transfer.repeats) and num_askers() > 1:
-                raise NoServerError("no server took the new weights: run the command again")
 
     def take_part(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Where another process sends the weights: a sharded one is made by all."""
@@ -373,41 +377,31 @@ def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None
     if model is not None:
         check_updates(model)
         check_transfer(settings, num_askers())
-    replicas = None
-    if model is None or rank() == 0:
-        num_processes = 0 if model is None else num_askers()
-        if settings.cluster == "local":
-            replicas = local(settings, policy, num_processes)
-        else:
-            from tasks.engines.cluster.servers import on_cluster
+    replicas = find_servers(settings, policy, model) if model is None or rank() == 0 else None
+    started: list[Endpoint] = []
+    if replicas is not None:
+        replicas.wait_until_serving()
+        started = replicas.wait_for_one()
+    prefix = f"{uuid.uuid4().hex[:8]}-" if isinstance(replicas, Borrowed) else ""
+    told = (started, prefix) if model is None else agree((started, prefix))
+    return ServerEngine(settings, policy, replicas, *told)
 
-            replicas = on_cluster(settings, settings.cluster, policy)
-    started = replicas.serving() if replicas else []
-    return ServerEngine(
-        settings, policy, replicas, started if model is None else broadcast(started)
-    )
+
+def find_servers(
+    settings: EngineSettings, policy: Policy, model: PreTrainedModel | None
+) -> Servers:
+    """Those that the command lends to a trainer, or some that are started here."""
+    on_wait = (lambda: None) if model is None else keep_waiting
+    if model is not None and SERVERS in os.environ:
+        return Borrowed(Path(os.environ[SERVERS]), on_wait)
+    if settings.cluster == "local":
+        return local(settings, policy, 0 if model is None else num_askers(), on_wait)
+    from tasks.engines.cluster.servers import on_cluster
+
+    return on_cluster(settings, settings.cluster, policy)
 
 
 def from_own_first(endpoints: Sequence[Endpoint], rank: int, size: int) -> list[Endpoint]:
     """The servers in turn, for each of `size` processes from another one on."""
     first = rank * len(endpoints) // size
     return [*endpoints[first:], *endpoints[:first]]
-
-
-def num_askers() -> int:
-    """The processes that train, and sample from the same servers."""
-    return distributed.get_world_size() if distributed.is_initialized() else 1
-
-
-def rank() -> int:
-    """This process among those that train."""
-    return distributed.get_rank() if distributed.is_initialized() else 0
-
-
-def broadcast(value: T) -> T:
-    """The value that the first of the training processes has; all wait for it."""
-    if num_askers() == 1:
-        return value
-    values = [value]
-    distributed.broadcast_object_list(values, src=0)
-    return values[0]

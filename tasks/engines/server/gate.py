@@ -23,6 +23,7 @@ ROUTES = {
     ("POST", "/v1/completions"),
     ("POST", "/inference/v1/generate"),
     ("GET", "/weight_info"),
+    ("GET", "/is_paused"),
     ("POST", "/abort_requests"),
     ("POST", "/pause"),
     ("POST", "/resume"),

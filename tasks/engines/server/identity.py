@@ -55,16 +55,16 @@ class Identity:
     async def check(self, connection: Connection, version: str) -> Identified:
         """Return what the server says of itself. Raises ArtifactError when it holds something else,
         Unavailable when it does not answer, or was started here and has weights of another
-        `version`."""
+        `version` (empty: of any)."""
         url = connection.endpoint.url
         models = {str(model["id"]): model for model in await connection.models()}
         name = choose_model(list(models), self.policy.digest, url)
         prompt = [(7 * i + 3) % 50 for i in range(PROBE_TOKENS)]
         completion, fingerprint = await connection.complete(Wanted(name, prompt, PROBE, 0, []))
-        if self.trusted:
-            await check_version(connection, version)
-        else:
+        if not self.trusted:
             await self.compare(url, name, prompt, completion)
+        elif version:
+            await check_version(connection, version)
         return Identified(name, models[name].get("max_model_len"), fingerprint, completion)
 
     async def compare(self, url: str, name: str, prompt: list[int], completion: Completion) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NoReturn, Protocol
 
 import torch
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 import tasks
 from tasks.common.files import ArtifactError, temporary_folder
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 START_SECONDS = 900.0  # a large policy takes long to load and to compile
 POLL_SECONDS = 0.1
 MAX_RESTARTS = 3  # of the server in one place
+MAX_FOLDER = 70  # characters: the path of a socket has at most 107, a name of vLLM's 36
 LOG_TAIL = 2000  # characters of a server's log in an error
 ROOT = Path(tasks.__file__).resolve().parent.parent
 GUARD = Path(__file__).with_name("guard.py")
@@ -83,6 +85,28 @@ class Replica(Protocol):
         ...
 
 
+class Servers(Protocol):
+    """The servers that a process may give weights, and how it has them ended and started again."""
+
+    folder: Path
+
+    @property
+    def num(self) -> int: ...
+
+    @property
+    def close(self) -> Callable[[], object]: ...
+
+    def serving(self, known: Collection[Endpoint] = ()) -> list[Endpoint]: ...
+
+    def wait_until_serving(self) -> None: ...
+
+    def wait_for_one(self) -> list[Endpoint]: ...
+
+    def revive(self) -> None: ...
+
+    def drop(self, endpoint: Endpoint) -> None: ...
+
+
 @dataclass(frozen=True)
 class LocalReplica:
     """A server of this machine: its process (the guard's), its socket, and its log."""
@@ -115,38 +139,50 @@ class LocalReplica:
 class Replicas:
     """`num` servers of a policy. `start(place, attempt)` starts the one in a place, at once; one
     that has ended is started again up to MAX_RESTARTS times. `folder` is where all of them read new
-    weights. `close` ends them, as does the end of this object or process."""
+    weights. `close` ends them, as does the end of this object or process. `on_wait` is called now
+    and then while a server is waited for."""
 
     def __init__(
-        self, start: Callable[[int, int], Replica], num: int, folder: Path, files: ExitStack
+        self,
+        start: Callable[[int, int], Replica],
+        num: int,
+        folder: Path,
+        files: ExitStack,
+        on_wait: Callable[[], object] = lambda: None,
     ) -> None:
-        self.start, self.folder = start, folder
+        self.start, self.num, self.folder, self.on_wait = start, num, folder, on_wait
         self.attempts = [0] * num
         self.replicas: list[Replica] = []
+        self.dropped: set[Endpoint] = set()
         self.close = weakref.finalize(self, end, self.replicas, files)
         self.replicas += [start(place, 0) for place in range(num)]
-        self.wait_until_serving()
+        self.starting = set(range(num))  # places whose server has not answered yet
+        self.deadline = time.monotonic() + START_SECONDS
 
     def wait_until_serving(self) -> None:
-        """Return when every server answers. One whose machine died is started on another. Raises
-        ArtifactError with the end of its log when one has ended by itself, or takes longer than
-        START_SECONDS."""
-        deadline = time.monotonic() + START_SECONDS
-        waiting = set(range(len(self.replicas)))
-        with progress(len(waiting), "start vLLM servers", "server") as bar:
-            while waiting:
-                for place in sorted(waiting):
-                    replica = self.replicas[place]
-                    if replica.is_serving():
-                        waiting.remove(place)
-                        bar.update(1)
-                    elif replica.has_ended():
-                        if not replica.was_lost() or self.attempts[place] == MAX_RESTARTS:
-                            self.fail(replica, "ended")
-                        self.revive()
-                    elif time.monotonic() > deadline:
-                        self.fail(replica, f"did not answer in {START_SECONDS:.0f} s")
+        """Return when every server has answered once. Raises as `check_starts` does."""
+        with progress(self.num, "start vLLM servers", "server") as bar:
+            while self.starting:
+                before = len(self.starting)
+                self.check_starts()
+                bar.update(before - len(self.starting))
+                self.on_wait()
                 time.sleep(POLL_SECONDS)
+
+    def check_starts(self) -> None:
+        """Look at the servers that have not answered yet. One whose machine died is started on
+        another. Raises ArtifactError with the end of its log when one has ended by itself, or takes
+        longer than START_SECONDS."""
+        for place in sorted(self.starting):
+            replica = self.replicas[place]
+            if replica.is_serving():
+                self.starting.remove(place)
+            elif replica.has_ended():
+                if not replica.was_lost() or self.attempts[place] == MAX_RESTARTS:
+                    self.fail(replica, "ended")
+                self.revive()
+            elif time.monotonic() > self.deadline:
+                self.fail(replica, f"did not answer in {START_SECONDS:.0f} s")
 
     def fail(self, replica: Replica, what: str) -> NoReturn:
         """End all servers and raise ArtifactError with the end of this one's log."""
@@ -178,7 +214,8 @@ class Replicas:
         return [
             replica.endpoint
             for replica in self.replicas
-            if not replica.has_ended() and (replica.endpoint in known or replica.is_serving())
+            if not (replica.endpoint in self.dropped or replica.has_ended())
+            and (replica.endpoint in known or replica.is_serving())
         ]
 
     def wait_for_one(self) -> list[Endpoint]:
@@ -194,16 +231,23 @@ class Replicas:
                 self.fail(self.replicas[0], f"ended {MAX_RESTARTS + 1} times")
             if time.monotonic() > deadline:
                 self.fail(self.replicas[0], f"did not answer in {START_SECONDS:.0f} s")
+            self.on_wait()
             time.sleep(POLL_SECONDS)
 
     def drop(self, endpoint: Endpoint) -> None:
         """End a server that must not be asked again; another takes its place."""
+        self.dropped.add(endpoint)
         for replica in self.replicas:
             if replica.endpoint == endpoint:
                 replica.end()
 
 
-def local(settings: EngineSettings, policy: Policy, num_processes: int = 0) -> Replicas:
+def local(
+    settings: EngineSettings,
+    policy: Policy,
+    num_processes: int = 0,
+    on_wait: Callable[[], object] = lambda: None,
+) -> Replicas:
     """`engine.num_replicas` servers on this machine, for a trainer of `num_processes`, or for
     none."""
     devices = choose_devices(settings, num_processes)
@@ -218,7 +262,7 @@ def local(settings: EngineSettings, policy: Policy, num_processes: int = 0) -> R
         command = serve_command(settings, policy, root / f"{name}.sock", on_gpu=on_gpu)
         return start(command, root, name, devices[place], settings.threads)
 
-    return Replicas(start_one, settings.num_replicas, root, files)
+    return Replicas(start_one, settings.num_replicas, root, files, on_wait)
 
 
 def is_serving(path: Path) -> bool:
@@ -295,7 +339,9 @@ def start(
 ) -> LocalReplica:
     """Start one server under a guard in a session of its own, so that a signal to this process's
     group does not end the guard before it has ended the server."""
-    environment = server_environment(dict(os.environ), threads, is_on_gpu=device is not None)
+    environment = server_environment(
+        dict(os.environ), threads, str(folder), is_on_gpu=device is not None
+    )
     if device is not None:
         environment["CUDA_VISIBLE_DEVICES"] = device
     log = folder / f"{name}.log"
@@ -313,15 +359,19 @@ def start(
 
 
 def server_environment(
-    environment: dict[str, str], threads: int, *, is_on_gpu: bool
+    environment: dict[str, str], threads: int, folder: str, *, is_on_gpu: bool
 ) -> dict[str, str]:
-    """The variables of a server, from those of the process that starts it."""
+    """The variables of a server, from those of the process that starts it. Its temporary files are
+    in `folder`, where its sockets have room there: vLLM leaves them behind."""
     kept = {key: value for key, value in environment.items() if key not in NOT_PASSED_ON}
+    caches = kept.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir()
     paths = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
     return {
         **kept,
         **ENVIRONMENT,
         **({} if is_on_gpu else CPU_ENVIRONMENT),
+        **({"TMPDIR": folder} if len(folder) <= MAX_FOLDER else {}),
+        "TORCHINDUCTOR_CACHE_DIR": caches,  # they would be in that folder, and lost with it
         "OMP_NUM_THREADS": str(threads),
         "PYTHONPATH": os.pathsep.join(paths),  # the server imports `weights/worker.py`
     }

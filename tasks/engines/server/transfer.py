@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from tasks.engines.engine import Unavailable
-from tasks.engines.server.endpoints import Connection
+from tasks.engines.server.endpoints import QUICK_SECONDS, Connection
 
 if TYPE_CHECKING:  # the servers import it, and its code counts in the digests of stages
     from tasks.engines.weights import worker as worker
@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # the servers import it, and its code counts in the digests o
 # the class that vLLM's workers import, by the name of the backend
 EXTENSIONS = {"file": "tasks.engines.weights.worker.Extension"}
 INITIAL = "default"  # what vLLM calls the weights that it started with
+UNFINISHED = "unfinished"
 
 
 class Transfer(Protocol):
@@ -75,3 +76,13 @@ async def check_version(connection: Connection, version: str) -> None:
         raise Unavailable(
             f"{connection.endpoint.url} holds weights of version {found!r}, not {version!r}"
         )
+
+
+async def leave_update(connection: Connection) -> None:
+    """Bring a server that was left in the middle of an update out of it, or it begins no other.
+    What it then has is no policy's, and its name says so.
+
+    Raises Unavailable or ArtifactError naming the server, which must then not be used."""
+    url = f"{connection.endpoint.root}/is_paused"
+    if (await connection.request("GET", url, seconds=QUICK_SECONDS))["is_paused"]:
+        await finish(connection, UNFINISHED)

@@ -13,7 +13,7 @@ from tasks.engines.engine import EngineSettings, Unavailable, num_trainer_gpus
 from tasks.engines.server import transfer
 from tasks.engines.server.endpoints import Completion, Connection, Endpoint
 from tasks.engines.server.identity import Identity
-from tasks.engines.server.replicas import Replicas
+from tasks.engines.server.replicas import Servers
 from tasks.engines.weights.files import FileTransfer
 from tasks.engines.weights.nccl import NcclTransfer
 from tasks.models.policy import torch_device, torch_dtype
@@ -23,18 +23,22 @@ T = TypeVar("T")
 
 
 class Versions:
-    """What the weights that servers may have are called, and which version of the policy they
-    are."""
+    """What the weights that servers may have are called, and which version of the policy they are.
+    Servers that another process gave weights have some of an unknown version at first, and `prefix`
+    sets the names of this process's apart from those."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = "") -> None:
         self.num_updates = 0
-        self.known = {transfer.INITIAL: 0}
+        self.prefix = prefix
+        self.known = {} if prefix else {transfer.INITIAL: 0}
         self.are_swapped = False  # in the middle of completions
 
     @property
     def current(self) -> str:
-        """What servers call the weights that they should have."""
-        return str(self.num_updates) if self.num_updates else transfer.INITIAL
+        """What servers call the weights that they should have; empty where they may have any."""
+        if self.num_updates:
+            return f"{self.prefix}{self.num_updates}"
+        return "" if self.prefix else transfer.INITIAL
 
     def count(self, version: int | None, *, in_flight: bool) -> None:
         """Give new weights a name. The names before it are forgotten, unless completions are
@@ -72,7 +76,7 @@ class Loading:
     def __init__(
         self,
         settings: EngineSettings,
-        replicas: Replicas,
+        replicas: Servers,
         identity: Identity,
         identify: Callable[[Connection], Awaitable[Completion]],
     ) -> None:
@@ -161,7 +165,7 @@ async def attempt(asked: Awaitable[T]) -> T | str:
         return str(error)
 
 
-def transfer_of(settings: EngineSettings, replicas: Replicas) -> transfer.Transfer:
+def transfer_of(settings: EngineSettings, replicas: Servers) -> transfer.Transfer:
     """How new weights reach the servers."""
     dtype = torch_dtype(settings.dtype)
     if settings.weight_transfer == "file":
