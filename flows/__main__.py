@@ -27,6 +27,8 @@ WORDS = {
     "plan": "what would run, why, and what it would cost; runs nothing",
     "eval": "a policy on named benchmarks, by lm-evaluation-harness",
     "push": "a trained policy, with a model card, to a hub, a bucket or a folder",
+    "params": "every value that the pipeline runs with, and where it is from",
+    "recipes": "what params.yaml can name, or the settings of one",
     "read": "rollouts of a recipe, before and after training",
     "ui": "the pages of Prefect and MLflow, until Ctrl-C",
 }
@@ -71,6 +73,9 @@ def main() -> int:
     except REFUSALS as error:
         print(error, file=sys.stderr)
         return 1
+    except BrokenPipeError:  # of `winnow params | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         return process.interrupted()
 

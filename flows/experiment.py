@@ -5,8 +5,8 @@ import logging
 import re
 from pathlib import Path
 
-from tasks.common import params
-from tasks.common.files import replace_file
+from tasks.common import params, recipes
+from tasks.common.files import write_text
 from tasks.common.params import ParamsError
 
 logger = logging.getLogger(__name__)
@@ -21,10 +21,10 @@ def set_recipes(path: Path, words: str) -> list[str]:
     all else in the file stays as it is. Raises ParamsError for a name that is no recipe, and for a
     file without such a line."""
     values = params.load(path)
-    known = list(values.get("recipes", {}))
+    known = recipes.names(values)
     chosen = known if words.strip() == "all" else re.split(r"[\s,]+", words.strip())
     for name in chosen:
-        params.recipe(values, name)
+        recipes.recipe(values, name)
     if chosen == params.section(values, "experiment", params.Experiment).recipes:
         return chosen
     text, count = LINE.subn(
@@ -35,6 +35,6 @@ def set_recipes(path: Path, words: str) -> list[str]:
             f"{path} has no line `recipes: [...]` under `experiment`: name the recipes there by "
             "hand"
         )
-    replace_file(path, lambda file: file.write(text.encode()))
+    write_text(path, text)
     logger.warning("%s: experiment.recipes is now %s", path.name, ", ".join(chosen))
     return chosen

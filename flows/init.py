@@ -11,7 +11,7 @@ from typing import Any
 from flows import commands, doctor
 from flows.roots import Root
 from tasks.common.editing import set_values
-from tasks.common.files import replace_file
+from tasks.common.files import write_text
 from tasks.common.params import ParamsError
 
 FILE = commands.ROOT / "params.yaml"
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
         if ask(what, "no", YES_NO) == "no":
             print("nothing was written", file=sys.stderr)
             return 1
-    replace_file(FILE, lambda file: file.write(changed.encode()))
+    write_text(FILE, changed)
     print("params.yaml is written: git diff params.yaml")
     return doctor.say(Root())
 

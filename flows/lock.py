@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.common import params
-from tasks.common.files import ArtifactError, replace_file
+from tasks.common.files import ArtifactError, write_text
 
 HEAD = "schema: '2.0'\nstages:\n"
 CONFLICT = re.compile(r"^(<{7}|={7}|>{7})( |$)", re.MULTILINE)
@@ -73,4 +73,4 @@ def with_entry(text: str, stage: str, entry: str) -> str:
 
 def write(path: Path, text: str) -> None:
     """The file, never half of it."""
-    replace_file(path, lambda file: file.write(text.encode()))
+    write_text(path, text)

@@ -4,16 +4,18 @@ They stand in the file while the run lasts, where DVC and the stages read them, 
 them with the results. Then the file is what it was before. A run that was killed leaves a note,
 from which the next one puts the file back."""
 
+import importlib
 import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tasks.common.files import ArtifactError, digest, replace_file
+from tasks.common import params
+from tasks.common.files import ArtifactError, digest, temporary_folder, write_text
 from tasks.common.layout import Layout
 from tasks.common.overrides import overridden
-from tasks.common.params import RECIPE_NAME, ParamsError
+from tasks.common.params import CELL_NAME, ParamsError
 from tasks.common.sealed import read_sealed, write_sealed
 
 logger = logging.getLogger(__name__)
@@ -25,7 +27,7 @@ SECTIONS = (  # whose numbers may come from elsewhere; not engine, policy, store
 )
 FROM_ELSEWHERE = re.compile(
     rf"({'|'.join(SECTIONS)})(\.[\w-]+)+={NUMBER}"
-    rf"|experiment\.recipes=\[{RECIPE_NAME.pattern}(, ?{RECIPE_NAME.pattern})*\]"
+    rf"|experiment\.recipes=\[{CELL_NAME.pattern}(, ?{CELL_NAME.pattern})*\]"
     r"|experiment\.seeds=\[\d+(, ?\d+)*\]",
     re.ASCII,
 )
@@ -55,8 +57,9 @@ def applied(path: Path, layout: Layout, overrides: list[str]) -> Iterator[None]:
         return
     before = path.read_text()
     during = overridden(path, overrides)
+    check(during)
     write_sealed(note, {"before": before, "during": digest(during)})
-    replace_file(path, lambda file: file.write(during.encode()))
+    write_text(path, during)
     try:
         yield
     finally:
@@ -66,6 +69,14 @@ def applied(path: Path, layout: Layout, overrides: list[str]) -> Iterator[None]:
         path.name,
         ", ".join(overrides),
     )
+
+
+def check(text: str) -> None:
+    """Raise ParamsError for parameters that no stage would read."""
+    with temporary_folder(None, "winnow-overrides") as folder:
+        write_text(folder / "params.yaml", text)
+        values = params.load(folder / "params.yaml")
+    importlib.import_module("tasks.code.effective").complete(values)
 
 
 def note_of(layout: Layout) -> Path:
@@ -85,7 +96,7 @@ def put_back(path: Path, note: Path) -> None:
             f"look at the file (git diff {path.name}), put it back, and delete {note}"
         ) from error
     if digest(path.read_text()) == left["during"]:
-        replace_file(path, lambda file: file.write(left["before"].encode()))
+        write_text(path, left["before"])
     elif path.read_text() != left["before"]:
         logger.warning(
             "%s was changed during a run with overrides: it stays as it is now", path.name

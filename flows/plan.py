@@ -56,11 +56,11 @@ def plan_of(dvc: commands.Dvc, root: Root, request: Request) -> str:
     """The plan of one data root."""
     if root.number > 1:
         roots.refresh(root)
-    values = params.load(root.params)
+    values = importlib.import_module("tasks.code.effective").complete(params.load(root.params))
     needs = roots.own_needs(root, dvc.graph())
     changed = changes_of(dvc, root, root.pipeline)
     forced = forced_of(root, needs, request.force)
-    found = why(root, needs, changed, digests(values), forced)
+    found = why(root, needs, changed, cells_of(values), forced)
     ordered, left_out = selection.select(needs, list(found), request.recipes, request.seeds)
     stages = [stage for stage in ordered if stage in found]
     said = [f"left out: {', '.join(left_out)}"] if left_out else []
@@ -69,10 +69,12 @@ def plan_of(dvc: commands.Dvc, root: Root, request: Request) -> str:
     return "\n".join([*said, f"nothing to do: all {len(ordered)} stages are up to date"])
 
 
-def digests(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What the stage `code` would write, by the name of each file below data/code/."""
+def cells_of(values: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The digests and the settings that the stage `code` would write, by the name of each cell's
+    files below data/code/. `values` are complete."""
     cells = importlib.import_module("tasks.code.cells").cells(values, commands.ROOT)
-    return {name: cell.digests(commands.ROOT) for name, cell in cells.items()}
+    settings = importlib.import_module("tasks.code.effective").of_cells(values)
+    return {name: (cell.digests(commands.ROOT), settings[name]) for name, cell in cells.items()}
 
 
 def why(
@@ -123,12 +125,17 @@ def code_reasons(
 ) -> list[str]:
     """What differs between the code now and that of the stage's last run."""
     name, recipe, _ = params.coordinates(stage)
-    now = code.get(f"{recipe}/{name}" if recipe else name)
+    cell = f"{recipe}/{name}" if recipe else name
+    if cell not in code:
+        return []
+    now, settings = code[cell]
     path = root.layout.code(name, recipe).relative_to(commands.ROOT).as_posix()
     locked = {dep["path"]: dep.get("md5", "") for dep in entry.get("deps", [])}
-    if now is None or path not in locked or md5(now) == locked[path]:
-        return []
-    return reasons.explain_digests(path, locked[path], now, commands.ROOT)
+    ran_with = entry.get("params", {}).get(path.replace(".json", ".params.yaml"), {})
+    found = reasons.explain_params(ran_with, settings, list({**ran_with, **settings}))
+    if path in locked and md5(now) != locked[path]:
+        found += reasons.explain_digests(path, locked[path], now, commands.ROOT)
+    return found
 
 
 def md5(value: Any) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from flows import commands
 from tasks.common import derived, params
-from tasks.common.files import replace_file, temporary_folder
+from tasks.common.files import temporary_folder, write_text
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError
 
@@ -163,7 +163,7 @@ def write_pipeline(root: Root, later: derived.Round | None) -> None:
 def write(path: Path, text: str) -> None:
     """Write a file, whole or not at all, unless it says the same already."""
     if not path.exists() or path.read_text() != text:
-        replace_file(path, lambda file: file.write(text.encode()))
+        write_text(path, text)
 
 
 def link(path: Path, target: str) -> None:

@@ -15,7 +15,7 @@ from transformers import (
 
 from tasks.common.artifacts import Layout
 from tasks.common.sealed import write_sealed
-from tasks.engines.engine import EngineSettings
+from tasks.engines.settings import EngineSettings
 from tasks.models.folder import policy_digest
 from tasks.models.policy import describe
 

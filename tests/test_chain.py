@@ -16,6 +16,7 @@ from tasks.common.artifacts import CURVE, DECISIONS, PROFILE, PROMPTS, STEPS, TR
 from tasks.common.files import read_json
 from tasks.common.sealed import read_sealed
 from tests.bench import stage_start
+from tests.parameters import every_value
 from tests.policies import make_policy
 from tests.stages import run_stage
 from tests.train.worlds import make_world
@@ -39,7 +40,7 @@ def run(root: Path, stage: str, *coordinates: str, ok: bool = True) -> str:
 
 def settings(**changes: Any) -> dict[str, Any]:
     """The project's own params.yaml with sections changed."""
-    values = yaml.safe_load(Path("params.yaml").read_text())
+    values = every_value()
     for name, change in changes.items():
         values[name] = {**values[name], **change}
     return values

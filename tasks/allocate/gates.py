@@ -1,24 +1,10 @@
 """What a profile must show before anything is trained on it: a policy that never succeeds learns
 nothing, and one whose completions are cut off is not measured."""
 
-from dataclasses import dataclass
-
 import polars as pl
 
-from tasks.common.params import ParamsError, share
-
-
-@dataclass(frozen=True)
-class Gates:
-    """The section `gates`: the share of the profile's samples that must be correct, and the share
-    that may be cut off at `sampling.max_tokens`. 0 and 1 let everything pass."""
-
-    min_solved_rate: float
-    max_truncated_rate: float
-
-    def __post_init__(self) -> None:
-        share(gates__min_solved_rate=self.min_solved_rate)
-        share(gates__max_truncated_rate=self.max_truncated_rate)
+from tasks.allocate.settings import Gates
+from tasks.common.params import ParamsError
 
 
 def check_gates(gates: Gates, profile: pl.DataFrame, max_tokens: int) -> None:

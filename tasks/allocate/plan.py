@@ -18,15 +18,6 @@ from tasks.common.params import ParamsError
 
 
 @dataclass(frozen=True)
-class AllocateSettings:
-    """The section `allocate`, common to all recipes: the number of passes over the curriculum, and
-    a seed beside that of the run: every run draws its own subset and order."""
-
-    passes: int
-    seed: int
-
-
-@dataclass(frozen=True)
 class Allocation:
     """The result of a strategy: its phases in order (row, group_size, pass), and its decisions: the
     columns of DECISIONS, but `row`, the prompt's row in the profile, in place of prompt_id."""
@@ -85,7 +76,7 @@ def load_strategy(spec: Mapping[str, Any]) -> tuple[ModuleType, Callable[..., Al
     PROFILE table; both are checked by name."""
     module = registry.load(strategies, spec.get("strategy"), "allocate.strategy")
     settings = {key: value for key, value in spec.items() if key != "strategy"}
-    bound = registry.bind(module.allocate, settings, f"allocate ({spec['strategy']})")
+    bound = registry.bind(module.allocate, settings, "allocate")
 
     def allocate(profile: pl.DataFrame, passes: int, rng: np.random.Generator) -> Allocation:
         return cast(Allocation, bound(profile.with_row_index("row"), passes, rng))

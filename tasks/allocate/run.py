@@ -2,20 +2,24 @@
 
 import importlib
 import logging
+from dataclasses import asdict
 
 import numpy as np
 import polars as pl
 
 from tasks.allocate.forecast import forecast, reading_slots
-from tasks.allocate.gates import Gates, check_gates
+from tasks.allocate.gates import check_gates
 from tasks.allocate.judgement import judge, judgement_words
-from tasks.allocate.plan import AllocateSettings, check_decisions, load_strategy, make_plan
+from tasks.allocate.plan import check_decisions, load_strategy, make_plan
+from tasks.allocate.settings import AllocateSettings, Gates
 from tasks.allocate.visits import compare
-from tasks.common import params, stage
+from tasks.common import params, recipes, stage
 from tasks.common.artifacts import DECISIONS, PLAN, PROFILE, SAMPLES
 from tasks.common.files import digest_file
 from tasks.common.ledger import Architecture
 from tasks.common.sealed import read_sealed, write_sealed
+from tasks.engines.settings import Sampling
+from tasks.train.settings import TrainSettings
 
 logger = logging.getLogger(__name__)
 
@@ -26,16 +30,16 @@ def main(run: stage.Stage) -> None:
     recipe, seed = run.coordinates()
     settings = run.section("allocate", AllocateSettings)
     layout = run.layout
-    params.at_least(1, allocate__passes=settings.passes)
-    chosen = params.recipe(run.params, recipe)
-    spec, readers = chosen["allocate"], reading_slots(chosen["train"])
+    chosen = recipes.recipe(run.params, recipe)
+    train = asdict(params.parse(chosen["train"], TrainSettings, "train"))
+    spec, readers = chosen["allocate"], reading_slots(train)
     strategy, allocate = load_strategy(spec)
     # in one chunk, from which rows are taken ten times as fast
     profile = PROFILE.read(layout.profile / "profile.parquet").rechunk()
-    check_gates(run.section("gates", Gates), profile, int(run.params["sampling"]["max_tokens"]))
+    check_gates(run.section("gates", Gates), profile, run.section("sampling", Sampling).max_tokens)
     card = read_sealed(layout.policy_card)
     architecture = Architecture(**{name: card[name] for name in Architecture.__dataclass_fields__})
-    run.tracker.params({"allocate": {**run.params["allocate"], **spec}})
+    run.tracker.params({"allocate": {**asdict(settings), **spec}})
     run.tracker.dataset(
         "profile",
         layout.profile / "profile.parquet",
@@ -53,7 +57,7 @@ def main(run: stage.Stage) -> None:
         architecture,
         reads_profile=strategy.reads_profile or bool(readers),
         strategy=str(spec["strategy"]),
-        train=chosen["train"],
+        train=train,
     )
     if strategy.reads_profile:
         expected["judgement"] = judge(compared)

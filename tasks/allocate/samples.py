@@ -8,10 +8,10 @@ import polars as pl
 from tasks.common.artifacts import PROMPTS, ROLLOUTS, SAMPLES
 from tasks.common.files import ArtifactError
 from tasks.common.stage import Stage
-from tasks.engines.engine import Sampling
+from tasks.engines.settings import Sampling
 from tasks.models.policy import read_policy
-from tasks.store.folder import StoreSettings
 from tasks.store.rollouts import read_tokens
+from tasks.store.settings import StoreSettings
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import polars as pl
 from tasks.benchmark.keys import code_of, values_of
 from tasks.benchmark.protocol import Cell, Values
 from tasks.benchmark.results import Line, digits
-from tasks.common import params
+from tasks.common import recipes
 from tasks.common.artifacts import CURVE, PLAN, PROMPTS, ROLLOUTS, TRAIN_ROLLOUTS
 from tasks.common.device_time import DeviceTime, Seconds
 from tasks.common.files import digest, read_json, write_json
@@ -177,7 +177,7 @@ def measure(cell: Cell, layout: CellLayout) -> Line:
     forecast = read_sealed(layout.plan(cell.recipe, cell.seed) / "forecast.json")
     rollouts = TRAIN_ROLLOUTS.read(out / "rollouts.parquet")
     profiled = read_sealed(layout.profile / "flops.json") if forecast["reads_profile"] else None
-    train = params.recipe(cell.params, cell.recipe)["train"]
+    train = recipes.recipe(cell.params, cell.recipe)["train"]
     passes, time_of = passes_of(train, PROMPTS.read(layout.prompts("train"))), DeviceTime()
     seconds = device_seconds(rollouts, passes, time_of)
     if not passes.is_seen and not passes.has_reference:  # then replay or a judge scored
@@ -239,9 +239,9 @@ class Passes:
 
 def passes_of(train: Values, prompts: pl.DataFrame) -> Passes:
     """The passes of a recipe's section `train`, by what its slots ask for."""
-    slots = importlib.import_module("tasks.train.slots")  # by name: no stage imports another
+    loading = importlib.import_module("tasks.train.loading")  # by name: no stage imports another
     features = [
-        slots.load_method(getattr(slots, slot), train[slot], prompts=prompts).features
+        loading.load_method(slot, train[slot], prompts=prompts).features
         for slot in ("select", "advantage")
     ]
     updates = train["updates"]

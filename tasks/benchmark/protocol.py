@@ -5,6 +5,7 @@ A cell is one run: a family, a recipe with settings, a budget of rollouts, a see
 digest of all that its result depends on, the code included, so that a finished cell is never run
 again, and one whose code has changed is another cell."""
 
+import importlib
 import itertools
 import math
 from collections.abc import Collection, Mapping
@@ -141,10 +142,11 @@ def settings_of(line: Mapping[str, Any]) -> str:
 def read_protocol(path: Path) -> tuple[Protocol, Values]:
     """The protocol, and the parameters it starts from. Raises ParamsError for what does not fit."""
     protocol = params.parse(params.load(path), Protocol, path.name)
-    values = params.load(path.parent / protocol.parameters)
     names = [contestant.recipe for contestant in protocol.contestants]
-    for name in [*names, *protocol.reference]:
-        params.recipe(values, name)
+    everyone = {"recipes": [*dict.fromkeys([*names, *protocol.reference])], "seeds": [0]}
+    effective = importlib.import_module("tasks.code.effective")  # by name: it is a stage's
+    written = params.load(path.parent / protocol.parameters)
+    values = effective.complete({**written, "experiment": everyone})
     if not protocol.reference or {*protocol.reference} - {*names} or len({*names}) < len(names):
         raise ParamsError(f"{path.name}: contestants must be distinct, the reference among them")
     owned = [contestant.budgets for contestant in protocol.contestants]
@@ -152,7 +154,8 @@ def read_protocol(path: Path) -> tuple[Protocol, Values]:
         if budgets != sorted(set(budgets)) or not budgets:
             raise ParamsError(f"{path.name}: budgets {budgets} must ascend, and be some")
     for contestant in protocol.contestants:
-        check_keys(path.name, protocol.search, contestant, params.recipe(values, contestant.recipe))
+        chosen = effective.cell_of(values, contestant.recipe)
+        check_keys(path.name, protocol.search, contestant, chosen)
     if not 0 < protocol.search.keep_share <= 1:
         raise ParamsError(f"{path.name}: search.keep_share must be above 0 and at most 1")
     searches = protocol.search.seeds

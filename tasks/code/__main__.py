@@ -1,31 +1,41 @@
-"""python -m tasks.code --params params.yaml --data data: a digest file for the code of every cell.
+"""python -m tasks.code --params params.yaml --data data: for every cell a digest file of its code,
+and the settings that it runs with.
 
-    data/code/profile.json      {"files": {"tasks/models/policy.py": "91c0...", ...},
-    data/code/grpo/train.json    "versions": {"torch": "2.13.0", ...}}
+    data/code/grpo/train.json          {"files": {"tasks/models/policy.py": "91c0...", ...},
+                                        "versions": {"torch": "2.13.0", ...}}
+    data/code/grpo/train.params.yaml   train: {learning_rate: 0.0003, ...}
 
-Every other stage depends on its file, and on no code: a comment makes no stage run again, and a new
-method none but the recipes that name it. Takes about a second, keeps no record, and imports nothing
-but the standard library and yaml. Which files count: `cells.py`; which do not: `left_out.py`."""
+Every other stage depends on its two files, and on no code: a comment makes no stage run again, and
+a new method none but the recipes that name it. Takes about a second and keeps no record. Which
+files count: `cells.py`; which do not: `left_out.py`; which settings: `effective.py`."""
 
 import argparse
 import sys
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from tasks.code.cells import cells
+from tasks.code.effective import complete, of_cells
 from tasks.common import params, parent
 from tasks.common.code import ROOT
-from tasks.common.files import write_json
+from tasks.common.files import write_json, write_text
 from tasks.common.layout import Layout
 
 
 def write(values: dict[str, Any], root: Path, folder: Path) -> None:
-    """Leave exactly the digest files of the experiment in `folder`."""
-    wanted = {folder / f"{name}.json": cell for name, cell in cells(values, root).items()}
-    for path, cell in wanted.items():
-        write_json(path, cell.digests(root))
-    for path in folder.rglob("*.json"):
-        if path not in wanted:
+    """Leave exactly the files of the experiment in `folder`."""
+    whole = complete(values)
+    wanted = set()
+    for name, cell in cells(whole, root).items():
+        wanted.add(folder / f"{name}.json")
+        write_json(folder / f"{name}.json", cell.digests(root))
+    for name, chosen in of_cells(whole).items():
+        wanted.add(folder / f"{name}.params.yaml")
+        write_text(folder / f"{name}.params.yaml", yaml.safe_dump(chosen, sort_keys=False))
+    for path in folder.rglob("*.*"):
+        if path.is_file() and path not in wanted:
             path.unlink()
 
 

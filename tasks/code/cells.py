@@ -2,8 +2,7 @@
 
 A cell's files are those that its `__main__` reaches by imports and by modules' names, and what the
 registries load by the names in the cell's own parameters: the source, the strategy, the methods in
-the slots, the engine, the verifiers. Parameters that name no file are left to the stage, which says
-what is wrong."""
+the slots, the engine, the verifiers."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 from tasks.code.left_out import is_left_out
 from tasks.code.verifiers import verifiers_in_use
 from tasks.code.versions import versions
-from tasks.common import params
+from tasks.common import recipes
 from tasks.common.code import digest_of, libraries, module_file, reach
 from tasks.common.registry import declares
 
@@ -60,7 +59,8 @@ class Cell:
 
 
 def cells(values: Params, root: Path) -> dict[str, Cell]:
-    """Every cell of the experiment by the name of its digest file, without the suffix."""
+    """Every cell of the experiment by the name of its digest file, without the suffix. `values` are
+    complete (see `effective.py`)."""
     engines, verifiers = engine_modules(values, root), verifier_modules(values, root)
     found = {
         "ingest": Cell(("tasks.ingest.__main__", *source_modules(values, root), *verifiers)),
@@ -69,9 +69,9 @@ def cells(values: Params, root: Path) -> dict[str, Cell]:
         "baseline": Cell(("tasks.evaluate.__main__", *engines, *verifiers)),
         "report": Cell(("tasks.report.__main__",)),
     }
-    for name in params.section(values, "experiment", params.Experiment).recipes:
-        chosen = params.recipe(values, name)
-        strategy = named("tasks.allocate.strategies", [chosen["allocate"].get("strategy")], root)
+    for name in values["recipes"]:
+        chosen = recipes.recipe(values, name)
+        strategy = named("tasks.allocate.strategies", [chosen["allocate"]["strategy"]], root)
         slots = slot_modules(chosen["train"], root)
         found |= {
             f"{name}/allocate": allocate_cell(strategy, readers_of(slots, root)),
@@ -90,22 +90,22 @@ def allocate_cell(strategy: list[str], readers: tuple[str, ...]) -> Cell:
 def policy_cell(values: Params, root: Path) -> Cell:
     """Only what makes the weights: code that the policy shares with other stages, its card and the
     versions of libraries must not make it again."""
-    policy = values.get("policy", {})
-    if policy.get("source") != "tiny":
+    policy = values["policy"]
+    if policy["source"] != "tiny":
         return Cell(EXTERNAL_MAKERS, within=POLICY, versioned=False)
-    names = [family.get("name") for family in policy.get("tiny", {}).get("families", [])]
+    names = [family["name"] for family in policy["tiny"]["families"]]
     families = named("tasks.policy.families", names, root)
     return Cell((*TINY_MAKERS, *families), within=POLICY, versioned=False)
 
 
 def engine_modules(values: Params, root: Path) -> list[str]:
-    name = values.get("engine", {}).get("name")
+    name = values["engine"]["name"]
     return named("tasks.engines", AUTO_ENGINES if name == "auto" else [name], root)
 
 
 def source_modules(values: Params, root: Path) -> list[str]:
-    entries = values.get("ingest", {}).get("sources") or []
-    return named("tasks.ingest.sources", [entry.get("preset") for entry in entries], root)
+    names = [entry["preset"] for entry in values["ingest"]["sources"]]
+    return named("tasks.ingest.sources", names, root)
 
 
 def verifier_modules(values: Params, root: Path) -> list[str]:

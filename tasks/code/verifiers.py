@@ -21,10 +21,10 @@ PACKAGE = "tasks.grading.verifiers"
 
 def verifiers_in_use(values: Mapping[str, Any], root: Path) -> list[str]:
     """The names of the files in `verifiers/` that can grade a prompt of this experiment."""
-    configured = values.get("verify", {}).get("verifiers") or {}
+    configured = values["verify"]["verifiers"]
     files = verifier_files(root)
     known = files | set(configured)
-    entries = values.get("ingest", {}).get("sources") or [{}]
+    entries = values["ingest"]["sources"]
     pending = [name for entry in entries for name in of_source(entry, known, root)]
     found: set[str] = set()
     while pending:

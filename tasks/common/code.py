@@ -70,6 +70,8 @@ def dump(node: Any) -> str:
         return ascii(node)  # repr would depend on the version's Unicode tables
     if isinstance(node, ast.JoinedStr):
         return f"JoinedStr({dump(literal_parts(node))})"
+    if is_of_settings(node):
+        node = without_defaults(node)
     fields = []
     for name, value in ast.iter_fields(node):
         if name in STATEMENTS and isinstance(value, list):
@@ -79,6 +81,26 @@ def dump(node: Any) -> str:
             continue
         fields.append(f"{name}={dump(value)}")
     return f"{type(node).__name__}({','.join(fields)})"
+
+
+def is_of_settings(node: ast.AST) -> bool:
+    """Whether a node is a dataclass of parameters, by its decorator."""
+    return isinstance(node, ast.ClassDef) and any(
+        isinstance(decorator, ast.Name) and decorator.id == "settings"
+        for decorator in node.decorator_list
+    )
+
+
+def without_defaults(node: Any) -> ast.ClassDef:
+    """A dataclass of parameters without the defaults of its fields: the settings of a cell have
+    them (see tasks/code/effective.py). That a field has one still counts."""
+    body = [
+        ast.AnnAssign(line.target, line.annotation, ast.Constant("default"), line.simple)
+        if isinstance(line, ast.AnnAssign) and line.value
+        else line
+        for line in node.body
+    ]
+    return ast.ClassDef(node.name, node.bases, node.keywords, body, node.decorator_list)
 
 
 def literal_parts(node: ast.JoinedStr) -> list[ast.expr]:

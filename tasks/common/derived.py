@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from tasks.common.editing import set_values
-from tasks.common.params import ParamsError
+from tasks.common.params import ParamsError, load
 
 MAIN = "data"  # the root of the project's own dvc.yaml
 PARAMS = "params.yaml"
@@ -85,7 +85,11 @@ def relocated(stage: Mapping[str, Any], folder: str) -> dict[str, Any]:
         "wdir": os.path.relpath(".", folder),
         "cmd": stage["cmd"].replace(here, f"--params {folder}/{PARAMS} --data {folder}"),
         "deps": [moved(dep, folder) for dep in stage["deps"]],
-        "params": [{f"{folder}/{PARAMS}": stage["params"]}],
+        "params": [
+            {f"{folder}/{PARAMS}" if file == PARAMS else moved(file, folder): keys}
+            for entry in stage["params"]
+            for file, keys in entry.items()
+        ],
         "outs": [
             moved(out if isinstance(out, str) else next(iter(out)), folder) for out in stage["outs"]
         ],
@@ -107,11 +111,12 @@ def parameters(path: Path, first: str, policy: str) -> str:
     """Return the `params.yaml` of a later round, from that of the round `first` at `path`: the same
     values and comments, another initial policy, and the first round's rollout store and record."""
     text = path.read_text()
-    values = yaml.safe_load(text)
+    values = load(path)
+    store, tracking = (values.get(name) or {} for name in ("store", "tracking"))
     shared = {
         "policy.source": policy,
-        "store.location": values["store"]["location"] or f"{first}/store",
-        "tracking.uri": values["tracking"]["uri"] or f"sqlite:///{first}/tracking/mlflow.db",
+        "store.location": store.get("location") or f"{first}/store",
+        "tracking.uri": tracking.get("uri") or f"sqlite:///{first}/tracking/mlflow.db",
     }
     return HEADER.format(
         source=path.name if first == MAIN else f"{first}/{path.name}"

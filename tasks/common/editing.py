@@ -10,25 +10,47 @@ from tasks.common.params import ParamsError
 
 
 def set_values(text: str, values: Mapping[str, Any]) -> str:
-    """`text` with the value under each dotted name replaced. Raises ParamsError for a name that it
-    does not have."""
+    """`text` with the value under each dotted name replaced, or added where there is none. Raises
+    ParamsError where a part of the name is no mapping."""
     for name, value in values.items():
-        node = find(yaml.compose(text, Loader=yaml.SafeLoader), name)
+        node, missing = find(yaml.compose(text, Loader=yaml.SafeLoader), name)
+        if missing:
+            text = added(text, node, missing, value)
+            continue
         start, end = node.start_mark.index, end_of(node)
         space = " " if text[start - 1 : start] == ":" else ""  # after a key without a value
         text = text[:start] + space + written(value, node.start_mark.column) + text[end:]
     return text
 
 
-def find(node: Any, name: str) -> yaml.Node:
-    """The node of the value under a dotted name."""
-    for key in name.split("."):
-        pairs = node.value if isinstance(node, yaml.MappingNode) else []
-        found = [value for child, value in pairs if child.value == key]
+def find(node: Any, name: str) -> tuple[yaml.Node, list[str]]:
+    """The node of the value under a dotted name; where it is missing, the last mapping on the way
+    to it and the keys that this lacks."""
+    keys = name.split(".")
+    for number, key in enumerate(keys):
+        if not isinstance(node, yaml.MappingNode):
+            where = ".".join(keys[:number])
+            raise ParamsError(f"{where} is no mapping, so {name} cannot be set: write it by hand")
+        found = [value for child, value in node.value if child.value == key]
         if not found:
-            raise ParamsError(f"the file has no key {name}: write it by hand")
+            return node, keys[number:]
         node = found[0]
-    return node  # type: ignore[no-any-return]
+    return node, []
+
+
+def added(text: str, node: yaml.MappingNode, keys: list[str], value: Any) -> str:
+    """`text` with a key at the end of a mapping, and its value under the further keys."""
+    key, *inner = keys
+    for name in reversed(inner):
+        value = {name: value}
+    if node.flow_style:
+        place, before = node.end_mark.index - 1, ", " if node.value else ""
+        return text[:place] + f"{before}{key}: {inline(value)}" + text[place:]
+    column = node.start_mark.column
+    place = text.find("\n", end_of(node))  # after a comment on the last line
+    place = len(text) if place < 0 else place
+    line = f"{' ' * column}{key}: {written(value, column + 2)}"
+    return f"{text[:place]}\n{line}{text[place:]}"
 
 
 def end_of(node: yaml.Node) -> int:

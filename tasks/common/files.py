@@ -209,6 +209,11 @@ def sync_folder(folder: Path) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as sorted, indented JSON, whole or not at all."""
     text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+    write_text(path, text)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text`, whole or not at all."""
     replace_file(path, lambda file: file.write(text.encode()))
 
 

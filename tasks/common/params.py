@@ -1,41 +1,72 @@
 """params.yaml: read once, checked strictly, handed on as frozen dataclasses.
 
-Values live in params.yaml only. A section is read into a dataclass without defaults, so a missing
-key, an unknown key or a value of the wrong type fails here, with the key's full name and the keys
-that are allowed. A recipe has exactly two keys, `allocate` and `train`; whatever a recipe names
-under `train` replaces that key of the base section whole."""
+The file names what differs from the defaults, which stand beside the fields of the dataclasses. A
+section is read into its dataclass; an unknown key or a value of the wrong type is an error with the
+key's full name and the nearest one that exists. All problems of a section are found at once."""
 
+import copy
 import dataclasses
+import difflib
 import math
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, dataclass_transform
 
 import yaml
 
 T = TypeVar("T")
 MAX_VALUES = 1_000_000
-RECIPE_KEYS = ("allocate", "train")
-RECIPE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
+MAX_LISTED = 40  # names in a message
+CELL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 
 
 class ParamsError(ValueError):
-    """A key of params.yaml is missing, unknown, or has a value of the wrong type."""
+    """Keys of a parameter file are missing, unknown, or have values that make no sense; `problems`
+    has a message each."""
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass_transform(frozen_default=True)
+def settings(cls: type[T]) -> type[T]:
+    """Make `cls` a frozen dataclass of parameters; a default may be a list or a mapping. The stage
+    `code` writes the values of its fields for every cell that reads them, so the defaults are left
+    out of the digests of the code."""
+    for name, value in list(vars(cls).items()):
+        if name in cls.__annotations__ and isinstance(value, list | dict):
+            setattr(cls, name, dataclasses.field(default_factory=partial(copy.deepcopy, value)))
+    return dataclasses.dataclass(frozen=True)(cls)
+
+
+@settings
 class Experiment:
-    """Which recipes run, with which seeds: the axes of the DVC matrix."""
+    """The section `experiment`: the axes of the DVC matrix."""
 
-    recipes: list[str]
-    seeds: list[int]
+    recipes: list[str]  # files of recipes/, or keys under `recipes`; each trained from one policy
+    seeds: list[int]  # of the runs of every recipe
+
+    def __post_init__(self) -> None:
+        for name in ("recipes", "seeds"):
+            values = getattr(self, name)
+            if not values:
+                raise ParamsError(f"experiment.{name} is empty: name at least one")
+            if len(set(values)) < len(values):
+                raise ParamsError(f"experiment.{name} has one of them twice: {values}")
+
+
+# ----------------------------------------------------------------------------------------- the file
 
 
 def load(path: Path) -> dict[str, Any]:
-    """The whole file as a dictionary. Raises ParamsError when it is missing or is not a mapping."""
+    """Return the whole file as a dictionary. Raises ParamsError when it is missing or is not a
+    mapping."""
     try:
         params = yaml.load(path.read_text(), Loader)  # nosec B506  # a SafeLoader
     except FileNotFoundError as error:
@@ -59,7 +90,19 @@ def load(path: Path) -> dict[str, Any]:
 
 
 class Loader(yaml.SafeLoader):
-    """YAML without merges of lists, which double what they merge."""
+    """YAML with numbers as DVC reads them (1e-4), without duplicate keys, and without merges of
+    lists, which double what they merge."""
+
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key.value!r} appears twice", key.start_mark
+                )
+            seen.add(str(key.value))
+        return node
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         for key, value in node.value:
@@ -68,6 +111,13 @@ class Loader(yaml.SafeLoader):
                     None, None, "<< takes one mapping here, and no list", key.start_mark
                 )
         super().flatten_mapping(node)
+
+
+Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
 
 
 def in_one_line(error: yaml.YAMLError) -> str:
@@ -110,7 +160,7 @@ def as_list(value: Any) -> list[Any]:
 
 def check_recipe(name: Any, where: str) -> None:
     """Raise ParamsError unless `name` can be a folder and a part of a DVC stage's name."""
-    if not isinstance(name, str) or not RECIPE_NAME.fullmatch(name):
+    if not isinstance(name, str) or not CELL_NAME.fullmatch(name):
         raise ParamsError(
             f"{where} is {str(name)[:100]!r}; it names folders and stages: up to 64 letters a to "
             "z, digits, _ and -, and no - in front"
@@ -140,79 +190,64 @@ def check_finite(value: Any, file: str, *keys: str) -> None:
         raise ParamsError(f"{file}: {'.'.join(keys)} is {value}; give a finite number")
 
 
+# ------------------------------------------------------------------------------------ the sections
+
+
 def section(params: Mapping[str, Any], name: str, cls: type[T]) -> T:
-    """The section `name` as the dataclass `cls`."""
-    if name not in params:
-        raise ParamsError(
-            f"section '{name}' is missing; sections here: {', '.join(sorted(params))}"
-        )
-    return parse(params[name], cls, name)
+    """The section `name` as the dataclass `cls`; all of it is default where the file has none."""
+    value = params.get(name)
+    return parse({} if value is None else value, cls, name)
 
 
 def sections(params: Mapping[str, Any], cls: type[T]) -> T:
     """Several sections at once: a dataclass whose fields are named as sections and typed as their
     dataclasses."""
     hints = typing.get_type_hints(cls)
-    return cls(**{name: section(params, name, hint) for name, hint in hints.items()})
-
-
-def recipe(params: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The recipe `name`: `allocate` (its strategy) and `train` (the base section with the recipe's
-    keys replaced)."""
-    recipes = params.get("recipes", {})
-    if name not in recipes:
-        raise ParamsError(
-            f"recipe '{name}' is unknown; recipes in params.yaml: {', '.join(sorted(recipes))}"
-        )
-    chosen = recipes[name]
-    if not isinstance(chosen, dict) or set(chosen) != set(RECIPE_KEYS):
-        keys = sorted(chosen) if isinstance(chosen, dict) else chosen
-        raise ParamsError(
-            f"recipes.{name} must have exactly the keys {', '.join(RECIPE_KEYS)}; it has {keys}"
-        )
-    if not isinstance(chosen["train"], dict) or not isinstance(chosen["allocate"], dict):
-        raise ParamsError(
-            f"recipes.{name}: allocate and train must be mappings; write `train: {{}}` to change "
-            "nothing"
-        )
-    base = params.get("train", {})
-    unknown = sorted(set(chosen["train"]) - set(base))
-    if unknown:
-        raise ParamsError(
-            f"recipes.{name}.train.{unknown[0]} is unknown; allowed: {', '.join(sorted(base))}"
-        )
-    return {"allocate": chosen["allocate"], "train": {**base, **chosen["train"]}}
+    with gathered() as problems:
+        found = {name: problems.of(section, params, name, hint) for name, hint in hints.items()}
+    return cls(**found)
 
 
 def parse(value: Any, cls: type[T], where: str) -> T:
-    """`value` (from YAML) as the dataclass `cls`; `where` is the key's name in messages."""
+    """`value` (from YAML) as the dataclass `cls`; `where` is the key's name in messages. Raises
+    ParamsError with all that is wrong."""
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    allowed = ", ".join(fields)
     if not isinstance(value, dict):
-        raise ParamsError(f"{where} must be a mapping with the keys {allowed}; it is {value!r}")
-    for key in value:
-        if key not in fields:
-            raise ParamsError(f"{where}.{key} is unknown; allowed: {allowed}")
+        raise ParamsError(
+            f"{where} must be a mapping with the keys {listed(fields)}; it is {value!r}"
+        )
     hints = typing.get_type_hints(cls)
-    for key in fields:
-        if key not in value:
-            raise ParamsError(f"{where}.{key} is missing; {where} needs: {allowed}")
-    return cls(**{key: convert(value[key], hints[key], f"{where}.{key}") for key in fields})
+    with gathered() as problems:
+        check_keys(value, fields, [n for n, f in fields.items() if is_required(f)], where, problems)
+        found = {
+            key: problems.of(convert, value[key], hints[key], f"{where}.{key}")
+            for key in fields
+            if key in value
+        }
+    return cls(**found)
 
 
-def at_least(least: int, **values: int) -> None:
-    """Raise ParamsError naming the value that is below `least`; `__` in a name stands for a dot."""
-    for name, value in values.items():
-        if value < least:
-            raise ParamsError(f"{name.replace('__', '.')} is {value}; it must be at least {least}")
+def check_keys(
+    value: Mapping[str, Any],
+    allowed: Iterable[str],
+    required: Iterable[str],
+    where: str,
+    problems: "Problems",
+) -> None:
+    """Add the keys that are not allowed, and those that are missing but for misspelt ones."""
+    misspelt = set()
+    for key in value:
+        if key not in allowed:
+            misspelt.add(meant(key, allowed))
+            problems.add(unknown(f"{where}.{key} is unknown; allowed", key, allowed))
+    for key in required:
+        if key not in value and key not in misspelt:
+            problems.add(f"{where}.{key} is missing; {where} needs: {listed(allowed)}")
 
 
-def share(**values: float) -> None:
-    """Raise ParamsError naming the value that is below 0 or above 1; `__` in a name stands for a
-    dot."""
-    for name, value in values.items():
-        if not 0 <= value <= 1:
-            raise ParamsError(f"{name.replace('__', '.')} is {value}; it must be from 0 to 1")
+def is_required(field: "dataclasses.Field[Any]") -> bool:
+    missing = dataclasses.MISSING
+    return field.default is missing and field.default_factory is missing
 
 
 def convert(value: Any, hint: Any, where: str) -> Any:
@@ -224,22 +259,23 @@ def convert(value: Any, hint: Any, where: str) -> Any:
     if dataclasses.is_dataclass(hint):
         return parse(value, typing.cast(type, hint), where)
     if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in arguments:
-            return None
-        words = [word for a in arguments for word in typing.get_args(a)]  # of a Literal
-        if isinstance(value, str) and words:
-            return convert(value, typing.Literal[tuple(words)], where)
-        return convert(value, next(a for a in arguments if a is not type(None)), where)
+        return convert_union(value, arguments, where)
     if origin is list and isinstance(value, list):
-        return [
-            convert(item, arguments[0], f"{where}[{index}]") for index, item in enumerate(value)
-        ]
+        with gathered() as problems:
+            return [
+                problems.of(convert, item, arguments[0], f"{where}[{index}]")
+                for index, item in enumerate(value)
+            ]
     if origin is dict and isinstance(value, dict):
-        return {key: convert(item, arguments[1], f"{where}.{key}") for key, item in value.items()}
+        with gathered() as problems:
+            return {
+                key: problems.of(convert, item, arguments[1], f"{where}.{key}")
+                for key, item in value.items()
+            }
     if origin is typing.Literal:
         if value in arguments:
             return value
-        raise ParamsError(f"{where} is {value!r}; allowed: {', '.join(map(repr, arguments))}")
+        raise ParamsError(unknown(f"{where} is {value!r}; allowed", value, arguments))
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if (
@@ -248,10 +284,88 @@ def convert(value: Any, hint: Any, where: str) -> Any:
         and not (hint in (int, float) and isinstance(value, bool))
     ):
         return value
-    hint_name = getattr(hint, "__name__", str(hint))
-    more = (
-        " (write exponents with a point and a sign: 1.0e+9)"
-        if hint is float and isinstance(value, str)
-        else ""
-    )
-    raise ParamsError(f"{where} is {value!r}, which is not {hint_name}{more}")
+    raise ParamsError(f"{where} is {value!r}, which is not {getattr(hint, '__name__', str(hint))}")
+
+
+def convert_union(value: Any, arguments: tuple[Any, ...], where: str) -> Any:
+    """`value` as the one of a union's types that it can be: null, one of the words of a Literal, or
+    the first other."""
+    if value is None and type(None) in arguments:
+        return None
+    words = [word for a in arguments for word in typing.get_args(a)]  # of a Literal
+    if isinstance(value, str) and words:
+        return convert(value, typing.Literal[tuple(words)], where)
+    return convert(value, next(a for a in arguments if a is not type(None)), where)
+
+
+# ---------------------------------------------------------------------------------------- messages
+
+
+class Problems:
+    """What is wrong so far, so that one message reports all of it."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def add(self, message: str) -> None:
+        self.messages.append(message)
+
+    def report(self) -> None:
+        """Raise ParamsError with all of it, where there is something."""
+        if self.messages:
+            raise ParamsError(*dict.fromkeys(self.messages))
+
+    def of(self, function: Any, *arguments: Any) -> Any:
+        """The function's result; None, with what is wrong added, where it raises ParamsError."""
+        try:
+            return function(*arguments)
+        except ParamsError as error:
+            self.messages += error.problems
+            return None
+
+
+@contextmanager
+def gathered() -> Iterator[Problems]:
+    """Raise ParamsError at the end of the block with all problems that were added in it."""
+    problems = Problems()
+    yield problems
+    problems.report()
+
+
+def unknown(what: str, value: object, known: Iterable[object]) -> str:
+    """A message that lists what there is, with the nearest of it: `what`: a, b; did you mean a?"""
+    guess = meant(value, known)
+    return f"{what}: {listed(known)}{f'; did you mean {guess}?' if guess else ''}"
+
+
+def listed(names: Iterable[object]) -> str:
+    """Names with commas between them; of very many the first."""
+    shown = [str(name) for name in names]
+    more = f" and {len(shown) - MAX_LISTED} more" if len(shown) > MAX_LISTED else ""
+    return (", ".join(shown[:MAX_LISTED]) or "no settings") + more
+
+
+def meant(value: object, known: Iterable[object]) -> str | None:
+    """The one of `known` that is most like `value`, if one is."""
+    close = difflib.get_close_matches(str(value), [str(name) for name in known], 1)
+    return close[0] if close else None
+
+
+def at_least(least: int, **values: int) -> None:
+    """Raise ParamsError naming the values that are below `least`; `__` in a name stands for a
+    dot."""
+    in_range({name: value for name, value in values.items() if value < least}, f"at least {least}")
+
+
+def share(**values: float) -> None:
+    """Raise ParamsError naming the values that are below 0 or above 1; `__` in a name stands for a
+    dot."""
+    in_range({n: v for n, v in values.items() if not 0 <= v <= 1}, "from 0 to 1")
+
+
+def in_range(outside: Mapping[str, float], range_: str) -> None:
+    """Raise ParamsError naming every value of `outside`."""
+    if outside:
+        raise ParamsError(
+            *(f"{n.replace('__', '.')} is {v}; it must be {range_}" for n, v in outside.items())
+        )

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tasks.common.params import ParamsError, convert
+from tasks.common.params import ParamsError, check_keys, convert, gathered, unknown
 
 
 def names(package: ModuleType) -> list[str]:
@@ -32,9 +32,14 @@ def names(package: ModuleType) -> list[str]:
 def load(package: ModuleType, name: Any, where: str) -> ModuleType:
     """The file `name` of `package`; ParamsError says which key (`where`) named it and which names
     there are."""
-    if name not in names(package):
-        raise ParamsError(f"{where} is {name!r}; there is: {', '.join(names(package))}")
+    check(package, name, where)
     return importlib.import_module(f"{package.__name__}.{name}")
+
+
+def check(package: ModuleType, name: Any, where: str) -> None:
+    """Raise ParamsError unless `name` is a file of `package`."""
+    if name not in names(package):
+        raise ParamsError(unknown(f"{where} is {name!r}; there is", name, names(package)))
 
 
 def declares(file: Path, flag: str) -> bool:
@@ -56,15 +61,13 @@ def bind(
     no default and no other, with values of the types that the function declares."""
     parameters = inspect.signature(function).parameters
     allowed = [n for n, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY]
-    for name in settings:
-        if name not in allowed:
-            raise ParamsError(
-                f"{where}.{name} is unknown; it takes: {', '.join(allowed) or 'no settings'}"
-            )
-    for name in allowed:
-        if name not in settings and parameters[name].default is inspect.Parameter.empty:
-            raise ParamsError(f"{where}.{name} is missing; it takes: {', '.join(allowed)}")
+    required = [n for n in allowed if parameters[n].default is inspect.Parameter.empty]
     hints = typing.get_type_hints(function)
-    return functools.partial(
-        function, **{k: convert(v, hints[k], f"{where}.{k}") for k, v in settings.items()}
-    )
+    with gathered() as problems:
+        check_keys(settings, allowed, required, where, problems)
+        bound = {
+            key: problems.of(convert, value, hints[key], f"{where}.{key}")
+            for key, value in settings.items()
+            if key in allowed
+        }
+    return functools.partial(function, **bound)

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.common.files import ArtifactError, replace_file
+from tasks.common.files import ArtifactError, write_text
 from tasks.common.remedy import remedy
 from tasks.common.seal import KEY, DamagedError
 
@@ -48,7 +48,7 @@ class Sealed(dict[str, Any]):
 def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
     """Write `value` and its checksum as indented JSON, whole or not at all."""
     text = encode(value)
-    replace_file(path, lambda file: file.write(text.encode()))
+    write_text(path, text)
 
 
 def read_sealed(path: Path) -> dict[str, Any]:

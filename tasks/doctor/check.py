@@ -8,7 +8,7 @@ from typing import Any
 from tasks.common import params
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError
-from tasks.doctor import machine, places, recipes, sections, servers
+from tasks.doctor import machine, parameters, places, servers
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,12 @@ class Findings:
 def examine(file: Path, layout: Layout) -> Findings:
     """Check the parameters, then the places and the machine that they name."""
     try:
-        values = params.load(file)
+        written = params.load(file)
     except ParamsError as error:
         return Findings([str(error)], [])
-    errors = [*sections.check(values), *recipes.check(values)]
-    if errors:
-        return Findings([*errors, *what_can_be_seen(values)], [])
+    errors, values = parameters.check(written)
+    if errors or values is None:
+        return Findings([*errors, *what_can_be_seen(written)], [])
     model = places.describe_model(values, layout)
     unanswered, silent = servers.check(values)
     errors = [

@@ -13,7 +13,7 @@ from typing import Any
 
 import polars as pl
 
-from tasks.common import params
+from tasks.common import recipes
 from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
 from tasks.common.sealed import read_sealed
@@ -159,7 +159,7 @@ def of_policy(world: World) -> Cost:
 
 def training(world: World, recipe: str, seed: int, *, is_planned: bool) -> Cost:
     """Rollouts, updates and the validation curve of one run."""
-    train = params.recipe(world.values, recipe)["train"]
+    train = recipes.recipe(world.values, recipe)["train"]
     generated, updated = rollout_tokens(world, recipe, seed, is_planned)
     points = 1.0 / train["validation"]["every_share"] + 1.0
     validated = world.prompts["validation"] * (train["validation"]["num_samples"] * points)
@@ -176,7 +176,7 @@ def training(world: World, recipe: str, seed: int, *, is_planned: bool) -> Cost:
 def rollout_tokens(world: World, recipe: str, seed: int, is_planned: bool) -> tuple[Range, Range]:
     """Tokens that are sampled and tokens that are updated: those of the plan's own forecast, else
     as if every prompt were visited with the recipe's largest group."""
-    chosen = params.recipe(world.values, recipe)
+    chosen = recipes.recipe(world.values, recipe)
     train, drift = chosen["train"], Range(0.5, 1.0, 2.0)
     if is_planned:
         with suppress(ArtifactError, KeyError, TypeError):

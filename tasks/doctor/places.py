@@ -8,7 +8,7 @@ import os
 import shutil
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +16,11 @@ from typing import Any
 
 from tasks.common.files import ArtifactError, read_json, require_writable
 from tasks.common.layout import Layout
+from tasks.common.params import ParamsError, meant
 from tasks.common.sealed import read_sealed
-from tasks.common.spelling import meant
-from tasks.doctor.declared import declared
-from tasks.doctor.problems import raised
-from tasks.models.folder import shapes_in
+from tasks.ingest.fetching import HUB as DATA_HUB
+from tasks.models.folder import check_folder, shapes_in
+from tasks.policy.source import HUB as POLICY_HUB
 
 Values = Mapping[str, Any]
 GIB = 2**30
@@ -54,7 +54,7 @@ def hub_cache() -> Path:
 
 def hub_snapshot(source: str) -> Path | None:
     """The cached folder of one revision of a model."""
-    match = declared("tasks.policy.source", "HUB").fullmatch(source)
+    match = POLICY_HUB.fullmatch(source)
     if match is None:
         return None
     return cached(f"models--{match['name'].replace('/', '--')}", match["revision"])
@@ -80,7 +80,7 @@ def check_model(values: Values) -> list[str]:
     if source == "tiny" or source.startswith("s3://"):
         return [] if source == "tiny" else raised(bucket_has, source)
     if source.startswith("hf://"):
-        if not declared("tasks.policy.source", "HUB").fullmatch(source):
+        if not POLICY_HUB.fullmatch(source):
             return [
                 f"policy.source is {source!r}; name a revision (a commit hash): "
                 "hf://org/name@revision"
@@ -101,8 +101,13 @@ def check_model(values: Values) -> list[str]:
     return [f"policy.source: {m}" for m in raised(check_folder, folder)]
 
 
-def check_folder(folder: Path) -> None:
-    declared("tasks.models.folder", "check_folder")(folder)
+def raised(check: Callable[..., object], *arguments: Any) -> list[str]:
+    """Return what a check that stops at the first problem reports; nothing where all is well."""
+    try:
+        check(*arguments)
+    except (ParamsError, ArtifactError) as error:
+        return [str(error)]
+    return []
 
 
 def not_cached(where: str, location: str) -> list[str]:
@@ -140,7 +145,7 @@ def source_file(location: str, where: str) -> Iterator[str]:
     if scheme in ("http", "https"):
         return
     if scheme == "hf":
-        match = declared("tasks.ingest.fetching", "HUB").fullmatch(location)
+        match = DATA_HUB.fullmatch(location)
         if match is None:
             yield f"{where}: {location} is not hf://datasets/ORG/NAME@REVISION/PATH/OF/THE/FILE"
             return

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tasks.common.files import ArtifactError
-from tasks.doctor.declared import declared
+from tasks.engines.settings import parse_url
 
 Values = Mapping[str, Any]
 SECONDS = 5.0
@@ -31,7 +31,7 @@ def check(values: Values) -> tuple[list[str], list[str]]:
     wrong, silent = list[str](), list[str]()
     for url in engine["urls"]:
         try:
-            ask(declared("tasks.engines.server.endpoints", "parse_url")(url))
+            ask(parse_url(url))
         except ArtifactError as error:
             wrong.append(str(error))
         except OSError as error:

@@ -1,4 +1,14 @@
 """Engines sample completions. Each is a file or a folder here, named in `engine.name`; SHARED lists
 the files that they have in common."""
 
-SHARED = ("choosing", "cluster", "devices", "engine", "flops", "memory", "weights")
+SHARED = (
+    "choosing",
+    "cluster",
+    "devices",
+    "engine",
+    "flops",
+    "loading",
+    "memory",
+    "settings",
+    "weights",
+)

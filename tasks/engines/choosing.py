@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tasks.engines.engine import Sampling
+from tasks.engines.settings import Sampling
 
 
 def choose(

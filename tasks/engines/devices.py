@@ -14,12 +14,8 @@ from pathlib import Path
 import torch
 
 from tasks.common.process import exclusive
-from tasks.engines.engine import (
-    EngineSettings,
-    engine_name,
-    has_cluster_engines,
-    num_trainer_gpus,
-)
+from tasks.engines.loading import engine_name, num_trainer_gpus
+from tasks.engines.settings import EngineSettings
 from tasks.models.policy import torch_device
 
 FOLDER = "WINNOW_LOCKS"
@@ -27,7 +23,7 @@ FOLDER = "WINNOW_LOCKS"
 
 def sampling_gpus(settings: EngineSettings) -> list[str]:
     """The GPUs that the engine computes on; none of this machine's where servers are named."""
-    if settings.urls or has_cluster_engines(settings):
+    if settings.urls or settings.has_cluster_engines:
         return []
     replicas = settings.num_replicas if engine_name(settings) == "server" else 1
     return first_gpus(torch_device(settings.device), replicas)

@@ -7,73 +7,20 @@ prompt, the sampling settings and its own seed, and not on the other completions
 their order (in float32 exactly, up to the rounding of matrix products)."""
 
 import hashlib
-import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from transformers import PreTrainedModel
 
-from tasks import engines
-from tasks.common import registry
 from tasks.common.files import ArtifactError
-from tasks.common.params import ParamsError, at_least
-from tasks.engines.memory import TrainingMemory, check_memory
-from tasks.models.policy import Policy
+from tasks.engines.settings import Sampling
+
+if TYPE_CHECKING:
+    import torch
 
 Ints = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """The section `sampling`: the settings that a completion depends on. Temperature 0 is
-    greedy."""
-
-    temperature: float
-    top_p: float
-    top_k: int
-    max_tokens: int
-    seed: int
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """`engine.cluster` where it names a Ray cluster: the address of its head, the processes that
-    train (a GPU each), the vLLM servers and the GPUs of each, and a folder that all machines see,
-    through which new weights reach the servers."""
-
-    ray: str
-    trainers: int
-    engines: int
-    gpus_per_engine: int
-    shared: str
-
-
-@dataclass(frozen=True)
-class EngineSettings:
-    """The section `engine`: how completions are computed. None of it is part of a key of the
-    rollout store.
-
-    `urls`, `num_replicas`, `weight_transfer`, `max_retries` and `timeout_seconds` (of one request)
-    apply to the engine `server` only."""
-
-    name: str
-    device: str
-    dtype: str
-    max_rows: int
-    memory_fraction: float
-    sleep: bool
-    threads: int
-    num_processes: int
-    cluster: Cluster | Literal["local"]
-    urls: list[str]
-    num_replicas: int
-    weight_transfer: Literal["file", "nccl"]
-    max_retries: int
-    timeout_seconds: float
 
 
 @dataclass(frozen=True)
@@ -164,7 +111,7 @@ class Engine(Protocol):
         """
         ...
 
-    def set_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+    def set_weights(self, weights: Mapping[str, "torch.Tensor"]) -> None:
         """Replace the policy's weights in place, with effect from the next call on."""
         ...
 
@@ -212,103 +159,18 @@ class StoppableEngine(Engine, Protocol):
 class SwappingEngine(Engine, Protocol):
     """An engine whose weights can be replaced while it samples."""
 
-    def set_weights(self, weights: Mapping[str, torch.Tensor], version: int | None = None) -> None:
+    def set_weights(
+        self, weights: Mapping[str, "torch.Tensor"], version: int | None = None
+    ) -> None:
         """As `Engine`. With the `version` of the policy, the number of its updates, samples have
         `versions` from now on."""
         ...
 
-    def swap_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+    def swap_weights(self, weights: Mapping[str, "torch.Tensor"], version: int) -> None:
         """As `set_weights`, while another thread may be in `generate`: completions in flight go on
         with the new weights. The log-probability of a token is that of the weights that wrote it,
         given all tokens before it."""
         ...
-
-
-def engine_name(settings: EngineSettings) -> str:
-    """Return the engine's name. `auto` is `server` where URLs or several replicas are set, `vllm`
-    on a machine with a GPU where vLLM is installed, else `hf`; `server` where a cluster has
-    engines."""
-    if settings.name != "auto":
-        return settings.name
-    if settings.urls or settings.num_replicas > 1 or has_cluster_engines(settings):
-        return "server"
-    return "vllm" if torch.cuda.is_available() and importlib.util.find_spec("vllm") else "hf"
-
-
-def has_cluster_engines(settings: EngineSettings) -> bool:
-    """Whether vLLM servers are to run on the machines of a cluster."""
-    return settings.cluster != "local" and settings.cluster.engines > 0
-
-
-def check_cluster(settings: EngineSettings) -> None:
-    """Raise ParamsError for a cluster that cannot be, or beside what it excludes."""
-    cluster = settings.cluster
-    if cluster == "local":
-        return
-    at_least(1, engine__cluster__trainers=cluster.trainers)
-    at_least(0, engine__cluster__engines=cluster.engines)
-    at_least(1, engine__cluster__gpus_per_engine=cluster.gpus_per_engine)
-    if settings.urls or settings.num_replicas != 1 or settings.num_processes != 1:
-        raise ParamsError(
-            "engine.cluster says how many processes train and sample: leave engine.num_processes "
-            "and engine.num_replicas at 1 and engine.urls empty"
-        )
-    if cluster.engines and engine_name(settings) != "server":
-        raise ParamsError(
-            f"engine.cluster.engines is {cluster.engines}, which are vLLM servers, and engine.name "
-            f"is {settings.name}: set it to server or auto, or engines to 0"
-        )
-    if not cluster.engines and settings.name == "server":
-        raise ParamsError("engine.name is server, and engine.cluster.engines is 0: name some")
-
-
-def load_engine(
-    settings: EngineSettings, policy: Policy, model: PreTrainedModel | None = None
-) -> Engine:
-    """Return the engine `settings.name` for `policy`. With the trainer's `model`, the engine must
-    replace its weights in place; one that can samples from `model` itself."""
-    check_cluster(settings)
-    name = engine_name(settings)
-    module = registry.load(engines, name, "engine.name")
-    if name != "server" and (settings.urls or settings.num_replicas != 1):
-        raise ParamsError(
-            "engine.urls and engine.num_replicas apply to the engine server, and engine.name is "
-            f"{name}: set it to server, or leave urls empty and num_replicas at 1"
-        )
-    return cast(Engine, module.load(settings, policy, model))
-
-
-def num_trainer_gpus(
-    settings: EngineSettings, num_processes: int, device: torch.device, num_gpus: int | None = None
-) -> int:
-    """How many GPUs the `num_processes` of a trainer keep to themselves: all of theirs where this
-    process sees one for every server that it starts as well; else none, and the engine's are the
-    first ones, too."""
-    if device.type != "cuda" or engine_name(settings) != "server" or settings.urls:
-        return 0
-    if has_cluster_engines(settings):  # on other GPUs, or other machines
-        return num_processes
-    seen = torch.cuda.device_count() if num_gpus is None else num_gpus
-    return num_processes if seen >= num_processes + settings.num_replicas else 0
-
-
-def check_shared_gpu(
-    settings: EngineSettings, num_processes: int, device: torch.device, training: TrainingMemory
-) -> None:
-    """Raise ArtifactError when training, whose weights are loaded, and the engine do not fit the
-    GPU together. On a CPU nothing is checked."""
-    if device.type != "cuda":
-        return
-    name = engine_name(settings)
-    free, total = torch.cuda.mem_get_info(device)
-    is_shared = not num_trainer_gpus(settings, num_processes, device)
-    reserves = name == "vllm" or (name == "server" and not settings.urls and is_shared)
-    check_memory(
-        training,
-        settings.memory_fraction * total if reserves else 0.0,
-        free,
-        sleeps=name == "vllm" and settings.sleep,
-    )
 
 
 def never(on_ended: OnEnded | None) -> IsEnough:

@@ -17,15 +17,8 @@ from transformers import PreTrainedModel
 
 from tasks.common.files import ArtifactError, read_json
 from tasks.engines.choosing import choose, hashed_uniforms
-from tasks.engines.engine import (
-    EngineSettings,
-    IsEnough,
-    OnEnded,
-    Request,
-    Samples,
-    check_lengths,
-    never,
-)
+from tasks.engines.engine import IsEnough, OnEnded, Request, Samples, check_lengths, never
+from tasks.engines.settings import EngineSettings
 from tasks.models.policy import Policy, load_tokenizer, stop_token_ids
 from tasks.models.weights import as_saved
 

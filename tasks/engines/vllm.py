@@ -14,15 +14,8 @@ import torch
 from transformers import PreTrainedModel
 
 from tasks.common.files import ArtifactError
-from tasks.engines.engine import (
-    EngineSettings,
-    IsEnough,
-    OnEnded,
-    Request,
-    Samples,
-    check_lengths,
-    never,
-)
+from tasks.engines.engine import IsEnough, OnEnded, Request, Samples, check_lengths, never
+from tasks.engines.settings import EngineSettings
 from tasks.engines.weights.vllm_model import HEAD, check_updates, has_head, pack_experts
 from tasks.models.policy import Policy, load_tokenizer, stop_token_ids, torch_device
 from tasks.models.weights import as_saved

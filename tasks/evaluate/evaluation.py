@@ -7,7 +7,7 @@ the samples of one prompt are not independent."""
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +20,12 @@ from tasks.common.scores import score_prompts
 from tasks.common.sealed import write_sealed
 from tasks.common.stage import Stage
 from tasks.common.statistics import bootstrap_interval, pass_at_k
-from tasks.grading.grader import Verify
+from tasks.evaluate.settings import Evaluate
 from tasks.grading.rollouts import graded_rollouts, write_rollouts
+from tasks.grading.settings import Verify
 from tasks.models.policy import Policy
 from tasks.store.rollouts import SamplerSettings, StoredRollouts, sampling_cost
 from tasks.store.usage import Usage, cell_name
-
-
-@dataclass(frozen=True)
-class Evaluate:
-    """The section `evaluate`: samples a prompt, the k of pass@k, and the number of bootstrap
-    draws."""
-
-    num_samples: int
-    pass_at: list[int]
-    num_bootstrap: int
 
 
 def run_evaluation(run: Stage, policy: Policy, out: Path) -> None:
@@ -48,13 +39,14 @@ def run_evaluation(run: Stage, policy: Policy, out: Path) -> None:
             f"{test} has no prompts, and {run.name} measures the policy on them: set "
             "ingest.splits.test to at least 1"
         )
-    run.tracker.params({name: run.params[name] for name in ("evaluate", "sampling")})
+    sampler = run.sections(SamplerSettings)
+    run.tracker.params({"evaluate": asdict(settings), "sampling": asdict(sampler.sampling)})
     run.tracker.dataset("test", test, digest_file(test), "evaluate")
     metrics, usage = evaluate_policy(
         prompts,
         policy,
         settings,
-        run.sections(SamplerSettings),
+        sampler,
         run.section("verify", Verify),
         run.layout,
         cell_name(run.name, run.recipe, run.seed),

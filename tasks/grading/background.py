@@ -12,7 +12,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from tasks.grading.grader import Answer, Grader, Verify
+from tasks.grading.grader import Answer, Grader
+from tasks.grading.settings import Verify
 from tasks.grading.verdict import Verdict
 
 KILL_SECONDS = 0.1  # between two kills of a pool whose thread was cancelled

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.common.files import ArtifactError
-from tasks.common.params import at_least
 from tasks.common.pool import Died, Pool, TimedOut, python
 from tasks.grading import verifiers
+from tasks.grading.settings import Verify
 from tasks.grading.verdict import JudgeUsage, Verdict
 
 if TYPE_CHECKING:
@@ -25,22 +25,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_CHARACTERS = 1 << 20  # of a completion: only the end of a longer one is graded
-
-
-@dataclass(frozen=True)
-class Verify:
-    """The section `verify`. `processes` grade in parallel; `seconds` (of CPU time) is the limit of
-    an answer, `memory_gb` (2^30 bytes of address space) that of a process. What sleeps or waits is
-    ended after `clock_factor` times as long on the clock, pauses left out. A stage stops when the
-    share of outcomes `timeout` and `error` is above `max_failure_rate`. `verifiers` holds verifiers
-    with settings: name -> {method: file, setting: value}."""
-
-    processes: int
-    seconds: float
-    memory_gb: float
-    max_failure_rate: float
-    verifiers: dict[str, dict[str, Any]]
-    clock_factor: float = 20.0
 
 
 @dataclass(frozen=True)
@@ -66,7 +50,6 @@ class Grader:
     `judge` gives errors."""
 
     def __init__(self, settings: Verify, judged: Path | None = None) -> None:
-        at_least(1, verify__processes=settings.processes)
         self.settings = settings
         self.judged = judged
         self.judges: dict[str, Judge] = {}

@@ -19,7 +19,8 @@ from tasks.common.artifacts import ROLLOUTS
 from tasks.common.progress import progress
 from tasks.common.spill import ROW, Spill
 from tasks.grading.background import BackgroundGrader
-from tasks.grading.grader import Answer, Verify, parts_of
+from tasks.grading.grader import Answer, parts_of
+from tasks.grading.settings import Verify
 from tasks.grading.verdict import Verdict
 
 MAX_WAITING = 2  # batches that wait to be judged, before sampling waits for them

@@ -21,9 +21,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tasks.common import params, process
 from tasks.common.files import ArtifactError, digest_file
 from tasks.common.layout import Layout
+from tasks.common.params import meant
 from tasks.common.sealed import read_sealed, write_sealed
-from tasks.common.spelling import meant
-from tasks.engines.engine import EngineSettings, engine_name
+from tasks.engines.loading import engine_name
+from tasks.engines.settings import EngineSettings
 from tasks.harness import files
 from tasks.harness.records import Cell, Record, path_of
 from tasks.models.policy import (

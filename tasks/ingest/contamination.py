@@ -23,8 +23,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from tasks.common.params import ParamsError, at_least
 from tasks.common.progress import progress
+from tasks.ingest.settings import Contamination
 from tasks.ingest.similarity import same, text_of, tokens_of, words_of
 from tasks.ingest.spool import Spool
 
@@ -37,27 +37,7 @@ FACTOR = 0x9E3779B97F4A7C15  # odd: by its powers the tokens of an n-gram are to
 Hashes = NDArray[np.uint64]
 
 
-@dataclass(frozen=True)
-class Contamination:
-    """The section `ingest.contamination`. `overlap` is a share of n-grams, or null to search for
-    equal prompts only; `ngram` is a number of words, numbers and signs."""
-
-    overlap: float | None
-    ngram: int
-    same_numbers: bool
-
-
 PAIRS = {"row": pl.UInt32, "other": pl.UInt32, "kind": pl.String, "overlap": pl.Float64}
-
-
-def check(settings: Contamination) -> None:
-    """Raise ParamsError for values out of range."""
-    at_least(1, ingest__contamination__ngram=settings.ngram)
-    if settings.overlap is not None and not 0 < settings.overlap <= 1:
-        raise ParamsError(
-            f"ingest.contamination.overlap is {settings.overlap}; it must be above 0 and at most "
-            "1, or null"
-        )
 
 
 def pairs(

@@ -2,9 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tasks.common import registry
 from tasks.common.params import ParamsError, parse
@@ -24,39 +24,7 @@ from tasks.ingest.selection import (
     question_of,
     verifier_of,
 )
-
-# keys of an entry that may be left out
-OPTIONAL = (
-    "prompt_template",
-    "verifier",
-    "weight",
-    "max_rows",
-    "split",
-    "where",
-    "question",
-)
-
-
-@dataclass(frozen=True)
-class Source:
-    """One entry of `ingest.sources`; all keys except `preset` and `settings` may be left out.
-
-    `prompt_template` contains `{prompt}` once (`Question: {prompt}\\nAnswer:`). `verifier` replaces
-    the preset's: a name, or the choice by a column. `weight` is the source's share of every split,
-    relative to the other weights. `max_rows` limits its rows. `split` puts all of its rows into one
-    split, which then takes rows only from sources that name it. `where` chooses rows by the values
-    of columns. `question` tells the question from its wrapper, for comparing prompts: the field
-    that has it alone, or the texts around it."""
-
-    preset: str
-    settings: dict[str, Any]
-    prompt_template: str | None
-    verifier: Any
-    weight: float | None
-    max_rows: int | None
-    split: Literal["train", "validation", "test"] | None
-    where: dict[str, Any] | None
-    question: Any
+from tasks.ingest.settings import Source
 
 
 def load(preset: str) -> Any:
@@ -64,16 +32,11 @@ def load(preset: str) -> Any:
     return registry.load(presets, preset, "ingest.sources: the preset")
 
 
-def sources(entries: list[dict[str, Any]]) -> list[Source]:
+def sources(entries: list[Source]) -> list[Source]:
     """Return the entries after checking them."""
-    if not entries:
-        raise ParamsError("ingest.sources is empty: name at least one source")
     parsed = []
-    for number, entry in enumerate(entries):
-        if isinstance(entry, dict):
-            entry = {**dict.fromkeys(OPTIONAL), **entry}
+    for number, source in enumerate(entries):
         where = f"ingest.sources[{number}]"
-        source = parse(entry, Source, where)
         if source.verifier is not None:
             source = replace(source, verifier=verifier_of(source.verifier, f"{where}.verifier"))
         source = replace(source, question=question_of(source.question, f"{where}.question"))
@@ -86,6 +49,7 @@ def sources(entries: list[dict[str, Any]]) -> list[Source]:
 
 def check(source: Source, where: str) -> None:
     """Raise ParamsError for values out of range, or settings that the preset does not have."""
+    registry.check(presets, source.preset, f"{where}.preset")
     if source.prompt_template is not None and source.prompt_template.count("{prompt}") != 1:
         raise ParamsError(
             f"ingest.sources: prompt_template {source.prompt_template!r} must hold {{prompt}} once"
@@ -106,14 +70,10 @@ def check(source: Source, where: str) -> None:
 
 
 def settings_of(source: Source) -> Any:
-    """Return the entry's `settings` as the preset's dataclass; what the module calls OPTIONAL may
-    be left out, and is null."""
+    """Return the entry's `settings` as the preset's dataclass."""
     module = load(source.preset)
     where = f"ingest.sources.{source.preset}.settings"
-    values: Any = source.settings
-    if isinstance(values, dict):
-        values = {**dict.fromkeys(getattr(module, "OPTIONAL", ())), **values}
-    settings = parse(values, module.Settings, where)
+    settings = parse(source.settings, module.Settings, where)
     return module.checked(settings, where) if hasattr(module, "checked") else settings
 
 

@@ -1,36 +1,24 @@
 """The stage `ingest`: from the sources to prompts with answers, in three splits."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 
 from tasks.common.files import digest_file, temporary_folder
 from tasks.common.stage import Stage
-from tasks.grading.grader import Grader, Verify
+from tasks.grading.grader import Grader
+from tasks.grading.settings import Verify
 from tasks.ingest import contamination, duplicates, golds, splits, writing
-from tasks.ingest.contamination import Contamination
-from tasks.ingest.reading import Source, load, num_rows, read, sources
-from tasks.ingest.splits import Share, Sizes
+from tasks.ingest.reading import load, num_rows, read, sources
+from tasks.ingest.settings import Ingest, Source
+from tasks.ingest.splits import Share
 from tasks.ingest.spool import Spool
 from tasks.ingest.summary import table
 from tasks.ingest.wrappers import Wrapper, Wrappers
 
 logger = logging.getLogger("tasks.ingest")
-
-
-@dataclass(frozen=True)
-class Ingest:
-    """The section `ingest`. A prompt of more than `max_prompt_characters` (null: no limit) is
-    rejected."""
-
-    seed: int
-    splits: Sizes
-    max_prompt_characters: int | None
-    contamination: Contamination
-    sources: list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -47,7 +35,6 @@ def main(stage: Stage) -> None:
     settings = sections.ingest
     chosen = sources(settings.sources)
     splits.check(settings.splits, shares(chosen))
-    contamination.check(settings.contamination)
     folder = None if stage.options.dry_run else stage.layout.root
     with temporary_folder(folder, "ingest") as temporary:
         report = golds.Report()
@@ -128,7 +115,7 @@ def write(stage: Stage, spool: Spool, index: pl.DataFrame, pairs: pl.DataFrame) 
     """Write the tables and record them."""
     writing.write_rejected(stage.layout.prompts("rejected"), spool, index)
     writing.write_contamination(stage.layout.prompts("contamination"), spool, index, pairs)
-    stage.tracker.params({"ingest": stage.params["ingest"]})
+    stage.tracker.params({"ingest": asdict(stage.section("ingest", Ingest))})
     for name in splits.NAMES:
         path = stage.layout.prompts(name)
         num_prompts = writing.write_prompts(path, spool, index, name)

@@ -15,18 +15,9 @@ import polars as pl
 from tasks.common.params import ParamsError
 from tasks.common.stage import StageError
 from tasks.ingest.duplicates import ALIVE, reject
+from tasks.ingest.settings import Sizes
 
 NAMES = ("train", "validation", "test")
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The section `ingest.splits`, in prompts. `train: null` takes all that remain, `validation`
-    and `test` with null all of the sources that name them. 0 is no such split; train needs one."""
-
-    train: int | None
-    validation: int | None
-    test: int | None
 
 
 @dataclass(frozen=True)

@@ -6,24 +6,15 @@ params.yaml, so no example here has the seed of an evaluation prompt."""
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from tasks.common import registry
-from tasks.common.params import ParamsError, parse
+from tasks.common.params import ParamsError, gathered, parse
 from tasks.policy import families
+from tasks.policy.settings import Family
 
 FIRST_SEED = 2**40
 SEEDS_PER_POLICY = 2**32
-
-
-@dataclass(frozen=True)
-class Family:
-    """One entry of `policy.tiny.families`."""
-
-    name: str
-    weight: float
-    settings: dict[str, Any]
 
 
 def load(family: Family) -> Any:
@@ -36,20 +27,30 @@ def phrases(chosen: list[Family]) -> list[str]:
     return [phrase for family in chosen for phrase in load(family).PHRASES]
 
 
+def settings_of(chosen: list[Family]) -> list[Any]:
+    """Return the settings of every family, checked."""
+    if not chosen or min(family.weight for family in chosen) <= 0:
+        raise ParamsError(
+            "policy.tiny.families needs at least one family, each with a weight above 0"
+        )
+    with gathered() as problems:
+        return [
+            problems.of(
+                parse,
+                family.settings,
+                load(family).Settings,
+                f"policy.tiny.families.{family.name}.settings",
+            )
+            for family in chosen
+        ]
+
+
 def draw(
     chosen: list[Family], seed: int, num_examples: int, first_chunk: int = 0
 ) -> Iterator[list[tuple[str, str]]]:
     """Yield chunks of `num_examples` shuffled pairs (prompt, completion) without end, from the
     chunk of that number on."""
-    if not chosen or min(family.weight for family in chosen) <= 0:
-        raise ParamsError(
-            "policy.tiny.families needs at least one family, each with a weight above 0"
-        )
-    modules = [load(family) for family in chosen]
-    settings = [
-        parse(family.settings, module.Settings, f"policy.tiny.families.{family.name}.settings")
-        for family, module in zip(chosen, modules, strict=True)
-    ]
+    modules, settings = [load(family) for family in chosen], settings_of(chosen)
     total = sum(family.weight for family in chosen)
     per_chunk = num_examples + len(chosen)  # seeds; every family draws at least one example
     first = FIRST_SEED + seed * SEEDS_PER_POLICY + first_chunk * per_chunk

@@ -1,23 +1,14 @@
 """Make or fetch the initial policy."""
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from tasks.common.layout import Layout
 from tasks.common.sealed import write_sealed
 from tasks.policy.card import write_copy, write_external, write_own
+from tasks.policy.settings import Policy
 from tasks.policy.source import resolve
-from tasks.policy.tiny import Tiny, make
-
-
-@dataclass(frozen=True)
-class Policy:
-    """The section `policy`; `tiny` is used when the source is `tiny`."""
-
-    source: str
-    trust_remote_code: bool
-    tiny: Tiny
+from tasks.policy.tiny import make
 
 
 def provide(

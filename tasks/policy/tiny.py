@@ -7,7 +7,7 @@ temperature 1, it solves its problems with probabilities all over the range from
 do. head_dim is 32, the smallest that vLLM accepts."""
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -15,34 +15,13 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
 from tasks.models.policy import torch_device
-from tasks.policy.examples import Family, draw, phrases
+from tasks.policy.examples import draw, phrases
+from tasks.policy.settings import Model, Tiny
 from tasks.policy.tokenizer import character_tokenizer
-from tasks.policy.training import Training, train
+from tasks.policy.training import train
 from tasks.policy.unfinished import Unfinished
 
 HEAD_DIM = 32
-
-
-@dataclass(frozen=True)
-class Model:
-    """The section `policy.tiny.model`; heads have 32 dimensions each."""
-
-    num_layers: int
-    hidden_size: int
-    num_heads: int
-    num_key_value_heads: int
-    intermediate_size: int
-    max_length: int
-
-
-@dataclass(frozen=True)
-class Tiny:
-    """The section `policy.tiny`."""
-
-    seed: int
-    families: list[Family]
-    model: Model
-    training: Training
 
 
 def make(

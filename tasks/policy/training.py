@@ -13,7 +13,6 @@ Shapes: B rows, T tokens, V vocabulary."""
 import logging
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,25 +20,11 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tasks.common.progress import progress
+from tasks.policy.settings import Training
 from tasks.policy.unfinished import Unfinished
 
 logger = logging.getLogger(__name__)
 IGNORED = -100
-
-
-@dataclass(frozen=True)
-class Training:
-    """The section `policy.tiny.training`. `tokens` counts prompts and completions, without
-    padding."""
-
-    device: str
-    tokens: float
-    batch_size: int
-    batches_per_bucket: int
-    learning_rate: float
-    warmup_rate: float
-    weight_decay: float
-    max_grad_norm: float
 
 
 def encode(

@@ -5,7 +5,6 @@ profiling: N = 8 samples under the initial policy, with the same sampler and lim
 training)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
@@ -16,13 +15,6 @@ from tasks.common.statistics import fit_beta, mixed_probability, wilson_interval
 
 # group sizes that the summary gives the share of mixed groups for
 GROUP_SIZES = (2, 4, 8, 16, 32)
-
-
-@dataclass(frozen=True)
-class ProfileSettings:
-    """The section `profile`: samples a prompt."""
-
-    num_samples: int
 
 
 def profile_prompts(rollouts: pl.DataFrame) -> pl.DataFrame:

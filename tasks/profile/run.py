@@ -1,18 +1,21 @@
 """The stage `profile`: from the training prompts and the policy to a pass rate for every prompt."""
 
 import logging
+from dataclasses import asdict
 
 import polars as pl
 
-from tasks.common import params, stage
+from tasks.common import stage
 from tasks.common.artifacts import PROFILE, PROMPTS
 from tasks.common.files import digest_file
 from tasks.common.ledger import ACCOUNTS
 from tasks.common.sealed import write_sealed
-from tasks.grading.grader import Grader, Verify
+from tasks.grading.grader import Grader
 from tasks.grading.rollouts import graded_rollouts, write_rollouts
+from tasks.grading.settings import Verify
 from tasks.models.policy import read_policy
-from tasks.profile.profile import ProfileSettings, profile_prompts, summarize
+from tasks.profile.profile import profile_prompts, summarize
+from tasks.profile.settings import ProfileSettings
 from tasks.store.rollouts import SamplerSettings, StoredRollouts, sampling_cost
 
 logger = logging.getLogger(__name__)
@@ -21,15 +24,14 @@ logger = logging.getLogger(__name__)
 def main(run: stage.Stage) -> None:
     """Sample and grade all training prompts, and write the profile and its costs."""
     settings = run.section("profile", ProfileSettings)
-    params.at_least(1, profile__num_samples=settings.num_samples)
     sampler = run.sections(SamplerSettings)
     layout = run.layout
     policy = read_policy(layout)
     prompts = PROMPTS.read(layout.prompts("train"))
     run.tracker.params(
         {
-            "profile": run.params["profile"],
-            "sampling": run.params["sampling"],
+            "profile": asdict(settings),
+            "sampling": asdict(sampler.sampling),
             "policy": policy.digest,
         }
     )

@@ -13,7 +13,7 @@ from typing import Any
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, ModelCardData
 from huggingface_hub.errors import HfHubHTTPError
 
-from tasks.common import params
+from tasks.common import params, recipes
 from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
 from tasks.common.locations import open_location, reaching
@@ -87,7 +87,7 @@ def collect(layout: Layout, values: Mapping[str, Any], cell: Cell) -> dict[str, 
 
 def settings(values: Mapping[str, Any], cell: Cell) -> dict[str, Any]:
     """Return all that the cell was allocated and trained with."""
-    chosen = params.recipe(dict(values), cell.recipe)
+    chosen = recipes.recipe(values, cell.recipe)
     allocate = {**values.get("allocate", {}), **chosen["allocate"]}
     return {
         "recipe": cell.recipe,

@@ -3,18 +3,25 @@ the candidate and the champion."""
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from tasks.common import params
+from tasks.allocate.settings import AllocateSettings
+from tasks.common import recipes
 from tasks.common.artifacts import PROMPTS, ROLLOUTS
 from tasks.common.journal import Event, milliseconds, point
+from tasks.common.params import Experiment, parse
 from tasks.common.stage import Stage
+from tasks.engines.settings import Sampling
+from tasks.evaluate.settings import Evaluate
+from tasks.profile.settings import ProfileSettings
 from tasks.report.curves import COMPARED
 from tasks.report.evidence import Evidence, Trained
 from tasks.report.leaderboard import SUMMARISED, Row, shifted_curve
+from tasks.train.settings import TrainSettings
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +29,7 @@ logger = logging.getLogger(__name__)
 RECORDED = ("index.html", "leaderboard.json", "leaderboard.txt", "summary.json", "curve.csv")
 NUM_SAMPLES = 32  # rollouts on test that are kept to be read
 # the sections whose values a cell's result comes from, beside `allocate` and `train`
-SECTIONS = ("sampling", "profile", "evaluate")
+SECTIONS = {"sampling": Sampling, "profile": ProfileSettings, "evaluate": Evaluate}
 
 
 def record(
@@ -85,9 +92,9 @@ def existing(files: Mapping[str, Path]) -> dict[str, Path]:
 
 def experiment_params(stage: Stage) -> dict[str, Any]:
     """Return the parameters of the experiment, with the recipes that are in it."""
-    chosen = stage.params["experiment"]["recipes"]
-    recipes = {name: stage.params.get("recipes", {}).get(name, {}) for name in chosen}
-    return {**{k: v for k, v in stage.params.items() if k != "tracking"}, "recipes": recipes}
+    chosen = stage.section("experiment", Experiment).recipes
+    named = {name: recipes.resolved(stage.params, name) for name in chosen}
+    return {**{k: v for k, v in stage.params.items() if k != "tracking"}, "recipes": named}
 
 
 def experiment_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
@@ -103,13 +110,14 @@ def experiment_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
 
 def cell_params(stage: Stage, run: Trained) -> dict[str, Any]:
     """Return everything that a cell is made with: the recipe's settings over the common ones."""
-    shared = {name: stage.params[name] for name in SECTIONS if name in stage.params}
+    shared = {name: asdict(stage.section(name, cls)) for name, cls in SECTIONS.items()}
     cell = {"recipe": run.recipe, "seed": run.seed, **shared}
-    if run.recipe not in stage.params.get("recipes", {}):
+    if run.recipe not in recipes.names(stage.params):
         return cell
-    chosen = params.recipe(stage.params, run.recipe)
-    allocate = {**stage.params.get("allocate", {}), **chosen["allocate"]}
-    return {**cell, "allocate": allocate, "train": chosen["train"]}
+    chosen = recipes.recipe(stage.params, run.recipe)
+    allocate = {**asdict(stage.section("allocate", AllocateSettings)), **chosen["allocate"]}
+    train = asdict(parse(chosen["train"], TrainSettings, "train"))
+    return {**cell, "allocate": allocate, "train": train}
 
 
 def cell_metrics(row: Row) -> dict[str, float]:

@@ -1,9 +1,8 @@
 """The stage `report`: what all recipes and seeds reached and cost, side by side."""
 
 import logging
-from pathlib import Path
 
-from tasks.common.files import digest_file, replace_file, write_json
+from tasks.common.files import digest_file, write_json, write_text
 from tasks.common.params import Experiment
 from tasks.common.sealed import write_sealed
 from tasks.common.stage import Stage
@@ -71,8 +70,3 @@ def measure(evidence: Evidence, settings: ReportSettings) -> dict[str, Drift]:
             words = stale_words(trained.name, drift, reads_profile=reads)
             logger.log(logging.WARNING if reads else logging.INFO, "%s", words)
     return drifts
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file, whole or not at all."""
-    replace_file(path, lambda file: file.write(text.encode()))

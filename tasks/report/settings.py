@@ -1,11 +1,11 @@
-"""The section `report` of the parameters."""
+"""The section `report`."""
 
-from dataclasses import dataclass
+from tasks.common.params import settings
 
 
-@dataclass(frozen=True)
+@settings
 class ReportSettings:
-    """From where on a profile is called stale, and the number of bootstrap draws of an interval."""
+    """The section `report`."""
 
-    stale_above: float
-    num_bootstrap: int
+    stale_above: float = 0.15  # last pass: how far training success may be from the profile
+    num_bootstrap: int = 1000  # draws of an interval

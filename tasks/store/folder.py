@@ -18,7 +18,6 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,6 +35,7 @@ from tasks.common.files import (
 from tasks.common.locations import UNREACHED, open_location, reaching
 from tasks.common.seal import DamagedError
 from tasks.store import shards
+from tasks.store.settings import StoreSettings
 from tasks.store.shards import KEYS, Span
 
 logger = logging.getLogger(__name__)
@@ -44,16 +44,6 @@ T = TypeVar("T")
 DESCRIPTION = "sampling.json"  # the file that describes a folder
 MAX_TRIES = 100  # of a read or an append that other processes disturb
 READ_WAITS = (0.0, 0.1, 0.5, None)  # seconds after each try of a read that fails
-
-
-@dataclass(frozen=True)
-class StoreSettings:
-    """The section `store`. `location` is a folder or `s3://bucket/prefix`; null is `store/` under
-    the data root."""
-
-    location: str | None
-    batch_rollouts: int
-    logprobs: bool
 
 
 class RolloutStore:

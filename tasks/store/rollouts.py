@@ -19,11 +19,12 @@ from tasks.common.files import ArtifactError, digest
 from tasks.common.ledger import Ledger, charged_flops
 from tasks.common.process import exclusive
 from tasks.engines.devices import held, sampling_gpus
-from tasks.engines.engine import EngineSettings, Sampling
+from tasks.engines.settings import EngineSettings, Sampling
 from tasks.models.policy import Policy, load_tokenizer
 from tasks.models.prompts import encode_prompts
-from tasks.store.folder import StoreSettings, open_store, prompt_digest
+from tasks.store.folder import open_store, prompt_digest
 from tasks.store.sampling import Sampler, fill_store
+from tasks.store.settings import StoreSettings
 from tasks.store.shards import KEYS
 from tasks.store.usage import Usage, explain, last_note, write_note
 from tasks.store.view import StoreView

@@ -14,19 +14,14 @@ from transformers import PreTrainedTokenizerBase
 from tasks.common.artifacts import STORE
 from tasks.common.files import WriteError
 from tasks.common.progress import progress
-from tasks.engines.engine import (
-    Engine,
-    EngineSettings,
-    Request,
-    Sampling,
-    load_engine,
-    sample_seed,
-)
+from tasks.engines.engine import Engine, Request, sample_seed
 from tasks.engines.flops import sample_flops
+from tasks.engines.loading import load_engine
+from tasks.engines.settings import EngineSettings, Sampling
 from tasks.models.policy import Policy
 from tasks.models.prompts import decode
 from tasks.store import compaction
-from tasks.store.folder import StoreSettings
+from tasks.store.settings import StoreSettings
 from tasks.store.shards import KEYS
 from tasks.store.usage import Usage
 from tasks.store.view import StoreView

@@ -29,12 +29,11 @@ def launch_ranks(options: argparse.Namespace) -> None:
         return
     from tasks.common import params
     from tasks.common.layout import Layout
-    from tasks.engines.engine import EngineSettings, check_cluster
+    from tasks.engines.settings import EngineSettings
     from tasks.train.learner import ranks
 
     try:
         engine = params.section(params.load(options.params), "engine", EngineSettings)
-        check_cluster(engine)
     except params.ParamsError:
         return
     if engine.cluster != "local":

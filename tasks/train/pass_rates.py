@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from tasks.common.params import ParamsError
+from tasks.common.params import ParamsError, settings
 from tasks.train.rollouts import Floats, Ints
 
 LENGTH_PARTS = 8  # equal parts of a source's prompts, by length
@@ -32,15 +32,15 @@ LIKENESS_WEIGHT = 4.0  # of the first likeness, as variance of outcomes: of 16 e
 LIKENESS_WINDOW = 64.0  # of groups that are remembered, likewise
 
 
-@dataclass(frozen=True)
+@settings
 class PriorSettings:
     """How many rollouts a stratum's rate counts for in that of its prompts until that is learned,
     and the rate of all in that of a stratum; how many rollouts of its own a prompt remembers, and a
     stratum."""
 
-    strength: float
-    prompt_window: float
-    stratum_window: float
+    strength: float = 8.0  # rollouts that the rate of a stratum counts for, and that of all
+    prompt_window: float = 8.0  # rollouts that a prompt remembers
+    stratum_window: float = 64.0  # rollouts that a stratum remembers
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tasks.engines.engine import Samples, Sampling
+from tasks.engines.engine import Samples
+from tasks.engines.settings import Sampling
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

@@ -1,7 +1,6 @@
 """The stage `train`: from the initial policy, the prompts and the plan to a trained policy."""
 
 import dataclasses
-import importlib.util
 import logging
 import os
 import platform
@@ -15,20 +14,13 @@ import polars as pl
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from tasks.common import params, process, stage
+from tasks.common import process, stage
 from tasks.common.artifacts import PLAN, PROMPTS, SAMPLES, TRAIN_ROLLOUTS
 from tasks.common.files import ArtifactError, digest, digest_file
 from tasks.engines.devices import held, training_gpus
-from tasks.engines.engine import (
-    EngineSettings,
-    NoServerError,
-    Sampling,
-    check_shared_gpu,
-    engine_name,
-    load_engine,
-)
+from tasks.engines.engine import NoServerError
+from tasks.engines.loading import check_shared_gpu, engine_name, load_engine
 from tasks.grading.background import BackgroundGrader
-from tasks.grading.grader import Verify
 from tasks.models.folder import policy_digest
 from tasks.models.policy import (
     Policy,
@@ -48,6 +40,7 @@ from tasks.train.learner.ranks import (
     join_ranks,
     what_was_lost,
 )
+from tasks.train.loading import load_slots, train_settings
 from tasks.train.loop import asynchronous, finished, sync
 from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.collect import MIN_JUDGED, Collector
@@ -57,37 +50,27 @@ from tasks.train.loop.trainer import Trainer
 from tasks.train.plan import Plan, read_plan
 from tasks.train.profile import Profile
 from tasks.train.rollouts import Prompts
-from tasks.train.settings import CheckpointSettings, Guards, LearnerSettings, TrainSettings
-from tasks.train.slots import load_slots
+from tasks.train.settings import Sections, TrainSettings
 
 logger = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True)
-class Sections:
-    """The sections that the stage reads beside `train`, which the recipe changes."""
-
-    sampling: Sampling
-    engine: EngineSettings
-    verify: Verify
-    learner: LearnerSettings
-    guards: Guards
-    checkpoint: CheckpointSettings
 
 
 def main(run: stage.Stage) -> None:
     """Train along the recipe's plan, from the newest checkpoint if there is one, and write the
     results."""
     recipe, seed = run.coordinates()
-    chosen = params.recipe(run.params, recipe)
-    settings = params.parse(chosen["train"], TrainSettings, "train")
+    settings = train_settings(run.params, recipe)
     sections, layout = run.sections(Sections), run.layout
-    check_settings(settings, sections)
+    sections.check(settings)
     torch.set_num_threads(sections.engine.threads)
     policy, device = read_policy(layout), torch_device(sections.engine.device)
     components = run_components(run, policy, settings, sections)
     run.tracker.params(
-        {"train": chosen["train"], "sampling": run.params["sampling"], "policy": policy.digest}
+        {
+            "train": dataclasses.asdict(settings),
+            "sampling": dataclasses.asdict(sections.sampling),
+            "policy": policy.digest,
+        }
     )
     for name, path in input_files(run).items():
         run.tracker.dataset(name, path, components[name], "train")
@@ -295,102 +278,6 @@ def read_prompts(table: pl.DataFrame, tokenizer: PreTrainedTokenizerBase, told: 
         table,
         lambda rows: encode_prompts(rows, tokenizer, told.policy, room),
     )
-
-
-def check_settings(settings: TrainSettings, sections: Sections) -> None:
-    """Raise ParamsError for what would train wrongly.
-
-    Training is on-policy only when it samples from the distribution whose log-probabilities it
-    computes.
-    """
-    params.at_least(1, train__batch__size=settings.batch.size)
-    params.at_least(1, guards__max_nonfinite_steps=sections.guards.max_nonfinite_steps)
-    if not 0 < settings.decay_share <= 1:
-        raise params.ParamsError(
-            f"train.decay_share is {settings.decay_share}; it is the last share of the run, above "
-            "0 and at most 1, over which the learning rate falls"
-        )
-    shares = settings.branches
-    if shares and (shares != sorted(set(shares)) or not 0 < shares[0] <= shares[-1] < 1):
-        raise params.ParamsError(
-            f"train.branches is {shares}; they are the shares of the run at which decayed branches "
-            "end: ascending, above 0 and below 1"
-        )
-    if shares and settings.decay_share == 1:
-        raise params.ParamsError(
-            "train.branches needs train.decay_share below 1: with 1 every branch would leave the "
-            "trunk at its first step, and be a run of its own"
-        )
-    params.at_least(0, train__max_staleness=settings.max_staleness)
-    if shares and settings.max_staleness:
-        raise params.ParamsError(
-            "train.branches leave the run and come back to it, and train.max_staleness has batches "
-            "sampled ahead of it: set branches to [] or max_staleness to 0"
-        )
-    check_provision(settings)
-    if settings.in_flight_updates:
-        if not settings.max_staleness:
-            raise params.ParamsError(
-                "train.in_flight_updates gives the engine new weights while it samples, and with "
-                "train.max_staleness 0 it never samples during an update: set that to 1 or more"
-            )
-        if settings.generate["method"] != "batched":
-            raise params.ParamsError(
-                f"train.generate.method is {settings.generate['method']}, which does not keep what "
-                "wrote which token: set it to batched, or train.in_flight_updates to false"
-            )
-    if not 0 < settings.validation.every_share <= 1:
-        raise params.ParamsError(
-            f"train.validation.every_share is {settings.validation.every_share}; it is the share "
-            "of a run between two points of the validation curve, above 0 and at most 1"
-        )
-    bits: dict[str, int] = {"train.optimizer_bits": settings.optimizer_bits}
-    if settings.lora is not None:
-        bits["train.lora.base_bits"] = settings.lora.base_bits
-    for key, few in bits.items():
-        if few != 32 and sections.learner.shard != "none":
-            raise params.ParamsError(
-                f"{key} is {few}, and learner.shard is fsdp2: numbers of few bits are scaled in "
-                f"blocks, which a shard may cut. Set {key} to 32, or learner.shard to none"
-            )
-        if few != 32 and importlib.util.find_spec("torchao") is None:
-            raise params.ParamsError(
-                f"{key} is {few}, which needs torchao: python -m pip install --constraint "
-                'requirements.txt --editable ".[torchao]", or set it to 32'
-            )
-    sampling = sections.sampling
-    if sampling.temperature <= 0 or sampling.top_p < 1.0 or sampling.top_k > 0:
-        raise params.ParamsError(
-            "training needs sampling.temperature > 0, top_p 1.0 and top_k 0 (no truncation); "
-            f"sampling is {sampling}: with another distribution the ratio between trainer and "
-            "sampler would be wrong"
-        )
-
-
-def check_provision(settings: TrainSettings) -> None:
-    """Raise ParamsError where `over_provision` cannot be, or not beside the other settings."""
-    if not 1.0 <= settings.over_provision <= 2.0:
-        raise params.ParamsError(
-            f"train.over_provision is {settings.over_provision:g}; it is how many times a step's "
-            "groups are in flight, from 1.0 (its own alone) to 2.0 (those of the next step, too)"
-        )
-    if not settings.is_provisioned:
-        return
-    if not settings.max_staleness:
-        raise params.ParamsError(
-            "train.over_provision has completions go on in the next step, with the weights of that "
-            "step: set train.max_staleness to 1 or more, or over_provision to 1.0"
-        )
-    if settings.in_flight_updates:
-        raise params.ParamsError(
-            "train.in_flight_updates samples during the update, and train.over_provision between "
-            "two updates: set in_flight_updates to false, or over_provision to 1.0"
-        )
-    if settings.generate["method"] != "batched":
-        raise params.ParamsError(
-            f"train.generate.method is {settings.generate['method']}, which does not stop "
-            "completions and go on with them: set it to batched, or train.over_provision to 1.0"
-        )
 
 
 def summarize(state: State) -> None:

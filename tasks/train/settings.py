@@ -1,30 +1,37 @@
-"""The parameters of training, as params.yaml holds them after the recipe's slots replaced the base
-section's."""
+"""The sections `train`, `learner`, `guards` and `checkpoint`, and what is wrong of them only
+together. Read without torch."""
 
+import importlib.util
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tasks.common.params import at_least
+from tasks.common.params import ParamsError, at_least, settings
+from tasks.engines.settings import EngineSettings, Sampling
+from tasks.grading.settings import Verify
 
 Spec = dict[str, Any]
+SLOTS = ("control", "generate", "select", "replay", "advantage", "loss")
 
 
-@dataclass(frozen=True)
+@settings
 class BatchSettings:
-    """How much a step takes: so many rollouts, or so many prompts. `counts` says which rollouts:
-    all that are generated, or those that a selector of fixed yield keeps."""
+    """`train.batch`: how much a step takes."""
 
-    unit: Literal["rollouts", "prompts"]
-    size: int
-    counts: Literal["generated", "kept"]
+    unit: Literal["rollouts", "prompts"] = "rollouts"  # what is counted
+    size: int = 32  # of a step
+    counts: Literal["generated", "kept"] = "generated"  # kept: by a selector of fixed yield
+
+    def __post_init__(self) -> None:
+        at_least(1, train__batch__size=self.size)
 
 
-@dataclass(frozen=True)
+@settings
 class Updates:
-    """Optimizer steps a batch: each epoch goes over its groups in `minibatches` parts."""
+    """`train.updates`: optimizer steps a batch. Above one in all, old log-probabilities are scored
+    first."""
 
-    epochs: int
-    minibatches: int
+    epochs: int = 1  # over the batch
+    minibatches: int = 1  # parts that an epoch takes the groups in
 
     def __post_init__(self) -> None:
         at_least(1, train__updates__epochs=self.epochs)
@@ -36,75 +43,151 @@ class Updates:
         return self.epochs * self.minibatches > 1
 
 
-@dataclass(frozen=True)
+@settings
 class Correction:
-    """How the loss treats what sampler and trainer differ: see `learner/correction.py`."""
+    """`train.correction`: how the loss treats what sampler and trainer differ (see
+    `learner/correction.py`). The clipped ratio is of policy to old policy; each token is weighted
+    by old / sampler."""
 
-    ratio_to: Literal["old", "sampler"]
-    level: Literal["token", "sequence"]
-    cap: float
-    mode: Literal["truncate", "mask"]
+    ratio_to: Literal["old", "sampler"] = "old"  # what the clipped ratio is to
+    level: Literal["token", "sequence"] = "token"  # of the weights
+    cap: float = 2.0  # of a weight
+    mode: Literal["truncate", "mask"] = "truncate"  # what becomes of a weight above the cap
 
 
-@dataclass(frozen=True)
+@settings
 class ValidationSettings:
-    """The validation curve: samples a prompt, and the share of the run between two points."""
+    """`train.validation`: the validation curve."""
 
-    num_samples: int
-    every_share: float
+    num_samples: int = 2  # of every validation prompt, at each point
+    every_share: float = 0.05  # of the run, between two points
+
+    def __post_init__(self) -> None:
+        at_least(1, train__validation__num_samples=self.num_samples)
+        if not 0 < self.every_share <= 1:
+            raise ParamsError(
+                f"train.validation.every_share is {self.every_share}; it is the share of a run "
+                "between two points of the validation curve, above 0 and at most 1"
+            )
 
 
-@dataclass(frozen=True)
+@settings
 class Lora:
-    """The section `train.lora`: the rank of the adapters, the factor `alpha` / rank on what they
-    add, and the linear layers that get one by the last part of their names; `[all-linear]` are all
-    but the output head. Their frozen weights have `base_bits`."""
+    """`train.lora`: adapters that are trained in place of the whole policy."""
 
-    rank: int
-    alpha: float
-    modules: list[str]
-    base_bits: Literal[32, 4]
+    rank: int  # of the adapters
+    alpha: float  # alpha / rank is the factor on what they add
+    modules: list[str] = ["all-linear"]  # last parts of names; all-linear: all but the output head
+    base_bits: Literal[32, 4] = 32  # of the frozen weights; 4: by torchao
 
     def __post_init__(self) -> None:
         at_least(1, train__lora__rank=self.rank)
 
 
-@dataclass(frozen=True)
+@settings
 class TrainSettings:
-    """The section `train`. With `lora` adapters are trained, else the whole policy. With
-    `max_staleness` above 0 batches are sampled ahead (`loop/asynchronous.py`), and with
-    `in_flight_updates` completions go on with new weights in the middle; or with `over_provision`
-    above 1 that many times a step's groups are in flight (`loop/provision.py`). The last six are
-    slots: a mapping with `method` and that method's settings."""
+    """The section `train`. The last six are slots: a mapping with `method`, a file of the slot's
+    folder in tasks/train/methods, and that method's settings."""
 
-    batch: BatchSettings
-    updates: Updates
-    max_staleness: int
-    in_flight_updates: bool
-    over_provision: float
-    max_steps: int | None
-    learning_rate: float
-    warmup_steps: int
-    final_learning_rate_fraction: float
-    decay_share: float
-    branches: list[float]
-    betas: list[float]
-    weight_decay: float
-    optimizer_bits: Literal[32, 8]
-    max_grad_norm: float
-    dtype: Literal["float32", "bfloat16"]
-    lora: Lora | None
-    kl_coefficient: float
-    advantage_over: Literal["kept", "pool"]
-    divisor: Literal["generated", "kept"]
-    correction: Correction
-    validation: ValidationSettings
-    control: Spec
-    generate: Spec
-    select: Spec
-    replay: Spec
-    advantage: Spec
-    loss: Spec
+    batch: BatchSettings = BatchSettings()  # of a step
+    updates: Updates = Updates()  # of a batch
+    max_staleness: int = 0  # 1: sample the next batch while this one is learned from
+    in_flight_updates: bool = False  # completions go on with new weights in the middle
+    over_provision: float = 1.0  # up to 2: so many times a step's groups are in flight
+    max_steps: int | None = None  # null: as many as the plan has
+    learning_rate: float = 3.0e-4  # at its highest
+    warmup_steps: int = 0  # over which the learning rate rises
+    final_learning_rate_fraction: float = 0.1  # of the learning rate, where the decay ends
+    decay_share: float = 1.0  # of the run: its last part, over which the learning rate falls
+    branches: list[float] = []  # shares of the run at which decayed branches end and are measured
+    betas: list[float] = [0.9, 0.95]  # of AdamW
+    weight_decay: float = 0.0  # of AdamW
+    optimizer_bits: Literal[32, 8] = 32  # 8: AdamW's moments by torchao, in a quarter of the memory
+    max_grad_norm: float = 1.0  # above which a gradient is scaled down
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of the trainer's forward pass
+    lora: Lora | None = None  # or adapters alone
+    kl_coefficient: float = 0.0  # of KL to the initial policy; dead groups are computed, too
+    advantage_over: Literal["kept", "pool"] = "kept"  # mean and deviation: by select, or of all
+    divisor: Literal["generated", "kept"] = "generated"  # the loss's: rollouts of a step
+    correction: Correction = Correction()  # of what sampler and trainer differ
+    validation: ValidationSettings = ValidationSettings()  # of the curve
+    control: Spec = {"method": "plan"}  # who is sampled next, and how often
+    generate: Spec = {"method": "batched"}  # how rollouts are drawn
+    select: Spec = {"method": "all"}  # which rollouts enter the loss
+    replay: Spec = {"method": "none"}  # what is kept and used again
+    advantage: Spec = {"method": "grpo"}  # what a rollout weighs
+    loss: Spec = {"method": "clip"}  # what is minimised
+
+    def __post_init__(self) -> None:
+        at_least(0, train__max_staleness=self.max_staleness)
+        self.check_branches()
+        self.check_provision()
+        self.check_in_flight()
+
+    def check_branches(self) -> None:
+        """Raise ParamsError for branches and a decay that cannot be."""
+        if not 0 < self.decay_share <= 1:
+            raise ParamsError(
+                f"train.decay_share is {self.decay_share}; it is the last share of the run, above "
+                "0 and at most 1, over which the learning rate falls"
+            )
+        shares = self.branches
+        if shares and (shares != sorted(set(shares)) or not 0 < shares[0] <= shares[-1] < 1):
+            raise ParamsError(
+                f"train.branches is {shares}; they are the shares of the run at which decayed "
+                "branches end: ascending, above 0 and below 1"
+            )
+        if shares and self.decay_share == 1:
+            raise ParamsError(
+                "train.branches needs train.decay_share below 1: with 1 every branch would leave "
+                "the trunk at its first step, and be a run of its own"
+            )
+        if shares and self.max_staleness:
+            raise ParamsError(
+                "train.branches leave the run and come back to it, and train.max_staleness has "
+                "batches sampled ahead of it: set branches to [] or max_staleness to 0"
+            )
+
+    def check_provision(self) -> None:
+        """Raise ParamsError where `over_provision` cannot be, or not beside the other settings."""
+        if not 1.0 <= self.over_provision <= 2.0:
+            raise ParamsError(
+                f"train.over_provision is {self.over_provision:g}; it is how many times a step's "
+                "groups are in flight, from 1.0 (its own alone) to 2.0 (those of the next step, "
+                "too)"
+            )
+        if not self.is_provisioned:
+            return
+        if not self.max_staleness:
+            raise ParamsError(
+                "train.over_provision has completions go on in the next step, with the weights of "
+                "that step: set train.max_staleness to 1 or more, or over_provision to 1.0"
+            )
+        if self.in_flight_updates:
+            raise ParamsError(
+                "train.in_flight_updates samples during the update, and train.over_provision "
+                "between two updates: set in_flight_updates to false, or over_provision to 1.0"
+            )
+        if self.generate.get("method") != "batched":
+            raise ParamsError(
+                f"train.generate.method is {self.generate.get('method')}, which does not stop "
+                "completions and go on with them: set it to batched, or train.over_provision to 1.0"
+            )
+
+    def check_in_flight(self) -> None:
+        """Raise ParamsError where `in_flight_updates` cannot be beside the other settings."""
+        if not self.in_flight_updates:
+            return
+        if not self.max_staleness:
+            raise ParamsError(
+                "train.in_flight_updates gives the engine new weights while it samples, and with "
+                "train.max_staleness 0 it never samples during an update: set that to 1 or more"
+            )
+        if self.generate.get("method") != "batched":
+            raise ParamsError(
+                f"train.generate.method is {self.generate.get('method')}, which does not keep what "
+                "wrote which token: set it to batched, or train.in_flight_updates to false"
+            )
 
     @property
     def is_provisioned(self) -> bool:
@@ -116,47 +199,93 @@ class TrainSettings:
         """Whether the engine samples while the policy is updated."""
         return self.max_staleness > 0 and not self.is_provisioned
 
+    @property
+    def bits(self) -> dict[str, int]:
+        """Keys that say in how many bits numbers are kept, and their values."""
+        found: dict[str, int] = {"train.optimizer_bits": self.optimizer_bits}
+        if self.lora is not None:
+            found["train.lora.base_bits"] = self.lora.base_bits
+        return found
 
-@dataclass(frozen=True)
+
+@settings
 class LearnerSettings:
     """The section `learner`: memory and speed of the update. They change no value but for
-    rounding, so a run goes on when they change. `shard` says how the ranks hold the policy: each
-    the whole, or each a part (see `learner/sharding.py`). A collective may take
-    `collective_timeout_seconds`: then a rank is taken to be lost."""
+    rounding, so a run goes on when they change."""
 
-    max_tokens_per_micro_batch: int
-    tokens_per_logprob_chunk: int
-    share_prompts: bool
-    max_shared_tokens: int
-    activation_checkpointing: bool
-    shard: Literal["none", "fsdp2"]
-    collective_timeout_seconds: int
+    max_tokens_per_micro_batch: int = 4096  # of one forward and backward
+    tokens_per_logprob_chunk: int = 4096  # completion tokens whose logits exist at once
+    share_prompts: bool = True  # prefill a group's prompt once for all its rollouts,
+    max_shared_tokens: int = 4096  # but for longer ones, whose mask would have all their pairs
+    activation_checkpointing: bool = False  # compute activations again in the backward pass
+    shard: Literal["none", "fsdp2"] = "none"  # fsdp2: each rank holds a part of the policy
+    collective_timeout_seconds: int = 1800  # after which a silent rank is taken to be lost
 
     def __post_init__(self) -> None:
         at_least(1, learner__collective_timeout_seconds=self.collective_timeout_seconds)
 
 
-@dataclass(frozen=True)
+@settings
 class SamplerGaps:
-    """Mean |log-probability| by which sampler and trainer may differ, for the coarser of their
-    dtypes. What rounding makes is below; weights an update old are above."""
+    """`guards.max_sampler_gap`: mean |log-probability| by which sampler and trainer may differ, for
+    the coarser of their dtypes. Rounding stays below; weights an update old are above."""
 
-    float32: float
-    bfloat16: float
-    float16: float
+    float32: float = 1.0e-4  # both in float32
+    bfloat16: float = 0.02  # one in bfloat16
+    float16: float = 0.005  # one in float16
 
 
-@dataclass(frozen=True)
+@settings
 class Guards:
-    """The section `guards`: when training stops rather than go on with what cannot be right."""
+    """The section `guards`: when training stops. A run goes on when they change."""
 
-    max_sampler_gap: SamplerGaps
-    max_nonfinite_steps: int
+    max_sampler_gap: SamplerGaps = SamplerGaps()  # between sampler and trainer
+    max_nonfinite_steps: int = 3  # in a row; such a step is skipped and recorded
+
+    def __post_init__(self) -> None:
+        at_least(1, guards__max_nonfinite_steps=self.max_nonfinite_steps)
+
+
+@settings
+class CheckpointSettings:
+    """The section `checkpoint`."""
+
+    every_seconds: float = 30.0  # between two
+    keep: int = 2  # of them
+
+    def __post_init__(self) -> None:
+        at_least(1, checkpoint__keep=self.keep)
 
 
 @dataclass(frozen=True)
-class CheckpointSettings:
-    """The section `checkpoint`: seconds between two checkpoints, and how many are kept."""
+class Sections:
+    """The sections that the stage reads beside `train`, which the recipe changes."""
 
-    every_seconds: float
-    keep: int
+    sampling: Sampling
+    engine: EngineSettings
+    verify: Verify
+    learner: LearnerSettings
+    guards: Guards
+    checkpoint: CheckpointSettings
+
+    def check(self, train: TrainSettings) -> None:
+        """Raise ParamsError for what would train wrongly beside `train`. Training is on-policy only
+        when it samples from the distribution whose log-probabilities it computes."""
+        for key, few in train.bits.items():
+            if few != 32 and self.learner.shard != "none":
+                raise ParamsError(
+                    f"{key} is {few}, and learner.shard is fsdp2: numbers of few bits are scaled "
+                    f"in blocks, which a shard may cut. Set {key} to 32, or learner.shard to none"
+                )
+            if few != 32 and importlib.util.find_spec("torchao") is None:
+                raise ParamsError(
+                    f"{key} is {few}, which needs torchao: python -m pip install --constraint "
+                    'requirements.txt --editable ".[torchao]", or set it to 32'
+                )
+        sampling = self.sampling
+        if sampling.temperature <= 0 or sampling.top_p < 1.0 or sampling.top_k > 0:
+            raise ParamsError(
+                "training needs sampling.temperature > 0, top_p 1.0 and top_k 0 (no truncation); "
+                f"sampling is {sampling}: with another distribution the ratio between trainer and "
+                "sampler would be wrong"
+            )

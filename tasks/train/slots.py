@@ -1,4 +1,4 @@
-"""The slots of the loop: what a method must offer, and loading the method that a recipe names.
+"""The slots of the loop: what a method must offer.
 
 A method is one file in its slot's folder under `methods/`. It holds
 
@@ -20,26 +20,16 @@ is nothing to remember. It is all that a checkpoint keeps of a method. Randomnes
 Legend: B rollouts of a step, N completion tokens.
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
-from types import ModuleType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-import torch
-from transformers import PreTrainedTokenizerBase
 
-from tasks.common import registry
 from tasks.common.files import ArtifactError
-from tasks.common.params import ParamsError, parse
 from tasks.engines.engine import Engine, OnEnded, Request, Samples
-from tasks.train.methods import advantage, control, generate, loss, replay, select
-from tasks.train.plan import Plan
-from tasks.train.profile import Profile
 from tasks.train.rollouts import (
     Bools,
     Features,
@@ -49,10 +39,12 @@ from tasks.train.rollouts import (
     Rollouts,
     StepTotals,
 )
-from tasks.train.settings import BatchSettings, Spec, TrainSettings
+from tasks.train.settings import BatchSettings
 from tasks.train.tokens import Normalize, Tokens
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -105,7 +97,7 @@ class Asked:
 
     prompts: pl.DataFrame
     prompt_rows: Ints | None
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: "PreTrainedTokenizerBase"
     stop_ids: tuple[int, ...]
     on_ended: OnEnded | None = None
 
@@ -131,10 +123,10 @@ class Generate(Protocol):
 
 class Select(Protocol):
     """Which of the step's graded rollouts enter the loss. One that keeps a fixed number of every
-    group names it in `keeps`; `features` asks to see the policy's view of the rollouts."""
+    group takes it as its setting `keep`; `features` asks to see the policy's view of the
+    rollouts."""
 
     state: Any = None
-    keeps: int | None = None
     features: Features | None = None
 
     def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
@@ -199,7 +191,7 @@ class Loss(Protocol):
 
     def __call__(
         self, tokens: Tokens, totals: StepTotals
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    ) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
         """A micro-batch's share of the step's loss, and sums over its tokens (`clipped`)."""
         ...
 
@@ -252,105 +244,3 @@ def fill_state(state: Any, arrays: Arrays) -> None:
         value = arrays[field.name]
         is_array = isinstance(getattr(state, field.name), np.ndarray)
         setattr(state, field.name, value if is_array else value.item())
-
-
-def load_slots(
-    settings: TrainSettings, plan: Plan, prompts: pl.DataFrame, profile: Profile | None = None
-) -> Slots:
-    """The method of every slot. `prompts` are the training prompts, a row each. Raises ParamsError
-    naming a slot's unknown method or setting."""
-
-    def load(package: ModuleType, spec: Spec, *arguments: Any) -> Any:
-        return load_method(package, spec, *arguments, prompts=prompts, profile=profile)
-
-    chosen: Select = load(select, settings.select)
-    if settings.batch.counts == "kept":
-        if chosen.keeps is None:
-            raise ParamsError(
-                f"train.batch.counts is kept, and train.select {settings.select['method']} does "
-                "not keep a fixed number of every group: set generated"
-            )
-        if settings.replay["method"] != "none":
-            raise ParamsError(
-                "train.batch.counts is kept, and train.replay stores whole groups: set generated, "
-                "or replay none"
-            )
-        plan = replace(plan, keeps=chosen.keeps)
-    estimate: Advantage = load(advantage, settings.advantage)
-    if estimate.skips_zeros and settings.divisor != "generated":
-        raise ParamsError(
-            f"train.advantage {settings.advantage['method']} leaves rollouts of advantage 0 out of "
-            "the loss, and train.divisor kept would make the step longer the fewer are left: set "
-            "generated"
-        )
-    name = settings.advantage["method"]
-    if estimate.skips_zeros and settings.kl_coefficient > 0:
-        raise ParamsError(
-            f"train.advantage {name} leaves rollouts of advantage 0 out of the loss, and "
-            "train.kl_coefficient asks for the KL of all: set 0"
-        )
-    if estimate.fresh_only and settings.replay["method"] != "none":
-        raise ParamsError(
-            f"train.advantage {name} measures a reward against what earlier rollouts came to, its "
-            "own among them where it is replayed: set train.replay none"
-        )
-    if estimate.needs_group and (alone := int((plan.group_sizes_V == 1).sum())):
-        logger.warning(
-            "%d of %d visits have a group of one: its advantage is 0, it teaches nothing",
-            alone,
-            len(plan),
-        )
-    chooser: Control = load(control, settings.control, plan)
-    if chooser.asks_again and settings.is_provisioned:
-        raise ParamsError(
-            f"train.control {settings.control['method']} asks for more once it has seen a step's "
-            "rollouts, and with train.over_provision the next step is asked for before that: set "
-            "over_provision to 1.0"
-        )
-    return Slots(
-        chooser,
-        load(generate, settings.generate, len(prompts)),
-        chosen,
-        load(replay, settings.replay),
-        estimate,
-        load(loss, settings.loss),
-    )
-
-
-def load_method(
-    package: ModuleType,
-    spec: Spec,
-    *arguments: Any,
-    prompts: pl.DataFrame | None = None,
-    profile: Profile | None = None,
-) -> Any:
-    """The `Method` of the file in `package` that `spec["method"]` names, with its settings; with
-    the training prompts and the profile, where it reads them."""
-    slot = package.__name__.rpartition(".")[2]
-    if "method" not in spec:
-        known = ", ".join(registry.names(package))
-        raise ParamsError(f"train.{slot}.method is missing; there is: {known}")
-    module = registry.load(package, spec["method"], f"train.{slot}.method")
-    values = {key: value for key, value in spec.items() if key != "method"}
-    # as `allocate` decides it, which does not import the file
-    file = Path(module.__file__ or "")
-    for flag, value in (("reads_prompts", prompts), ("reads_profile", profile)):
-        if registry.declares(file, flag):
-            arguments = (*arguments, value)
-    return make(module, "Method", values, f"train.{slot} ({spec['method']})", *arguments)
-
-
-def make(
-    module: ModuleType, name: str, values: Mapping[str, Any], where: str, *arguments: Any
-) -> Any:
-    """The class `name` of a method's file, made with the file's `Settings` from `values`, where it
-    has some, and `arguments`."""
-    settings = parse(values, getattr(module, "Settings", NoSettings), where)
-    if hasattr(module, "Settings"):
-        arguments = (settings, *arguments)
-    return getattr(module, name)(*arguments)
-
-
-@dataclass(frozen=True)
-class NoSettings:
-    """The settings of a method that takes none."""

@@ -4,11 +4,12 @@ Legend: N tokens, B rollouts of the micro-batch.
 """
 
 from dataclasses import dataclass
-from typing import Literal
-
-import torch
+from typing import TYPE_CHECKING, Literal
 
 from tasks.train.rollouts import StepTotals
+
+if TYPE_CHECKING:
+    import torch
 
 Normalize = Literal["token", "sequence", "constant"]
 Level = Literal["token", "sequence"]
@@ -23,26 +24,26 @@ class Tokens:
     `weights_N` correct for the sampler, which is not quite the old policy; they are constants.
     """
 
-    logprobs_N: torch.Tensor
-    old_logprobs_N: torch.Tensor
-    weights_N: torch.Tensor
-    advantages_N: torch.Tensor
-    row_N: torch.Tensor
+    logprobs_N: "torch.Tensor"
+    old_logprobs_N: "torch.Tensor"
+    weights_N: "torch.Tensor"
+    advantages_N: "torch.Tensor"
+    row_N: "torch.Tensor"
     num_rows: int
 
-    def by_row(self, values_N: torch.Tensor) -> torch.Tensor:
+    def by_row(self, values_N: "torch.Tensor") -> "torch.Tensor":
         """[B] the sum of each rollout's values."""
         return values_N.new_zeros(self.num_rows).index_add(0, self.row_N, values_N)
 
-    def length_B(self) -> torch.Tensor:
+    def length_B(self) -> "torch.Tensor":
         """[B] the number of tokens of each rollout."""
         # not by bincount, which on a GPU makes the host wait
-        return self.by_row(torch.ones_like(self.row_N))
+        return self.by_row(self.row_N.new_ones(len(self.row_N)))
 
 
 def average(
-    values_N: torch.Tensor, tokens: Tokens, totals: StepTotals, normalize: Normalize
-) -> torch.Tensor:
+    values_N: "torch.Tensor", tokens: Tokens, totals: StepTotals, normalize: Normalize
+) -> "torch.Tensor":
     """The micro-batch's share of the step's average of `values_N`.
 
     - `token`: over all tokens of the step (DAPO, arXiv 2503.14476)

@@ -255,10 +255,10 @@ def test_an_empty_plan_is_an_error_with_the_histogram() -> None:
             "allocate.strategy is 'sgop'; there is: band, grpo_matched, random_subset, sgpo, "
             "sgpo_unsorted, uniform",
         ),
-        ({"strategy": "uniform"}, r"allocate \(uniform\).group_size is missing"),
+        ({"strategy": "uniform"}, r"allocate.group_size is missing"),
         (
             {"strategy": "uniform", "group_size": 8, "size": 1},
-            r"allocate \(uniform\).size is unknown; it takes: group_size",
+            r"allocate.size is unknown; allowed: group_size",
         ),
     ],
 )

@@ -3,7 +3,8 @@
 import polars as pl
 import pytest
 
-from tasks.allocate.gates import Gates, check_gates
+from tasks.allocate.gates import check_gates
+from tasks.allocate.settings import Gates
 from tasks.common.params import ParamsError
 
 GATES = Gates(min_solved_rate=0.001, max_truncated_rate=0.95)

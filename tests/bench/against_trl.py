@@ -95,8 +95,9 @@ def accuracy(root: Path, folder: Path) -> float:
     from tasks.common import params
     from tasks.common.artifacts import PROMPTS, Layout
     from tasks.common.sealed import read_sealed
-    from tasks.evaluate.evaluation import Evaluate, evaluate_policy
-    from tasks.grading.grader import Verify
+    from tasks.evaluate.evaluation import evaluate_policy
+    from tasks.evaluate.settings import Evaluate
+    from tasks.grading.settings import Verify
     from tasks.models.folder import policy_digest
     from tasks.models.policy import open_policy
     from tasks.store.rollouts import SamplerSettings

@@ -18,7 +18,8 @@ from typing import Any
 
 from tasks.grading import numbers
 from tasks.grading.answers import last_boxed
-from tasks.grading.grader import Answer, Grader, Verify
+from tasks.grading.grader import Answer, Grader
+from tasks.grading.settings import Verify
 from tasks.grading.verifiers import choice, hendrycks, math_verify, numeric
 
 TAGS = {"method": "format", "text_after": False}

@@ -23,8 +23,9 @@ import numpy as np
 import polars as pl
 from scipy import sparse
 
-from tasks.ingest.contamination import Contamination, Index, shared
+from tasks.ingest.contamination import Index, shared
 from tasks.ingest.identity import question_keys
+from tasks.ingest.settings import Contamination
 
 SETTINGS = Contamination(overlap=0.7, ngram=3, same_numbers=True)
 MIN_COMMON = 0.8  # of the shorter question's words, in order

@@ -14,7 +14,9 @@ import yaml
 
 from tasks.common import params
 from tasks.common.artifacts import PROMPTS
-from tasks.engines.engine import EngineSettings, Request, Samples, Sampling, load_engine
+from tasks.engines.engine import Request, Samples
+from tasks.engines.loading import load_engine
+from tasks.engines.settings import EngineSettings, Sampling
 from tasks.models.policy import load_tokenizer, read_policy
 from tests.bench.world import make_world
 

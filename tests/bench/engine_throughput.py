@@ -23,7 +23,9 @@ import yaml
 
 from tasks.common import params, stage
 from tasks.common.artifacts import PROMPTS, ROLLOUTS, Layout
-from tasks.engines.engine import EngineSettings, Request, Sampling, load_engine, sample_seed
+from tasks.engines.engine import Request, sample_seed
+from tasks.engines.loading import load_engine
+from tasks.engines.settings import EngineSettings, Sampling
 from tasks.engines.vllm import VllmEngine
 from tasks.models.policy import load_tokenizer, read_policy
 from tasks.store import sampling

@@ -26,8 +26,9 @@ import reasoning_gym as library
 
 from tasks.common import registry
 from tasks.grading import verifiers
-from tasks.grading.grader import Answer, Grader, Verify
+from tasks.grading.grader import Answer, Grader
 from tasks.grading.loading import load
+from tasks.grading.settings import Verify
 from tasks.grading.verifiers.reasoning_gym import gold
 
 WORK = "She has 16 - 3 - 4 = 9 eggs a day, and sells each for $2, so 9 * 2 = 18 dollars. " * 3

@@ -35,10 +35,13 @@ import polars as pl
 from tasks.allocate.plan import load_strategy, make_plan
 from tasks.common import params
 from tasks.common.ledger import Architecture, charged_flops
+from tasks.common.recipes import names
+from tasks.common.recipes import recipe as recipe_of
+from tasks.train.loading import load_slots
 from tasks.train.plan import read_plan
 from tasks.train.rollouts import Ints, Rollouts, merge, mixed_groups
 from tasks.train.settings import BatchSettings, TrainSettings
-from tasks.train.slots import Slots, SoFar, load_slots
+from tasks.train.slots import Slots, SoFar
 from tests.bench.histories import World, collect, read_world, take_profile
 from tests.bench.lengths import Floats
 from tests.bench.schedule import table
@@ -304,7 +307,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--recipes", nargs="*", help="of params.yaml; all where none is named")
+    parser.add_argument("--recipes", nargs="*", help="all where none is named")
     parser.add_argument("--passes", type=int, default=4)
     parser.add_argument("--batch", type=int, default=256, help="rollouts a step")
     parser.add_argument("--seeds", type=int, default=5)
@@ -326,8 +329,8 @@ def main() -> None:
     world = read_world(Path(os.environ["WINNOW_REAL_DATA"]), chosen.window)
     values = params.load(chosen.params)
     batch, seeds = BatchSettings("rollouts", chosen.batch, "generated"), range(chosen.seeds)
-    recipes = {name: params.recipe(values, name) for name in chosen.recipes or values["recipes"]}
-    aging = {name: params.recipe(values, name) for name in chosen.aging}
+    recipes = {name: recipe_of(values, name) for name in chosen.recipes or names(values)}
+    aging = {name: recipe_of(values, name) for name in chosen.aging}
     epochs = len(world.pass_rates)
     print(
         f"{chosen.passes} passes over {len(world.ids)} prompts, profiled once, {chosen.seeds} "

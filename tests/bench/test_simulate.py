@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks.common import params
+from tasks.common import params, recipes
 from tasks.train.settings import BatchSettings
 from tests.bench.histories import World, read_world, take_profile
 from tests.bench.simulate import Tally, oracle, replay
@@ -22,7 +22,7 @@ def world(*rates):
 
 
 def recipe(name, **train):
-    found = params.recipe(params.load(PROJECT / "params.yaml"), name)
+    found = recipes.recipe(params.load(PROJECT / "params.yaml"), name)
     return found | {"train": {**found["train"], **train}}
 
 

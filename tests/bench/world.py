@@ -22,6 +22,7 @@ import torch
 import yaml
 
 from tasks.common.artifacts import PLAN, PROMPTS, SAMPLES, Layout
+from tests.parameters import every_value
 
 PROJECT = Path(__file__).resolve().parents[2]
 RECIPE = "bench"  # groups of 8, as grpo
@@ -60,7 +61,7 @@ def make_world(
 def parameters(rollouts: int) -> dict[str, Any]:
     """params.yaml, with what would disturb a measurement turned off and the machine's choices made
     for it."""
-    values: dict[str, Any] = yaml.safe_load((PROJECT / "params.yaml").read_text())
+    values: dict[str, Any] = every_value()
     values["engine"] |= {"name": "hf", "device": "cpu", "dtype": "float32", "threads": 1}
     values["checkpoint"] |= {"every_seconds": NEVER}
     values["ingest"]["splits"] = {"train": 1024, "validation": 256, "test": 16}

@@ -15,12 +15,13 @@ from tasks.benchmark.cells import (
     prepare_family,
     scoring_seconds,
 )
-from tasks.common import params
 from tasks.common.artifacts import PROMPTS, TRAIN_ROLLOUTS
 from tasks.common.device_time import DeviceTime
+from tasks.common.recipes import recipe as recipe_of
+from tests.parameters import every_value
 
 ROOT = Path(__file__).resolve().parents[2]
-VALUES = params.load(ROOT / "params.yaml")
+VALUES = every_value()
 ROW = {
     "step": 0,
     "prompt_id": "5d41402abc4b2a76",
@@ -108,7 +109,7 @@ def test_what_is_scored_beside_is_read_at_the_length_of_the_rollouts() -> None:
 def test_the_passes_of_a_recipe_follow_from_its_slots(
     recipe: str, change: dict[str, Any], expected: Passes
 ) -> None:
-    train = {**params.recipe(VALUES, recipe)["train"], **change}
+    train = {**recipe_of(VALUES, recipe)["train"], **change}
     assert passes_of(train, PROMPTS.frame([])) == expected
 
 

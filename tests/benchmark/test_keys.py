@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tasks.benchmark.protocol import Family, make_cell, merged
-from tasks.common import params
 from tasks.common.code import forget
+from tests.parameters import every_value
 
 ROOT = Path(__file__).resolve().parents[2]
-VALUES = params.load(ROOT / "params.yaml")
+VALUES = every_value()
 RECIPES = ("grpo", "winnow", "pods", "filter_pods", "replay", "vcpo", "value_probe")
 
 

@@ -19,6 +19,7 @@ from tasks.common.artifacts import PLAN
 from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError
+from tests.parameters import every_value
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTESTANT = {
@@ -86,7 +87,8 @@ def test_all_recipes_try_the_same_points_and_their_own_settings_first(tmp_path: 
 
 
 def test_a_setting_within_a_key_leaves_the_rest_of_it(tmp_path: Path) -> None:
-    protocol, values = protocol_of(tmp_path)
+    contestants = [{"recipe": name, **CONTESTANT} for name in ("grpo", "pods")]
+    protocol, values = protocol_of(tmp_path, contestants=contestants)
     family = ("small", protocol.families["small"])
     settings = {"train.batch.size": 16, "train.learning_rate": 1e-4, "allocate.group_size": 4}
     cell = make_cell(values, family, "pods", 100, 0, "test", settings)
@@ -304,7 +306,7 @@ def test_a_plan_is_thinned_in_its_last_pass_alone() -> None:
 @pytest.mark.slow
 def test_a_benchmark_of_two_cells_from_end_to_end(tmp_path: Path) -> None:
     """A trial and a test run, over a family made here; the second time nothing is made again."""
-    base = yaml.safe_load((ROOT / "params.yaml").read_text())
+    base = every_value()
     small = {
         "ingest": {**base["ingest"], "splits": {"train": 24, "validation": 16, "test": 16}},
         "train": {"validation": {"num_samples": 2, "every_share": 1.0}},

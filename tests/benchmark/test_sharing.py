@@ -13,6 +13,7 @@ from tasks.benchmark.runner import run
 from tasks.benchmark.sharing import Shared
 from tasks.common.files import ArtifactError
 from tests.benchmark.test_runner import PROTOCOL, ROOT, protocol_of, searched
+from tests.parameters import every_value
 
 
 def test_a_claimed_cell_is_left_to_its_owner(
@@ -57,7 +58,7 @@ def test_a_superseded_line_does_not_come_back_without_its_mark(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_two_machines_run_every_cell_once(tmp_path: Path) -> None:
-    base = yaml.safe_load((ROOT / "params.yaml").read_text())
+    base = every_value()
     changes = {
         "ingest": {**base["ingest"], "splits": {"train": 16, "validation": 8, "test": 8}},
         "train": {"validation": {"num_samples": 1, "every_share": 1.0}},

@@ -11,14 +11,16 @@ import yaml
 
 from tasks.code import versions
 from tasks.code.cells import cells
+from tasks.code.effective import complete
 from tasks.code.left_out import FILES, LIBRARIES, is_left_out
 from tasks.code.verifiers import verifiers_in_use
 from tasks.common import code, params
 from tasks.common.code import ROOT
 
-VALUES = params.load(ROOT / "params.yaml")
+WRITTEN = params.load(ROOT / "params.yaml")
+VALUES = complete(WRITTEN)
 RECIPES = {"grpo", "sgpo", "pods", "filter_pods", "pods_random", "profile_replay"}
-ALL = {**VALUES, "experiment": {"recipes": sorted(RECIPES), "seeds": [0]}}
+ALL = complete({**WRITTEN, "experiment": {"recipes": sorted(RECIPES), "seeds": [0]}})
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +63,7 @@ READERS = {"profile_replay"}
 
 def selecting(method: str) -> set[str]:
     """The recipes whose training selects by `method`."""
-    trains = {name: VALUES["recipes"][name]["train"] for name in RECIPES}
+    trains = {name: ALL["recipes"][name]["train"] for name in RECIPES}
     return {n for n, train in trains.items() if train.get("select", {}).get("method") == method}
 
 
@@ -182,7 +184,8 @@ BY_COLUMN = {
 
 
 def entry(preset: str, **more: Any) -> dict[str, Any]:
-    return {"ingest": {"sources": [{"preset": preset, "settings": {}, **more}]}}
+    sources = [{"preset": preset, "settings": {}, **more}]
+    return {"ingest": {"sources": sources}, "verify": {"verifiers": {}}}
 
 
 @pytest.mark.parametrize(
@@ -239,7 +242,7 @@ def test_what_is_left_out_exists() -> None:
 
 
 def test_the_command_writes_exactly_the_cells_and_imports_little(tmp_path: Path) -> None:
-    values = {**VALUES, "experiment": {"recipes": ["grpo", "pods"], "seeds": [0]}}
+    values = {**WRITTEN, "experiment": {"recipes": ["grpo", "pods"], "seeds": [0]}}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
     gone = tmp_path / "data/code/sgpo/train.json"
     gone.parent.mkdir(parents=True)
@@ -251,12 +254,14 @@ def test_the_command_writes_exactly_the_cells_and_imports_little(tmp_path: Path)
     )
     command = [sys.executable, "-c", program, str(tmp_path / "params.yaml"), str(tmp_path / "data")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
-    heavy = {"torch", "transformers", "polars", "pyarrow", "mlflow", "prefect", "numpy", "dvc"}
+    heavy = {"torch", "transformers", "mlflow", "prefect", "dvc"}
     assert not heavy & set(done.stdout.split())
     written = {
         path.relative_to(tmp_path / "data/code").as_posix()
-        for path in (tmp_path / "data/code").rglob("*.json")
+        for path in (tmp_path / "data/code").rglob("*.*")
+        if path.is_file()
     }
     stages = {"ingest", "policy", "profile", "baseline", "report"}
     recipes = {f"{r}/{s}" for r in ("grpo", "pods") for s in ("allocate", "train", "evaluate")}
-    assert written == {f"{name}.json" for name in stages | recipes}
+    kinds = ("json", "params.yaml")
+    assert written == {f"{name}.{kind}" for name in stages | recipes for kind in kinds}

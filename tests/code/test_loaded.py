@@ -15,9 +15,9 @@ import yaml
 
 from tasks.code.cells import cells
 from tasks.code.left_out import POLICY, is_left_out
-from tasks.common import params
 from tasks.common.code import ROOT, module_file
 from tasks.common.registry import declares
+from tests.parameters import every_value
 from tests.train.worlds import PARAMS, make_world
 
 HOOK = Path(__file__).with_name("hook")
@@ -41,7 +41,7 @@ STAGES = {
 @pytest.fixture(scope="module")
 def values() -> dict[str, Any]:
     """The project's parameters, with little of everything."""
-    real = params.load(ROOT / "params.yaml")
+    real = every_value()
     source = real["ingest"]["sources"][0]
     training = {**real["policy"]["tiny"]["training"], "tokens": 2.0e4}
     return {

@@ -5,13 +5,16 @@ from typing import Any
 import pytest
 
 from tasks.code.cells import cells
+from tasks.code.effective import complete, of_cells
 from tasks.common import params
 from tasks.common.code import ROOT
-from tasks.train.run import Sections, run_parameters
-from tasks.train.settings import TrainSettings
+from tasks.common.recipes import recipe
+from tasks.train.loading import settings_of
+from tasks.train.run import run_parameters
+from tasks.train.settings import Sections
 
 STAGES: dict[str, dict[str, Any]] = params.load(ROOT / "dvc.yaml")["stages"]
-VALUES = params.load(ROOT / "params.yaml")
+VALUES = complete(params.load(ROOT / "params.yaml"))
 
 
 @pytest.mark.parametrize("stage", sorted(set(STAGES) - {"code"}))
@@ -25,29 +28,21 @@ def test_a_stage_depends_on_its_own_digest_and_on_no_code(stage: str) -> None:
 
 
 def test_the_digests_depend_on_all_that_they_read() -> None:
-    """Without a parameter that names files, `dvc repro` would leave the digests as they were."""
-    values = {
-        **VALUES,
-        "ingest": {"sources": [{"preset": "math", "settings": {}, "verifier": "math_and_tags"}]},
-        "engine": {"name": "server"},
-        "policy": {"source": "hf://org/name@main"},
-        "experiment": {"recipes": ["pods", "composed"], "seeds": [0]},
-    }
-    known: dict[str, Any] = {"experiment": {"seeds": [0]}}
-    for name in STAGES["code"]["params"]:
-        section, _, key = name.partition(".")
-        if key:
-            known.setdefault(section, {})[key] = values[section][key]
-        else:
-            known[section] = values[section]
-    assert cells(known, ROOT) == cells(values, ROOT) != cells(VALUES, ROOT)
+    """Without the parameters and the recipes, `dvc repro` would leave the digests as they were."""
+    assert STAGES["code"]["params"] == [{"params.yaml": None}]
+    assert {"tasks", "recipes"} <= set(STAGES["code"]["deps"])
 
 
-def test_the_checkpoints_key_and_dvc_name_the_same_parameters() -> None:
-    settings = params.section(VALUES, "train", TrainSettings)
+@pytest.mark.parametrize("stage", sorted(set(STAGES) - {"code"}))
+def test_a_stage_depends_on_its_own_settings_and_on_no_others(stage: str) -> None:
+    folder = "${item.recipe}/" if "matrix" in STAGES[stage] else ""
+    file = f"data/code/{folder}{stage}.params.yaml"
+    assert STAGES[stage]["params"] == [{file: None}]
+    assert f"{folder}{stage}".replace("${item.recipe}", "grpo") in of_cells(VALUES)
+
+
+def test_the_checkpoints_key_and_the_settings_of_the_cell_are_the_same() -> None:
+    settings = settings_of(recipe(VALUES, "winnow")["train"])
     key = run_parameters(settings, params.sections(VALUES, Sections))
-    nested = ("engine", "verify")
-    names = {name for name in key if name not in nested}
-    names |= {f"{name}.{inner}" for name in nested for inner in key[name]}
-    assert names | {"recipes.${item.recipe}.train"} == set(STAGES["train"]["params"])
-    assert set(key["train"]) == set(VALUES["train"])
+    found = of_cells({**VALUES, "engine": {**VALUES["engine"], "name": "hf"}})["winnow/train"]
+    assert {**key, "engine": {**key["engine"], "name": "hf"}} == found

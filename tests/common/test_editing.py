@@ -47,10 +47,16 @@ def test_words_are_read_back_as_they_were(value: str) -> None:
     assert yaml.safe_load(set_values(TEXT, {"h": value}))["h"] == value
 
 
-def test_a_key_that_is_not_there_is_named() -> None:
-    with pytest.raises(ParamsError, match=r"no key a\.z"):
-        set_values(TEXT, {"a.z": 1})
-    with pytest.raises(ParamsError, match=r"no key h\.b"):
+def test_a_key_that_is_not_there_is_added_to_its_mapping() -> None:
+    text = set_values(TEXT, {"a.z.y": 1, "n.m": "x", "o": 2})
+    found = yaml.safe_load(text)
+    assert (found["a"]["z"], found["n"], found["o"]) == ({"y": 1}, {"m": "x"}, 2)
+    assert found["a"]["d"] == yaml.safe_load(TEXT)["a"]["d"]
+    assert [line for line in text.splitlines() if "#" in line] == [
+        line for line in TEXT.splitlines() if "#" in line
+    ]
+    assert set_values("a: {b: 1}  # of a\n", {"a.c": 2}) == "a: {b: 1, c: 2}  # of a\n"
+    with pytest.raises(ParamsError, match=r"h is no mapping, so h\.b cannot be set"):
         set_values(TEXT, {"h.b": 1})
 
 

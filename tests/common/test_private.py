@@ -12,7 +12,8 @@ import torch
 from tasks.common.artifacts import Layout
 from tasks.common.tracking import database
 from tasks.grading.judging import VerdictStore
-from tasks.store.folder import StoreSettings, open_store
+from tasks.store.folder import open_store
+from tasks.store.settings import StoreSettings
 from tasks.train.loop.checkpoint import Checkpoints, Snapshot
 
 OPEN = stat.S_IRWXG | stat.S_IRWXO

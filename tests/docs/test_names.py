@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
-from tasks.common import params
-from tasks.engines.engine import Cluster
+from tasks.engines.settings import Cluster
 from tasks.harness import files
 from tests.docs.pages import PAGES, ROOT, Block, inline, of
+from tests.parameters import every_value
 
-VALUES = params.load(ROOT / "params.yaml")
+VALUES = every_value()
 CLUSTER = {field.name: None for field in dataclasses.fields(Cluster)}
 KNOWN = {**VALUES, "engine": {**VALUES["engine"], "cluster": CLUSTER}}
 FREE = {"ingest.sources", "verify.verifiers", "recipes"}  # whose keys the reader chooses

@@ -13,17 +13,19 @@ import yaml
 from tasks.allocate import strategies
 from tasks.allocate.plan import load_strategy, make_plan
 from tasks.common import params
+from tasks.common.recipes import recipe as recipe_of
 from tasks.grading import loading, verifiers
 from tasks.ingest.candidates import Row
-from tasks.ingest.reading import rows, sources
+from tasks.ingest.reading import rows
+from tasks.train.loading import load_method, load_slots, train_settings
 from tasks.train.methods import select
-from tasks.train.settings import TrainSettings
-from tasks.train.slots import load_method, load_slots
 from tests.allocate.test_allocate import profile_of
-from tests.docs.pages import ROOT, blocks, of
+from tests.docs.pages import blocks, of
+from tests.ingest.helpers import sources
+from tests.parameters import every_value
 from tests.train.steps import plan_of, prompts_of, rollouts_of
 
-VALUES = params.load(ROOT / "params.yaml")
+VALUES = every_value()
 
 
 def written(caption: str) -> str:
@@ -71,13 +73,13 @@ def test_the_strategy(install: Any) -> None:
 
 def test_the_selector(install: Any) -> None:
     install(select, "tasks/train/methods/select/balanced.py")
-    choose = load_method(select, recipes()["balanced"]["train"]["select"])
+    choose = load_method("select", recipes()["balanced"]["train"]["select"])
     rewards, groups = [1.0, 0, 0, 0, 1, 1, 0, 0], [0, 0, 0, 0, 1, 1, 1, 1]
     kept = choose(rollouts_of(rewards, groups), np.random.default_rng(0))
     assert np.bincount(np.array(groups)[kept]).tolist() == [2, 4]
     assert np.array(rewards)[kept].sum() == 3
     with pytest.raises(params.ParamsError, match="train.select.max_pairs is 0"):
-        load_method(select, {"method": "balanced", "max_pairs": 0})
+        load_method("select", {"method": "balanced", "max_pairs": 0})
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/tutorials/method.md"])
@@ -88,11 +90,9 @@ def test_recipes_are_complete(name: str, install: Any) -> None:
     recipes = values(name, "recipes")
     assert recipes
     for recipe, spec in recipes.items():
-        chosen = params.recipe({**VALUES, "recipes": {recipe: spec}}, recipe)
-        load_strategy(chosen["allocate"])
-        load_slots(
-            params.parse(chosen["train"], TrainSettings, "train"), plan_of([(0, 4)]), prompts_of(1)
-        )
+        values_of_page = {**VALUES, "recipes": {recipe: spec}}
+        load_strategy(recipe_of(values_of_page, recipe)["allocate"])
+        load_slots(train_settings(values_of_page, recipe), plan_of([(0, 4)]), prompts_of(1))
 
 
 def test_the_verifier(install: Any) -> None:

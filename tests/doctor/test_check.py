@@ -14,15 +14,14 @@ import pytest
 import yaml
 from safetensors.numpy import save_file
 
-from tasks.common import params
+from tasks.common import params, recipes
 from tasks.common.files import write_json
 from tasks.common.layout import Layout
-from tasks.doctor import machine, places, recipes, sections
+from tasks.doctor import machine, parameters, places
 from tasks.doctor.check import Findings, examine
-from tasks.doctor.problems import suggested
-from tests.flows.project import ROOT
+from tests.parameters import every_value
 
-VALUES = params.load(ROOT / "params.yaml")
+VALUES = every_value()
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +69,7 @@ def test_nothing_is_wrong_with_the_defaults(tmp_path: Path) -> None:
 
 
 def test_nothing_is_wrong_with_any_recipe(tmp_path: Path) -> None:
-    assert errors(tmp_path, experiment__recipes=list(VALUES["recipes"])) == []
+    assert errors(tmp_path, experiment__recipes=recipes.names({})) == []
 
 
 def test_all_errors_are_said_at_once(tmp_path: Path) -> None:
@@ -79,7 +78,6 @@ def test_all_errors_are_said_at_once(tmp_path: Path) -> None:
     said = errors(
         tmp_path,
         sampling__temprature=1.0,
-        guards=KeyError,
         engine__name="vlm",
         experiment__recipes=["grop", "sgpo"],
         recipes__sgpo=sgpo,
@@ -88,10 +86,9 @@ def test_all_errors_are_said_at_once(tmp_path: Path) -> None:
     )
     for wanted in (
         "sampling.temprature is unknown; .*did you mean",
-        "section 'guards' is missing",
-        "recipe 'grop' is unknown; did you mean grpo?",
-        "recipes.sgpo.allocate.trivial_abov is unknown; .*did you mean trivial_above?",
-        "recipes.sgpo.train.los is unknown; .*did you mean loss?",
+        "recipe 'grop' is unknown; .*did you mean grpo?",
+        "recipe sgpo: allocate.trivial_abov is unknown; .*did you mean trivial_above?",
+        "recipe sgpo: train.los is unknown; .*did you mean loss?",
         "policy.source: tinny is not a folder; did you mean tiny?",
         "ingest.sources[0].preset is 'gsm8'; .*did you mean gsm8k?",
     ):
@@ -109,7 +106,7 @@ def test_a_misspelt_key_is_said_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"engine__name": "vlm"}, "engine.name is 'vlm'; there is: auto"),
+        ({"engine__name": "vlm"}, "engine.name is 'vlm'; there is: "),
         ({"engine__dtype": "float23"}, "did you mean float32?"),
         ({"tracking__also": ["trackios"]}, "tracking.also[0] is 'trackios'; allowed: "),
         ({"tracking__also": ["tensorbord"]}, "did you mean tensorboard?"),
@@ -121,21 +118,25 @@ def test_a_misspelt_key_is_said_once(tmp_path: Path) -> None:
         ({"experiment__recipes": ["grpo", "grpo"]}, "one of them twice"),
         ({"train__decay_share": 0.0}, "train.decay_share is 0.0"),
         ({"sampling__top_p": 0.9}, "training needs sampling.temperature > 0"),
-        ({"train__loss": {"method": "clip"}}, "train.loss.clip_low is missing"),
+        ({"train__loss": {"method": "clip", "clip_hih": 0.3}}, "did you mean clip_high?"),
+        ({"train__select": {"method": "pods"}}, "train.select.keep is missing"),
         ({"train__advantage": {"method": "posteror"}}, "did you mean posterior?"),
         ({"train__batch__counts": "kept"}, "does not keep a fixed number"),
         (
             {"train__replay": {"method": "recent", "share": 0.5, "capacity": 4}},
-            "train.advantage posterior needs train.replay none",
+            "its own among them where it is replayed: set train.replay none",
         ),
         ({"policy__tiny__families__0__name": "chainsum"}, "did you mean chain_sum?"),
         ({"verify__verifiers__new": {"method": "regx"}}, "did you mean regex?"),
         ({"ingest__sources__0__settings__tasks__0__verifier": "numerc"}, "mean numeric?"),
         (
             {"ingest__sources__0__settings__tasks__0__name": "chain_sums"},
-            "tasks[0].name is 'chain_sums', which reasoning_gym does not have; did you mean chain",
+            "; did you mean chain_sum?",
         ),
-        ({"ingest__sources__0__settings__tasks__0__name": "!"}, "there is: ab, acre, advanced_"),
+        (
+            {"ingest__sources__0__settings__tasks__0__name": "!"},
+            "reasoning_gym has: ab, acre, advanced_",
+        ),
         ({"ingest__splits__validation": None}, "ingest.splits.validation is null"),
         ({"ingest__sources__0__settings__num_prompts": 5}, "5"),
         ({"sampling__max_tokens": "64"}, "sampling.max_tokens is '64', which is not int"),
@@ -254,7 +255,7 @@ def test_nvidia_smi_that_fails_is_no_gpu(monkeypatch) -> None:
 
 
 def test_a_tracker_that_is_not_installed_is_said_with_the_command(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(sections, "is_installed", lambda name: name == "wandb")
+    monkeypatch.setattr(parameters, "is_installed", lambda name: name == "wandb")
     (said,) = errors(tmp_path, tracking__also=["wandb", "trackio"])
     assert said.startswith("tracking.also names trackio, which is not installed: python -m pip")
     assert said.endswith('--editable ".[trackio]", or take it out')
@@ -263,14 +264,14 @@ def test_a_tracker_that_is_not_installed_is_said_with_the_command(tmp_path: Path
 def test_a_folder_that_a_tracker_leaves_is_no_package(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "left_by_a_tracker").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
-    assert not sections.is_installed("left_by_a_tracker")
-    assert sections.is_installed("yaml")
+    assert not parameters.is_installed("left_by_a_tracker")
+    assert parameters.is_installed("yaml")
 
 
 def test_the_tasks_of_reasoning_gym_are_known_without_its_import() -> None:
     from reasoning_gym.factory import DATASETS
 
-    assert sections.reasoning_gym_tasks() == sorted(DATASETS)
+    assert parameters.reasoning_gym_tasks() == set(DATASETS)
 
 
 class Models(BaseHTTPRequestHandler):
@@ -358,7 +359,7 @@ def test_a_file_that_is_no_yaml_is_one_error(tmp_path: Path) -> None:
     assert "is not YAML" in examine(tmp_path / "params.yaml", Layout(tmp_path)).errors[0]
 
 
-@pytest.mark.parametrize("broken", [None, [], "text", {"grpo": 3}, {"grpo": {"train": {}}}])
+@pytest.mark.parametrize("broken", [[3], "text", {"grpo": 3}, {"grpo": {"train": {}}}])
 @pytest.mark.parametrize("name", ["ingest", "policy", "recipes", "train", "verify", "experiment"])
 def test_sections_of_another_form_are_said_and_break_nothing(
     tmp_path: Path, name: str, broken: Any
@@ -367,10 +368,11 @@ def test_sections_of_another_form_are_said_and_break_nothing(
 
 
 def test_a_suggestion_is_made_only_where_one_is_near() -> None:
-    assert suggested("x.y is 'qqq'; there is: one, two").endswith("two")
-    assert suggested("x.y is 'on'; there is: one, two").endswith("did you mean one?")
+    assert params.unknown("x.y is 'qqq'; there is", "qqq", ["one", "two"]).endswith("two")
+    assert params.unknown("x.y is 'on'", "on", ["one", "two"]).endswith("did you mean one?")
 
 
-def test_every_section_of_the_parameters_is_known() -> None:
-    assert set(VALUES) == {*sections.SECTIONS, "recipes"}
-    assert {*recipes.SLOTS} <= set(VALUES["train"])
+def test_a_mistake_that_all_recipes_share_is_reported_once(tmp_path: Path) -> None:
+    """One of the section `train` is not one of every recipe."""
+    said = errors(tmp_path, train__learning_rate="fast", experiment__recipes=["grpo", "sgpo"])
+    assert said == ["train.learning_rate is 'fast', which is not float"]

@@ -7,7 +7,6 @@ from typing import Any
 import polars as pl
 import pytest
 
-from tasks.common import params
 from tasks.common.artifacts import PROFILE, PROMPTS
 from tasks.common.layout import Layout
 from tasks.common.sealed import write_sealed
@@ -15,7 +14,7 @@ from tasks.doctor import machine
 from tasks.doctor.forecast import Cost, forecast
 from tasks.doctor.ranges import Range, around, exactly
 from tasks.doctor.rates import MEASURED_FACTOR, STAGE_SECONDS, rates, table
-from tests.flows.project import ROOT
+from tests.parameters import every_value
 
 P = 1000.0
 
@@ -27,7 +26,7 @@ def no_gpu(monkeypatch) -> None:
 
 @pytest.fixture
 def values() -> dict[str, Any]:
-    values = copy.deepcopy(params.load(ROOT / "params.yaml"))
+    values = copy.deepcopy(every_value())
     values["sampling"]["max_tokens"] = 100
     values["ingest"]["splits"] = {"train": 10, "validation": 4, "test": 5}
     values["evaluate"]["num_samples"] = 3

@@ -12,7 +12,8 @@ import torch
 from transformers import PreTrainedModel
 
 from tasks.common.artifacts import Layout
-from tasks.engines.engine import Request, Samples, load_engine
+from tasks.engines.engine import Request, Samples
+from tasks.engines.loading import load_engine
 from tasks.engines.server.engine import ServerEngine
 from tasks.models.policy import Policy, load_model, read_policy
 from tests.policies import ENGINE, place_policy

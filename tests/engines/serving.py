@@ -15,7 +15,8 @@ import numpy as np
 from aiohttp import web
 from safetensors.torch import load_file
 
-from tasks.engines.engine import Engine, Request, Sampling
+from tasks.engines.engine import Engine, Request
+from tasks.engines.settings import Sampling
 
 
 @dataclasses.dataclass

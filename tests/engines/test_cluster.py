@@ -22,8 +22,9 @@ from tasks.engines.cluster.host import ADDRESS, SCRATCH, Host
 from tasks.engines.cluster.places import shared_folder
 from tasks.engines.cluster.ranks import MAX_RESTARTS, Ended, supervise
 from tasks.engines.devices import sampling_gpus, training_gpus
-from tasks.engines.engine import Cluster, EngineSettings, check_cluster, engine_name
+from tasks.engines.loading import engine_name
 from tasks.engines.server import gate
+from tasks.engines.settings import Cluster, EngineSettings
 from tasks.engines.weights import nccl
 from tests.flows.test_processes import is_gone
 from tests.patience import PATIENCE
@@ -187,7 +188,6 @@ def cluster(**changes: Any) -> EngineSettings:
 def test_servers_on_a_cluster_are_the_engine_and_take_no_gpu_of_this_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    check_cluster(cluster())
     assert engine_name(cluster()) == "server"
     assert engine_name(cluster(cluster=dataclasses.replace(CLUSTER, engines=0))) != "server"
     settings = cluster(device="cuda")
@@ -200,7 +200,6 @@ def test_servers_on_a_cluster_are_the_engine_and_take_no_gpu_of_this_machine(
         ({"name": "hf"}, "engine.cluster.engines is 1, which are vLLM servers"),
         ({"num_processes": 2}, "leave engine.num_processes and engine.num_replicas at 1"),
         ({"urls": ["http://a/v1"]}, "engine.urls empty"),
-        ({"cluster": dataclasses.replace(CLUSTER, trainers=0)}, "engine.cluster.trainers is 0"),
         (
             {"name": "server", "cluster": dataclasses.replace(CLUSTER, engines=0)},
             "engine.cluster.engines is 0: name some",
@@ -209,7 +208,12 @@ def test_servers_on_a_cluster_are_the_engine_and_take_no_gpu_of_this_machine(
 )
 def test_a_cluster_that_cannot_be_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ParamsError, match=said):
-        check_cluster(cluster(**changes))
+        cluster(**changes)
+
+
+def test_a_cluster_has_a_trainer() -> None:
+    with pytest.raises(ParamsError, match=r"engine\.cluster\.trainers is 0"):
+        dataclasses.replace(CLUSTER, trainers=0)
 
 
 def test_a_cluster_is_local_or_has_all_its_keys() -> None:

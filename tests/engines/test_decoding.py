@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.engines.engine import Sampling
 from tasks.engines.hf.decoding import Slots
+from tasks.engines.settings import Sampling
 from tasks.models.policy import load_model
 from tests.waits import num_waits
 

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
-from tasks.engines.engine import Request, Sampling, Unavailable
+from tasks.engines.engine import Request, Unavailable
 from tasks.engines.fake import FakeEngine
 from tasks.engines.server.dispatch import MAX_MISSED, Dispatch, chunked
 from tasks.engines.server.endpoints import Endpoint
 from tasks.engines.server.engine import ServerEngine, from_own_first
+from tasks.engines.settings import Sampling
 from tasks.models.policy import Policy
 from tests.engines.serving import Server
 from tests.flows.project import ROOT

@@ -14,7 +14,9 @@ from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
 from tasks.engines import fake
-from tasks.engines.engine import Engine, Request, Sampling, StoppableEngine, load_engine
+from tasks.engines.engine import Engine, Request, StoppableEngine
+from tasks.engines.loading import load_engine
+from tasks.engines.settings import Sampling
 from tasks.engines.vllm import VllmEngine
 from tasks.models.policy import Policy, load_model, load_tokenizer, read_policy
 from tasks.models.prompts import decode

@@ -20,9 +20,10 @@ from tasks.common.ledger import (
     paper_training_flops,
     prefill_flops,
 )
-from tasks.engines.engine import Request, Samples, Sampling
+from tasks.engines.engine import Request, Samples
 from tasks.engines.flops import completion_flops, sample_flops
 from tasks.engines.hf.engine import HfEngine
+from tasks.engines.settings import Sampling
 from tasks.models.policy import describe, load_model, load_tokenizer, read_policy
 from tasks.train.learner.micro_batches import micro_batches
 from tasks.train.learner.update import (

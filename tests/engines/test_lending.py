@@ -13,13 +13,14 @@ import pytest
 import torch.distributed as distributed
 
 from tasks.common.files import ArtifactError
-from tasks.engines.engine import Request, Sampling
+from tasks.engines.engine import Request
 from tasks.engines.hf.engine import HfEngine
 from tasks.engines.server.askers import agree, keep_waiting
 from tasks.engines.server.endpoints import Endpoint
 from tasks.engines.server.engine import ServerEngine
 from tasks.engines.server.lending import Borrowed, Lender
 from tasks.engines.server.replicas import MAX_RESTARTS, Replicas
+from tasks.engines.settings import Sampling
 from tasks.models.policy import Policy
 from tasks.models.weights import NamedWeights
 from tests.engines.conftest import scaled

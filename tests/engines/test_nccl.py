@@ -12,13 +12,15 @@ import pytest
 import torch
 
 from tasks.common.params import ParamsError
-from tasks.engines.engine import Request, Sampling, Unavailable, load_engine
+from tasks.engines.engine import Request, Unavailable
+from tasks.engines.loading import load_engine
 from tasks.engines.server import engine as server_engine
 from tasks.engines.server import transfer
 from tasks.engines.server.endpoints import Endpoint
 from tasks.engines.server.engine import ServerEngine
 from tasks.engines.server.replicas import Replicas
 from tasks.engines.server.updates import check_transfer
+from tasks.engines.settings import Sampling
 from tasks.engines.weights import nccl
 from tasks.models.policy import Policy
 from tasks.models.weights import NamedWeights

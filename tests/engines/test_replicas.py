@@ -24,10 +24,12 @@ from transformers import PreTrainedModel
 
 from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError, temporary_folder
-from tasks.engines.engine import Engine, Request, Samples, Sampling, Unavailable, load_engine
+from tasks.engines.engine import Engine, Request, Samples, Unavailable
+from tasks.engines.loading import load_engine
 from tasks.engines.server.endpoints import Connection, Endpoint
 from tasks.engines.server.engine import ServerEngine
 from tasks.engines.server.replicas import Replicas, choose_devices, local, start
+from tasks.engines.settings import Sampling
 from tasks.models.policy import Policy, load_model, read_policy
 from tasks.models.weights import NamedWeights
 from tasks.train.learner.ranks import join_ranks

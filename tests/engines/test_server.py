@@ -12,11 +12,12 @@ import torch
 
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
-from tasks.engines.engine import Engine, Request, Sampling, engine_name, load_engine
+from tasks.engines.engine import Engine, Request
 from tasks.engines.hf.engine import HfEngine
+from tasks.engines.loading import engine_name, load_engine
 from tasks.engines.server.dispatch import chunked
-from tasks.engines.server.endpoints import parse_url
 from tasks.engines.server.engine import ServerEngine
+from tasks.engines.settings import Sampling, parse_url
 from tasks.models.policy import Policy, load_model
 from tasks.models.weights import NamedWeights
 from tests.engines.serving import Server
@@ -236,10 +237,10 @@ def test_urls() -> None:
         == "http://127.0.0.1:8000/v1"
     )
     assert parse_url("https://host/some/api") == "https://host/some/api"
-    with pytest.raises(ArtifactError, match="not a URL like"):
+    with pytest.raises(ParamsError, match="not a URL like"):
         parse_url("localhost:8000")
     for secret in ("http://me:hunter2@host/v1", "http://host/v1?key=hunter2"):
-        with pytest.raises(ArtifactError, match="OPENAI_API_KEY") as caught:
+        with pytest.raises(ParamsError, match="OPENAI_API_KEY") as caught:
             parse_url(secret)
         assert "hunter2" not in str(caught.value)
 

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from transformers import PreTrainedModel
 
-from tasks.engines.engine import OnEnded, Request, Samples, Sampling, load_engine
+from tasks.engines.engine import OnEnded, Request, Samples
+from tasks.engines.loading import load_engine
 from tasks.engines.server.engine import ServerEngine
+from tasks.engines.settings import Sampling
 from tasks.models.policy import Policy
 from tasks.models.weights import NamedWeights
 from tests.engines.conftest import SETTINGS, logprob_gaps, scaled

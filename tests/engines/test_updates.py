@@ -18,9 +18,11 @@ from transformers import (
 
 from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError
-from tasks.engines.engine import Engine, Request, Samples, Sampling, Unavailable, load_engine
+from tasks.engines.engine import Engine, Request, Samples, Unavailable
+from tasks.engines.loading import load_engine
 from tasks.engines.server import transfer
 from tasks.engines.server.endpoints import Connection
+from tasks.engines.settings import Sampling
 from tasks.engines.weights.files import write
 from tasks.models.policy import Policy, load_model, read_policy
 from tasks.models.weights import NamedWeights

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from tasks.common.artifacts import Layout
-from tasks.engines.engine import Request, Sampling, load_engine
+from tasks.engines.engine import Request
+from tasks.engines.loading import load_engine
+from tasks.engines.settings import Sampling
 from tasks.engines.vllm import executor
 from tasks.models.policy import load_model, read_policy
 from tasks.models.weights import NamedWeights

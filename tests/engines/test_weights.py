@@ -12,10 +12,11 @@ import torch
 from safetensors.torch import load_file
 
 from tasks.common.files import ArtifactError
-from tasks.engines.engine import NoServerError, Request, Sampling
+from tasks.engines.engine import NoServerError, Request
 from tasks.engines.hf.engine import HfEngine
 from tasks.engines.server.endpoints import Endpoint
 from tasks.engines.server.engine import ServerEngine
+from tasks.engines.settings import Sampling
 from tasks.engines.weights import files
 from tasks.models.policy import Policy
 from tasks.models.weights import NamedWeights

@@ -6,11 +6,12 @@ from typing import Any
 import polars as pl
 import pytest
 
-from tasks.common import params
 from tasks.common.artifacts import PROMPTS, ROLLOUTS, Layout
 from tasks.common.files import ArtifactError
 from tasks.common.stage import Stage
-from tasks.evaluate.evaluation import Evaluate, Tally, measure, run_evaluation
+from tasks.evaluate.evaluation import Tally, measure, run_evaluation
+from tasks.evaluate.settings import Evaluate
+from tests.parameters import every_value
 
 SETTINGS = Evaluate(num_samples=2, pass_at=[1, 2], num_bootstrap=10)
 
@@ -50,7 +51,7 @@ def levels_of(*prompts: tuple[str, str, str]) -> dict[str, tuple[int, float, flo
 def test_an_evaluation_without_prompts_is_refused(tmp_path: Path) -> None:
     layout = Layout(tmp_path)
     PROMPTS.write(layout.prompts("test"), PROMPTS.frame([]))
-    values = params.load(Path("params.yaml"))
+    values = every_value()
     run = Stage.unrecorded("baseline", values, layout)
     with pytest.raises(ArtifactError, match=r"test.parquet has no prompts, and baseline measures"):
         run_evaluation(run, None, tmp_path / "out")  # type: ignore[arg-type]

@@ -36,12 +36,6 @@ def promised(stage: str) -> dict[str, Any]:
     return entry
 
 
-def value(params: Any, dotted: str) -> Any:
-    for key in dotted.split("."):
-        params = params[key]
-    return params
-
-
 def content(path: Path) -> list[tuple[str, str]]:
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
     return [(str(file), hashlib.sha256(file.read_bytes()).hexdigest()) for file in files]
@@ -52,11 +46,8 @@ def is_data(dep: str) -> bool:
 
 
 def digest(entry: dict[str, Any]) -> str:
-    (file, names) = ("params.yaml", entry["params"])
-    if isinstance(names[0], dict):
-        ((file, names),) = names[0].items()
-    params = yaml.safe_load(Path(file).read_text())
-    read = [value(params, name) for name in names]
+    files = [file for each in entry["params"] for file in each]
+    read = [yaml.safe_load(Path(file).read_text()) for file in files]
     data = [content(Path(dep)) for dep in entry["deps"] if is_data(dep)]
     return hashlib.sha256(json.dumps([read, data]).encode()).hexdigest()
 

@@ -3,20 +3,15 @@ without MLflow."""
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from tasks.common.files import replace_file
+from tasks.common.journal import Tracker
 from tasks.common.layout import Layout
+from tasks.common.tracking.settings import Tracking
+
+__all__ = ["Tracker", "Tracking"]
 
 PIPELINE_VARIABLE = "WINNOW_PIPELINE"
-
-
-@dataclass(frozen=True)
-class Tracking:
-    uri: str | None
-    experiment: str
-    max_weights_gb: float
-    also: list[str]
 
 
 def start_pipeline(layout: Layout, kind: str = "flow") -> str:

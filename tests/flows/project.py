@@ -39,7 +39,7 @@ def build(root: Path) -> Path:
     for name in COPIED:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, root / name)
-    for name in ("flows", "tasks"):
+    for name in ("flows", "recipes", "tasks"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(
         Path(__file__).with_name("fake_tracking.py"), root / "tasks/common/tracking/__init__.py"

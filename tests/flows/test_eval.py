@@ -8,9 +8,9 @@ import pytest
 from flows import eval as word
 from tasks.common import params
 from tasks.harness.records import Cell
-from tests.flows.project import ROOT
+from tests.parameters import every_value
 
-VALUES = params.load(ROOT / "params.yaml")
+VALUES = every_value()
 
 
 def options(*arguments: str) -> argparse.Namespace:

@@ -7,10 +7,19 @@ import pytest
 from flows import flow, serve
 from flows.overrides import applied, check_from_elsewhere
 from flows.rounds import Request
+from tasks.common import params
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError
 
-TEXT = "# all values\ntrain:\n  learning_rate: 3.0e-4   # of Adam\nexperiment:\n  seeds: [0]\n"
+TEXT = """\
+# all values
+train:
+  learning_rate: 3.0e-4   # of Adam
+experiment:
+  recipes: [grpo]
+  seeds: [0]
+ingest: {sources: [{preset: gsm8k, settings: {path: a.jsonl}}]}
+"""
 
 
 @pytest.fixture
@@ -74,11 +83,26 @@ def test_what_somebody_edits_meanwhile_stays(
     assert "was changed during a run with overrides" in caplog.text
 
 
-@pytest.mark.parametrize("override", ["train.learnign_rate=1", "train.learning_rate", "no.key=3"])
-def test_what_the_file_has_not_is_refused_and_nothing_changed(
-    override: str, path: Path, layout: Layout
+def test_a_key_that_the_file_leaves_to_its_default_is_added(path: Path, layout: Layout) -> None:
+    with applied(path, layout, ["sampling.max_tokens=8", "train.weight_decay=1e-2"]):
+        during = params.load(path)
+    assert (during["sampling"], during["train"]["weight_decay"]) == ({"max_tokens": 8}, 0.01)
+    assert path.read_text() == TEXT
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.learnign_rate=1", "train.learnign_rate is unknown; .* did you mean learning_rate"),
+        ("train.learning_rate", "An override is KEY=VALUE"),
+        ("sampling.max_tokens=some", "sampling.max_tokens is 'some', which is not int"),
+        ("nothing.key=3", "section .nothing. is unknown"),
+    ],
+)
+def test_what_no_stage_would_read_is_refused_and_nothing_changed(
+    override: str, message: str, path: Path, layout: Layout
 ) -> None:
-    with pytest.raises(ParamsError, match="An override is KEY=VALUE"):
+    with pytest.raises(ParamsError, match=message):
         applied(path, layout, [override]).__enter__()
     assert path.read_text() == TEXT
     assert [file.name for file in path.parent.iterdir()] == ["params.yaml"]

@@ -69,7 +69,7 @@ def test_a_changed_parameter_runs_what_reads_it_and_changing_it_back_restores(
 ) -> None:
     project.edit("params.yaml", r"^  num_samples: 8\n  pass_at", "  num_samples: 9\n  pass_at")
     output = project.flow()
-    assert lines(output, "ran") == ["baseline", *CELLS, "report"]
+    assert lines(output, "ran") == ["code", "baseline", *CELLS, "report"]
     assert "baseline: starts (evaluate.num_samples 8 -> 9)" in output
     assert "report: starts (data/baseline/metrics.json " in output
     assert project.record()["status"] == "FINISHED"
@@ -77,7 +77,7 @@ def test_a_changed_parameter_runs_what_reads_it_and_changing_it_back_restores(
     assert project.status() == {}
     project.edit("params.yaml", "num_samples: 9", "num_samples: 8")
     output = project.flow()
-    assert lines(output, "restored") == ["baseline", *CELLS]
+    assert lines(output, "restored") == ["code", "baseline", *CELLS]
     assert ("baseline", "Restored") in {(task, state) for task, state, _ in task_states(project)}
     assert lines(output, "ran") == ["report"]  # its metrics are in git, not in DVC's run cache
     assert "didn't change" in project.dvc("repro")
@@ -99,7 +99,7 @@ def test_a_stage_that_runs_and_makes_the_same_stops_there(project: Project) -> N
 def test_one_recipe_runs_alone_and_the_report_waits(project: Project) -> None:
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
     output = project.flow("--recipe", "sgpo")
-    assert lines(output, "ran") == ["allocate@sgpo-0", "train@sgpo-0", "evaluate@sgpo-0"]
+    assert lines(output, "ran") == ["code", "allocate@sgpo-0", "train@sgpo-0", "evaluate@sgpo-0"]
     assert "the report waits for all cells" in output
     assert {"allocate@grpo-0"} <= set(project.status())
 
@@ -176,7 +176,7 @@ def test_a_named_server_that_is_away_keeps_nothing_from_running(project: Project
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
     output = project.flow("--recipe", "grpo")
     assert "Prefect's server at http://127.0.0.1:9/api does not answer" in output
-    assert lines(output, "ran") == ["allocate@grpo-0", "train@grpo-0", "evaluate@grpo-0"]
+    assert lines(output, "ran") == ["code", "allocate@grpo-0", "train@grpo-0", "evaluate@grpo-0"]
 
 
 def test_values_for_one_run_are_recorded_and_gone_again(project: Project) -> None:
@@ -188,7 +188,7 @@ def test_values_for_one_run_are_recorded_and_gone_again(project: Project) -> Non
     )
     assert (project.root / "params.yaml").read_text() == before
     assert flow_run(project)["parameters"]["overrides"] == ["allocate.passes=5"]
-    assert lines(project.flow(), "restored")[:1] == ["allocate@grpo-0"]
+    assert lines(project.flow(), "restored")[:2] == ["code", "allocate@grpo-0"]
     assert project.status() == {}
     assert "An override is KEY=VALUE" in project.flow("allocate.pases=5", expect=1)
 

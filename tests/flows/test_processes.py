@@ -116,5 +116,5 @@ def test_a_killed_flow_takes_all_stages_along_and_the_next_one_loses_nothing(
     assert all(is_gone(stage) for stage in stages)
     (two_hanging.root / "behaviour.json").unlink()
     output = two_hanging.flow("--concurrency", "2", "--recipe", "grpo")
-    assert lines(output, "ran") == ["allocate@grpo-0", "train@grpo-0", "evaluate@grpo-0"]
+    assert lines(output, "ran") == ["code", "allocate@grpo-0", "train@grpo-0", "evaluate@grpo-0"]
     assert "allocate@grpo_mixed-0" not in two_hanging.status()  # it had ended before the kill

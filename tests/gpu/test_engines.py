@@ -10,8 +10,10 @@ import torch
 
 from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError
-from tasks.engines.engine import Engine, Request, Sampling, check_shared_gpu, load_engine
+from tasks.engines.engine import Engine, Request
+from tasks.engines.loading import check_shared_gpu, load_engine
 from tasks.engines.memory import TrainingMemory
+from tasks.engines.settings import Sampling
 from tasks.models.policy import Policy, load_model, read_policy
 from tasks.models.weights import NamedWeights
 from tests.policies import ENGINE, place_policy

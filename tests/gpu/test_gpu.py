@@ -14,8 +14,9 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from tasks.engines.engine import Request, Sampling
+from tasks.engines.engine import Request
 from tasks.engines.hf.engine import HfEngine
+from tasks.engines.settings import Sampling
 from tasks.models.packing import ATTENTION
 from tasks.models.policy import load_model
 from tasks.train.learner.micro_batches import micro_batches

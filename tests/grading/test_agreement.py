@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tasks.grading.grader import Answer, Grader, Verify
+from tasks.grading.grader import Answer, Grader
+from tasks.grading.settings import Verify
 from tests.bench import agreement
 
 pytestmark = pytest.mark.real_data

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.grading.grader import Answer, Grader, Verify
+from tasks.grading.grader import Answer, Grader
 from tasks.grading.loading import load
+from tasks.grading.settings import Verify
 from tests.ingest.helpers import entry, lines
 from tests.ingest.test_command import ingest
 

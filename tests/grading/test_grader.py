@@ -15,8 +15,9 @@ import yaml
 import tasks.grading.verifiers as verifiers
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
-from tasks.grading.grader import Answer, FailureRateError, Grader, Verify
+from tasks.grading.grader import Answer, FailureRateError, Grader
 from tasks.grading.loading import load
+from tasks.grading.settings import Verify
 from tests.patience import PATIENCE
 
 COMPOSITE = {"method": "composite", "weights": {"numeric": 0.75, "tags": 0.25}}

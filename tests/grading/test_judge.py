@@ -11,8 +11,9 @@ import pytest
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
 from tasks.grading import judging
-from tasks.grading.grader import Answer, Grader, Verify
+from tasks.grading.grader import Answer, Grader
 from tasks.grading.loading import load
+from tasks.grading.settings import Verify
 from tasks.grading.verdict import JudgeUsage
 from tests.grading.judge_server import SETTINGS, Server, configured, judge_server
 

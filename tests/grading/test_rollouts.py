@@ -16,8 +16,9 @@ import pytest
 
 import tasks.grading.verifiers as verifiers
 from tasks.common.artifacts import ROLLOUTS
-from tasks.grading.grader import FailureRateError, Verify
+from tasks.grading.grader import FailureRateError
 from tasks.grading.rollouts import graded_rollouts, write_rollouts
+from tasks.grading.settings import Verify
 from tests.grading.judge_server import configured, judge_server
 from tests.patience import PATIENCE
 

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from tasks.grading import sandbox
-from tasks.grading.grader import Answer, Grader, Verify
+from tasks.grading.grader import Answer, Grader
 from tasks.grading.sandbox import Session, Stopped
 from tasks.grading.sandbox_command import Sandbox, python
 from tasks.grading.sandbox_filter import seccomp_filter
+from tasks.grading.settings import Verify
 from tests.grading.test_code import ADD, SETTINGS, SUM, graded
 from tests.patience import PATIENCE
 

@@ -13,8 +13,9 @@ import tasks.grading.verifiers as verifiers
 from tasks.common.artifacts import OUTCOMES
 from tasks.common.params import ParamsError
 from tasks.grading.answers import contents, last_boxed, last_boxes
-from tasks.grading.grader import Answer, Grader, Verify
+from tasks.grading.grader import Answer, Grader
 from tasks.grading.loading import load
+from tasks.grading.settings import Verify
 from tasks.grading.verdict import Verdict
 from tasks.grading.verifiers import reasoning_gym
 from tests.grading.test_code import ADD, SETTINGS

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
-from tasks.common import params
 from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
 from tasks.common.sealed import write_sealed
@@ -22,9 +21,10 @@ from tasks.harness.records import Cell
 from tasks.models.folder import policy_digest
 from tasks.models.policy import load_tokenizer
 from tests.files import plant
+from tests.parameters import every_value
 
 ROOT = Path(__file__).resolve().parents[2]
-VALUES = params.load(ROOT / "params.yaml")
+VALUES = every_value()
 HAS_HARNESS = importlib.util.find_spec("lm_eval") is not None
 with_harness = pytest.mark.skipif(
     not HAS_HARNESS, reason=f"lm-evaluation-harness is not installed ({run.INSTALL})"

@@ -5,8 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tasks.common.params import section
+from tasks.ingest import reading
 from tasks.ingest.candidates import Rejection, Row
-from tasks.ingest.reading import read, sources
+from tasks.ingest.reading import read
+from tasks.ingest.settings import Ingest, Source
 from tasks.ingest.spool import Spool
 
 FIELDS = {
@@ -23,6 +26,11 @@ CHAIN_SUM = {
     "level": "num_terms",
     "verifier": "numeric",
 }
+
+
+def sources(entries: list[dict[str, Any]]) -> list[Source]:
+    """The entries of `ingest.sources`, as params.yaml has them, checked."""
+    return reading.sources(section({"ingest": {"sources": entries}}, "ingest", Ingest).sources)
 
 
 def entry(path: Path | str, **changes: object) -> dict[str, Any]:

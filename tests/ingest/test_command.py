@@ -15,6 +15,7 @@ import yaml
 
 from tasks.common.artifacts import CONTAMINATION, PROMPTS, REJECTED, Layout
 from tests.ingest.helpers import CHAIN_SUM, entry, lines, preset
+from tests.parameters import every_value
 from tests.stages import run_stage
 
 CONTAMINATED = {"overlap": 0.7, "ngram": 3, "same_numbers": True}
@@ -24,7 +25,7 @@ def ingest(
     tmp_path: Path, sources: list[dict[str, Any]], splits: dict[str, Any], *more: str
 ) -> str:
     """Run the stage; what it printed and logged. Its data root is `data`."""
-    values = yaml.safe_load(Path("params.yaml").read_text())
+    values = every_value()
     values["ingest"] |= {"splits": splits, "sources": sources, "contamination": CONTAMINATED}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(values))
     done = run_stage("ingest", tmp_path / "params.yaml", tmp_path / "data", *more)

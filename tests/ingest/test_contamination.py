@@ -4,6 +4,7 @@ look alike."""
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -11,15 +12,9 @@ import pytest
 
 from tasks.common.params import ParamsError
 from tasks.ingest import surroundings
-from tasks.ingest.contamination import (
-    Common,
-    Contamination,
-    Index,
-    check,
-    pairs,
-    shared,
-)
+from tasks.ingest.contamination import Common, Index, pairs, shared
 from tasks.ingest.identity import question_keys
+from tasks.ingest.settings import Contamination
 from tasks.ingest.similarity import numbers_of, tokens_of
 from tests.ingest.helpers import row, spool
 from tests.ingest.near_pairs import DIFFERENT, LEAKS, PATHS, Pair
@@ -150,14 +145,14 @@ def test_the_overlap_is_the_share_of_the_shorter_prompt() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (Contamination(0.0, 3, True), "overlap is 0.0"),
-        (Contamination(1.1, 3, True), "overlap is 1.1"),
-        (Contamination(0.5, 0, True), "ngram is 0"),
+        ((0.0, 3, True), "overlap is 0.0"),
+        ((1.1, 3, True), "overlap is 1.1"),
+        ((0.5, 0, True), "ngram is 0"),
     ],
 )
-def test_settings_out_of_range_are_named(settings: Contamination, message: str) -> None:
+def test_settings_out_of_range_are_named(settings: Any, message: str) -> None:
     with pytest.raises(ParamsError, match=message):
-        check(settings)
+        Contamination(*settings)
 
 
 def test_no_pairs_is_an_empty_table(tmp_path: Path) -> None:

@@ -13,8 +13,7 @@ from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
 from tasks.grading.loading import load
 from tasks.ingest.fields import MISSING, field
-from tasks.ingest.reading import sources
-from tests.ingest.helpers import entry, found, lines, preset
+from tests.ingest.helpers import entry, found, lines, preset, sources
 
 ROW = {
     "reward_model": {"ground_truth": [{"x": "5"}, {"x": "6"}]},
@@ -464,7 +463,7 @@ def test_the_question_is_a_field_or_between_two_texts(tmp_path: Path) -> None:
         ({"question": {"between": ["a"]}}, r"question\.between is \['a'\]; give the text before"),
         ({"question": {"betwen": ["a", "b"]}}, r"question\.betwen is unknown; allowed: between"),
         ({"where": {"kind": []}}, r"where\.kind is \[\]; give a value or a list"),
-        ({"settings": {"golds": "some"}}, "golds is 'some'; allowed: 'any', 'all'"),
+        ({"settings": {"golds": "some"}}, "golds is 'some'; allowed: any, all"),
         ({"settings": {"options": "o", "golds": "any"}}, "has options and golds: .* one letter"),
         ({"settings": {"options": 3}}, "options is 3; give a field, or a list of fields"),
         ({"settings": {"verifier": 3}}, "verifier must be a mapping with the keys column"),

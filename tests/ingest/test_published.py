@@ -9,9 +9,8 @@ import polars as pl
 import pytest
 
 from tasks.common.params import ParamsError
-from tasks.ingest.reading import sources
 from tasks.ingest.sources.published import SETS
-from tests.ingest.helpers import found, lines, preset
+from tests.ingest.helpers import found, lines, preset, sources
 
 REAL: dict[str, tuple[str, tuple[str, ...], str]] = {
     "dapo_math_17k": ("dapo_math.parquet", ("34", "113", "-3", "3"), "math"),

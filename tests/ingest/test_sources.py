@@ -12,8 +12,8 @@ from tasks.grading.answers import gold_boxed
 from tasks.grading.loading import load as verifier
 from tasks.grading.verifiers.reasoning_gym import verify
 from tasks.ingest import sources as presets
-from tasks.ingest.reading import load, sources
-from tests.ingest.helpers import CHAIN_SUM, entry, found, lines, preset
+from tasks.ingest.reading import load
+from tests.ingest.helpers import CHAIN_SUM, entry, found, lines, preset, sources
 
 
 def test_gsm8k_reads_the_gold_after_the_mark(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_every_preset_declares_its_settings_and_one_way_to_read() -> None:
         ({"presets": "jsonl"}, r"ingest.sources\[0\].presets is unknown"),
         ({"weight": 0.0}, "weight is 0.0; it must be above 0"),
         ({"max_rows": 0}, "max_rows is 0; it must be at least 1"),
-        ({"split": "tset"}, "split is 'tset'; allowed: 'train', 'validation', 'test'"),
+        ({"split": "tset"}, "split is 'tset'; allowed: train, validation, test"),
     ],
 )
 def test_a_wrong_entry_is_named_with_what_is_allowed(

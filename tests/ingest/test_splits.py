@@ -12,7 +12,8 @@ from tasks.common.params import ParamsError
 from tasks.common.stage import StageError
 from tasks.ingest.candidates import Rejection, Row
 from tasks.ingest.duplicates import resolve
-from tasks.ingest.splits import Share, Sizes, check, split
+from tasks.ingest.settings import Sizes
+from tasks.ingest.splits import Share, check, split
 from tests.ingest.helpers import row, spool
 
 ANY = Share(None, None, None)

@@ -26,9 +26,10 @@ from transformers import (
 )
 
 from tasks.common.files import ArtifactError
-from tasks.engines.engine import Request, Sampling
+from tasks.engines.engine import Request
 from tasks.engines.hf import engine as hf
 from tasks.engines.hf.engine import HfEngine
+from tasks.engines.settings import Sampling
 from tasks.models import packing
 from tasks.models.forward_check import check_forward
 from tasks.models.fused import FusedForward, fits

@@ -26,14 +26,15 @@ from tasks.common.stage import StageError
 from tasks.models.folder import DATA_FILES, OBJECTS, check_folder, policy_digest
 from tasks.models.policy import describe, load_model, read_policy, stop_token_ids
 from tasks.policy.card import skeleton, whole_folder, write_external, write_own
-from tasks.policy.examples import Family, draw
+from tasks.policy.examples import draw
 from tasks.policy.families import products
 from tasks.policy.families.chain_sum import PHRASES, worked
-from tasks.policy.making import Policy, provide
+from tasks.policy.making import provide
+from tasks.policy.settings import Family, Policy, Tiny, Training
 from tasks.policy.source import from_store, resolve
-from tasks.policy.tiny import Tiny, make, untrained
+from tasks.policy.tiny import make, untrained
 from tasks.policy.tokenizer import CHARACTERS, character_tokenizer
-from tasks.policy.training import IGNORED, Training, batches, collate, learning_rate, train
+from tasks.policy.training import IGNORED, batches, collate, learning_rate, train
 from tasks.policy.unfinished import Unfinished
 from tests.policies import make_policy
 

@@ -10,6 +10,7 @@ import yaml
 from tasks.common import tracking
 from tasks.common.artifacts import Layout
 from tasks.common.sealed import read_sealed, write_sealed
+from tests.parameters import every_value
 from tests.stages import give_record, run_stage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,7 +20,7 @@ SETTINGS = tracking.Tracking(None, "winnow", 0.0, [])
 @pytest.fixture
 def params(tmp_path: Path) -> Path:
     """The real parameters, for two recipes and two seeds."""
-    values = yaml.safe_load((ROOT / "params.yaml").read_text())
+    values = every_value()
     values["experiment"] = {"recipes": ["grpo", "sgpo"], "seeds": [0, 1]}
     values["report"]["num_bootstrap"] = 50
     path = tmp_path / "params.yaml"

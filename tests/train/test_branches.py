@@ -11,7 +11,6 @@ import polars as pl
 import pytest
 import yaml
 
-from tasks.common import params
 from tasks.common.artifacts import CURVE, Layout
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
@@ -20,7 +19,6 @@ from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.save import write_results
 from tasks.train.loop.sync import train
 from tasks.train.loop.trainer import Trainer
-from tasks.train.run import Sections, check_settings
 from tasks.train.settings import CheckpointSettings
 from tests.train.test_trainer import train as run_train
 from tests.train.worlds import PARAMS, make_trainer, make_world, outputs, run_in_process
@@ -137,10 +135,8 @@ def test_shares_that_make_no_sense_are_refused(
     changes: dict[str, Any], message: str, guesser: Path, tmp_path: Path
 ) -> None:
     layout = make_world(tmp_path, guesser, VISITS[:8])
-    settings = make_trainer(layout, **{**CONSTANT, **changes}).run.settings
-    sections = params.sections(params.load(layout.root / "params.yaml"), Sections)
     with pytest.raises(ParamsError, match=message):
-        check_settings(settings, sections)
+        make_trainer(layout, **{**CONSTANT, **changes})
 
 
 def states_of(layout: Layout) -> list[dict[str, Any]]:

@@ -21,7 +21,6 @@ from tasks.common.params import ParamsError
 from tasks.engines.engine import Engine, Request, Samples
 from tasks.train.loop.ahead import Ahead, mean_staleness, read_ahead, staleness
 from tasks.train.loop.trainer import Trainer
-from tasks.train.run import Sections, check_settings
 from tasks.train.settings import TrainSettings
 from tests.train.test_asynchronous import SIZES, run
 from tests.train.worlds import make_trainer, make_world, outputs
@@ -257,9 +256,8 @@ def test_settings_that_exclude_each_other(
     changes: dict[str, Any], message: str, guesser: Path, tmp_path: Path
 ) -> None:
     values = params.load(make_world(tmp_path, guesser, SIZES).root / "params.yaml")
-    settings = params.parse({**values["train"], **CHANGES, **changes}, TrainSettings, "train")
     with pytest.raises(ParamsError, match=message):
-        check_settings(settings, params.sections(values, Sections))
+        params.parse({**values["train"], **CHANGES, **changes}, TrainSettings, "train")
 
 
 def test_an_engine_that_cannot_is_named(guesser: Path, tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ from tasks.common import params
 from tasks.common.files import ArtifactError
 from tasks.common.ledger import Architecture, charged_flops
 from tasks.common.params import ParamsError
-from tasks.engines.engine import Request, Sampling
+from tasks.engines.engine import Request
 from tasks.engines.hf.engine import HfEngine
+from tasks.engines.settings import Sampling
 from tasks.models.adapters import adapted_layers, adapters_off
 from tasks.models.folder import policy_digest
 from tasks.models.fused import fits

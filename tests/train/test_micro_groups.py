@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from tasks.common.params import ParamsError
-from tasks.engines.engine import Request, Sampling
+from tasks.engines.engine import Request
 from tasks.engines.hf.engine import HfEngine
+from tasks.engines.settings import Sampling
 from tasks.models.policy import load_model, load_tokenizer
 from tasks.train.methods.generate import micro_groups
 from tasks.train.methods.generate.micro_groups import queue

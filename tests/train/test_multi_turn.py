@@ -14,13 +14,9 @@ from tasks.common.artifacts import TRAIN_ROLLOUTS
 from tasks.common.files import ArtifactError
 from tasks.common.ledger import Architecture, prefill_flops
 from tasks.common.params import ParamsError
-from tasks.engines.engine import (
-    OnEnded,
-    Request,
-    Samples,
-    Sampling,
-)
+from tasks.engines.engine import OnEnded, Request, Samples
 from tasks.engines.flops import sample_flops, turn_flops, turns_of
+from tasks.engines.settings import Sampling
 from tasks.grading.verifiers import numeric
 from tasks.models.prompts import render_reply
 from tasks.train.environments.environment import load_environment

@@ -21,8 +21,7 @@ from tasks.train.learner.learner import memory_of
 from tasks.train.learner.optimizer import make_optimizer, step
 from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.tensors import WHOLE, optimizer_tensors
-from tasks.train.run import Sections, check_settings
-from tasks.train.settings import CheckpointSettings, LearnerSettings, TrainSettings
+from tasks.train.settings import CheckpointSettings, LearnerSettings, Sections, TrainSettings
 from tests.stages import FORKS
 from tests.train.worlds import PARAMS, loop_of, make_trainer, make_world, run_in_process
 
@@ -49,14 +48,12 @@ def test_what_cannot_be_is_refused(
     values = params.load(make_world(tmp_path, guesser, SIZES).root / "params.yaml")
     sharded = {**values, "learner": {**values["learner"], "shard": "fsdp2"}}
     with pytest.raises(ParamsError, match=r"optimizer_bits is 8, and learner\.shard is fsdp2"):
-        check_settings(settings_of(**EIGHT), params.sections(sharded, Sections))
+        params.sections(sharded, Sections).check(settings_of(**EIGHT))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ParamsError, match=r"needs torchao: python -m pip install .*\[torchao\]"):
-        check_settings(settings_of(**EIGHT), params.sections(values, Sections))
+        params.sections(values, Sections).check(settings_of(**EIGHT))
     with pytest.raises(ParamsError, match=r"train\.lora\.base_bits is 4, which needs torchao"):
-        check_settings(
-            settings_of(lora={**LORA, "base_bits": 4}), params.sections(values, Sections)
-        )
+        params.sections(values, Sections).check(settings_of(lora={**LORA, "base_bits": 4}))
     with pytest.raises(ParamsError, match=r"train\.optimizer_bits is 16; allowed: 32, 8"):
         settings_of(optimizer_bits=16)
 

@@ -17,20 +17,15 @@ from tasks.common.artifacts import PROMPTS, SAMPLES
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
 from tasks.common.registry import names
-from tasks.engines.engine import OnEnded, Request, Samples, Sampling
+from tasks.engines.engine import OnEnded, Request, Samples
+from tasks.engines.settings import Sampling
+from tasks.train.loading import load_method
 from tasks.train.methods import advantage, control, generate, loss, replay, select
 from tasks.train.plan import Plan
 from tasks.train.profile import Profile
 from tasks.train.rollouts import Ints, Prompts, StepTotals, merge
 from tasks.train.settings import BatchSettings
-from tasks.train.slots import (
-    Advantage,
-    Control,
-    Replay,
-    arrays_of,
-    fill_state,
-    load_method,
-)
+from tasks.train.slots import Advantage, Control, Replay, arrays_of, fill_state
 from tasks.train.tokens import Tokens
 from tests.train.steps import (
     START,
@@ -57,7 +52,8 @@ def example(package: ModuleType, name: str) -> dict[str, Any]:
 
 def make(package: ModuleType, name: str, *arguments: Any, profile: Profile | None = None) -> Any:
     spec, prompts = example(package, name), prompts_of(1000)
-    return load_method(package, spec, *arguments, prompts=prompts, profile=profile)
+    slot = package.__name__.rpartition(".")[2]
+    return load_method(slot, spec, *arguments, prompts=prompts, profile=profile)
 
 
 def comes_back(method: Any) -> None:
@@ -82,9 +78,9 @@ def test_select(name: str) -> None:
     assert first.shape == REWARDS.shape
     assert (first == second).all()
     assert choose(observed_of(rollouts_of([], [])), np.random.default_rng(0)).shape == (0,)
-    if choose.keeps is not None:
+    if (keep := example(select, name).get("keep")) is not None:
         assert np.bincount(GROUPS, first).tolist() == [
-            min(size, choose.keeps) for size in np.bincount(GROUPS)
+            min(size, keep) for size in np.bincount(GROUPS)
         ]
     comes_back(choose)
 
@@ -300,13 +296,13 @@ def test_generate_samples_every_rollout_it_is_asked_for(name: str) -> None:
 def test_an_unknown_method_or_setting_is_named() -> None:
     known = rf"train\.select\.method is 'pod'; there is: {', '.join(names(select))}"
     with pytest.raises(ParamsError, match=known):
-        load_method(select, {"method": "pod"})
-    with pytest.raises(ParamsError, match=r"train\.loss \(clip\)\.clip_high is missing"):
-        load_method(loss, {"method": "clip", "clip_low": 0.2})
+        load_method("select", {"method": "pod"})
+    with pytest.raises(ParamsError, match=r"train\.select \(pods\)\.keep is missing"):
+        load_method("select", {"method": "pods"})
     with pytest.raises(ParamsError, match=r"train\.select \(all\)\.keep is unknown"):
-        load_method(select, {"method": "all", "keep": 2})
+        load_method("select", {"method": "all", "keep": 2})
     with pytest.raises(ParamsError, match=r"train\.loss\.method is missing"):
-        load_method(loss, {})
+        load_method("loss", {})
 
 
 def test_a_state_of_other_code_is_refused() -> None:

@@ -21,8 +21,9 @@ import yaml
 from tasks.common.artifacts import PLAN, TRAIN_ROLLOUTS, Layout
 from tasks.common.files import ArtifactError
 from tasks.common.sealed import read_sealed
-from tasks.engines.engine import Request, Samples, Sampling
+from tasks.engines.engine import Request, Samples
 from tasks.engines.hf.engine import HfEngine
+from tasks.engines.settings import Sampling
 from tasks.models import packing
 from tasks.models.folder import policy_digest
 from tasks.models.forward_check import check_forward

@@ -11,7 +11,6 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from tasks.common import params
 from tasks.common.artifacts import SAMPLES, STEPS, TRAIN_ROLLOUTS
 from tasks.common.ledger import charged_flops
 from tasks.common.params import ParamsError
@@ -21,9 +20,10 @@ from tasks.train.loop.sync import learn
 from tasks.train.loop.trainer import Trainer
 from tasks.train.methods.advantage import one_sided
 from tasks.train.rollouts import Estimate, Features
+from tests.parameters import every_value
 from tests.train.worlds import make_trainer, make_world, run_in_process
 
-PROJECT = params.load(Path(__file__).resolve().parents[2] / "params.yaml")
+PROJECT = every_value()
 SIZES = [4, 3, 4, 2, 2, 4]
 BATCH = {"unit": "rollouts", "size": 12, "counts": "generated"}
 

@@ -1,7 +1,6 @@
 """What a run knows of pass rates, and what `winnow` makes of it: whom to sample, which baseline."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -9,12 +8,14 @@ import pytest
 
 from tasks.common import params
 from tasks.common.params import ParamsError
+from tasks.common.recipes import recipe as recipe_of
+from tasks.train.loading import load_slots
 from tasks.train.methods.advantage import posterior, rloo
 from tasks.train.methods.control import information
 from tasks.train.pass_rates import LIKENESS_WEIGHT, PassRates, PriorSettings, strata_of
 from tasks.train.rollouts import Rollouts
 from tasks.train.settings import BatchSettings, TrainSettings
-from tasks.train.slots import load_slots
+from tests.parameters import every_value
 from tests.train.steps import START, answer_to, passes_of, prompts_of, rollouts_of
 
 PRIOR = PriorSettings(strength=4.0, prompt_window=8.0, stratum_window=16.0)
@@ -182,8 +183,8 @@ def test_a_first_step_that_is_all_right_is_remembered_so() -> None:
 
 
 def test_what_would_be_wrong_is_refused() -> None:
-    values = params.load(Path(__file__).resolve().parents[2] / "params.yaml")
-    train = params.recipe(values, "winnow")["train"]
+    values = every_value()
+    train = recipe_of(values, "winnow")["train"]
     recent = {"method": "recent", "share": 0.5, "capacity": 8}
     for change, message in (
         ({"replay": recent}, "its own among them where it is replayed: set train.replay none"),

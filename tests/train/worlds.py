@@ -20,8 +20,8 @@ from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.collect import MIN_JUDGED
 from tasks.train.loop.state import Run
 from tasks.train.loop.trainer import Trainer
-from tasks.train.run import Sections, build
-from tasks.train.settings import CheckpointSettings, TrainSettings
+from tasks.train.run import build
+from tasks.train.settings import CheckpointSettings, Sections, TrainSettings
 from tests.policies import place_policy
 
 PARAMS: dict[str, Any] = {

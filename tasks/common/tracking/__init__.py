@@ -16,10 +16,8 @@ sqlite:///data/tracking/mlflow.db`. Which stages share a pipeline: see `pipeline
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from tasks.common.files import ArtifactError, digest_file
 from tasks.common.journal import (
@@ -33,7 +31,6 @@ from tasks.common.journal import (
     refused,
 )
 from tasks.common.layout import Layout
-from tasks.common.params import ParamsError
 from tasks.common.pipelines import (
     PIPELINE_VARIABLE,
     has_no_record,
@@ -43,7 +40,6 @@ from tasks.common.pipelines import (
     start_event,
     start_pipeline,
 )
-from tasks.common.redaction import has_credentials
 from tasks.common.sealed import read_sealed
 from tasks.common.tracking import database, runs
 from tasks.common.tracking.events import write_event
@@ -59,6 +55,7 @@ from tasks.common.tracking.runs import (
     producer,
     within,
 )
+from tasks.common.tracking.settings import Tracking
 from tasks.common.tracking.system import watched
 from tasks.common.tracking.writers import write_tags
 
@@ -74,31 +71,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Tracking:
-    """The section `tracking`: where the record goes, up to which size a policy's weights go with
-    it, and which other trackers get the curves and results."""
-
-    uri: str | None
-    experiment: str
-    max_weights_gb: float
-    also: list[Literal["wandb", "trackio", "tensorboard"]]
-
-    def __post_init__(self) -> None:
-        if self.uri is None:
-            return
-        if not self.uri.startswith(("sqlite:///", "http://", "https://")):
-            raise ParamsError(  # does not show it: it may be a password without its scheme
-                "tracking.uri must be null, sqlite:///FILE, http://HOST:PORT or https://HOST"
-            )
-        if has_credentials(self.uri) or "?" in self.uri or "#" in self.uri:
-            raise ParamsError(
-                "tracking.uri contains credentials, a query string or a fragment, which would be "
-                "logged: remove them, and set MLFLOW_TRACKING_USERNAME and "
-                "MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
-            )
 
 
 def address(settings: Tracking, layout: Layout) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tasks.common.files import ArtifactError, temporary_folder, writing
 from tasks.engines.cluster.hosts import Places, RemoteHost, connect, reserve
-from tasks.engines.engine import Cluster, EngineSettings
+from tasks.engines.settings import Cluster, EngineSettings
 
 
 def training_places(settings: EngineSettings, cluster: Cluster) -> Places:

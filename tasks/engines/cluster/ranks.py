@@ -18,7 +18,8 @@ from tasks.common import process, registry
 from tasks.common.files import ArtifactError
 from tasks.engines.cluster.hosts import HostLostError, Places, RemoteHost
 from tasks.engines.cluster.places import SharedFolder, shared_folder, training_places
-from tasks.engines.engine import Cluster, EngineSettings, engine_name
+from tasks.engines.loading import engine_name
+from tasks.engines.settings import Cluster, EngineSettings
 from tasks.models.policy import Policy
 
 if TYPE_CHECKING:  # the code of servers counts in the digests of those stages alone that use them

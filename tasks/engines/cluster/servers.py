@@ -15,7 +15,6 @@ from tasks.common.files import ArtifactError
 from tasks.engines.cluster.host import ADDRESS, SCRATCH
 from tasks.engines.cluster.hosts import HostLostError, Places, RemoteHost
 from tasks.engines.cluster.places import SharedFolder, engine_places, shared_folder
-from tasks.engines.engine import Cluster, EngineSettings
 from tasks.engines.server import gate
 from tasks.engines.server.endpoints import Endpoint
 from tasks.engines.server.replicas import (
@@ -26,6 +25,7 @@ from tasks.engines.server.replicas import (
     serve_command,
     server_environment,
 )
+from tasks.engines.settings import Cluster, EngineSettings
 from tasks.models.policy import Policy
 
 logger = logging.getLogger(__name__)

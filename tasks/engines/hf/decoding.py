@@ -16,8 +16,8 @@ import torch
 from transformers import PreTrainedModel
 
 from tasks.engines.choosing import choose, hashed_uniforms
-from tasks.engines.engine import Sampling
 from tasks.engines.hf.cache import KeysValues, KVCache, Prefill
+from tasks.engines.settings import Sampling
 from tasks.models.fused import FusedForward, fits
 from tasks.models.packing import Ints, ModuleForward, pack
 from tasks.models.transfer import to_device, to_host

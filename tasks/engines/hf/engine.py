@@ -13,18 +13,10 @@ import torch
 from transformers import PreTrainedModel
 
 from tasks.common.params import at_least
-from tasks.engines.engine import (
-    EngineSettings,
-    Ints,
-    IsEnough,
-    OnEnded,
-    Request,
-    Samples,
-    check_lengths,
-    never,
-)
+from tasks.engines.engine import Ints, IsEnough, OnEnded, Request, Samples, check_lengths, never
 from tasks.engines.hf.cache import Prefill
 from tasks.engines.hf.decoding import Slots
+from tasks.engines.settings import EngineSettings
 from tasks.models.forward_check import check_forward
 from tasks.models.policy import (
     Policy,

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
 
 from tasks.common.files import ArtifactError
-from tasks.engines.engine import Sampling, Unavailable
+from tasks.engines.engine import Unavailable
+from tasks.engines.settings import Sampling
 
 CONNECT_SECONDS = 10.0
 QUICK_SECONDS = 30.0  # for what costs a server nothing
@@ -55,21 +55,6 @@ class Completion:
     finish_reason: str
     cached_tokens: int
     versions: tuple[tuple[str, int, int], ...] = ()
-
-
-def parse_url(url: str) -> str:
-    """Return the base URL of a server's API, `http://host:8000/v1`. Raises ArtifactError when `url`
-    cannot be one."""
-    parts = urlsplit(url)
-    if parts.username or parts.password or parts.query or parts.fragment:
-        raise ArtifactError(
-            "an entry of engine.urls contains credentials or a query: set OPENAI_API_KEY instead"
-        )
-    if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise ArtifactError(
-            f"engine.urls has {url!r}, which is not a URL like http://127.0.0.1:8000/v1"
-        )
-    return urlunsplit(parts._replace(path=parts.path.rstrip("/") or "/v1"))
 
 
 @dataclass(frozen=True)

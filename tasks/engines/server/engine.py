@@ -26,7 +26,6 @@ from transformers import PreTrainedModel
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError, at_least
 from tasks.engines.engine import (
-    EngineSettings,
     IsEnough,
     NoServerError,
     OnEnded,
@@ -38,12 +37,13 @@ from tasks.engines.engine import (
 )
 from tasks.engines.server.askers import agree, broadcast, keep_waiting, num_askers, rank
 from tasks.engines.server.dispatch import BEAT_SECONDS, Dispatch, chunked
-from tasks.engines.server.endpoints import Completion, Connection, Endpoint, Wanted, parse_url
+from tasks.engines.server.endpoints import Completion, Connection, Endpoint, Wanted
 from tasks.engines.server.identity import Identity
 from tasks.engines.server.lending import SERVERS, Borrowed
 from tasks.engines.server.replicas import Servers, local
 from tasks.engines.server.stopping import NOT_BEGUN, InFlight
 from tasks.engines.server.updates import Loading, Versions, check_transfer
+from tasks.engines.settings import EngineSettings, parse_url
 from tasks.engines.weights.vllm_model import check_updates
 from tasks.models.policy import (
     Policy,

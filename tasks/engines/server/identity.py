@@ -15,9 +15,9 @@ import psutil
 import torch
 
 from tasks.common.files import ArtifactError
-from tasks.engines.engine import Sampling
 from tasks.engines.server.endpoints import Completion, Connection, Wanted
 from tasks.engines.server.transfer import check_version
+from tasks.engines.settings import Sampling
 from tasks.models.policy import Policy, load_model, torch_dtype
 
 logger = logging.getLogger(__name__)

@@ -25,9 +25,10 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 import tasks
 from tasks.common.files import ArtifactError, temporary_folder
 from tasks.common.progress import progress
-from tasks.engines.engine import EngineSettings, num_trainer_gpus
+from tasks.engines.loading import num_trainer_gpus
 from tasks.engines.server import transfer
 from tasks.engines.server.endpoints import Endpoint
+from tasks.engines.settings import EngineSettings
 from tasks.models.policy import Policy, torch_device
 
 logger = logging.getLogger(__name__)

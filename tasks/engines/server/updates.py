@@ -9,11 +9,13 @@ from typing import TypeVar
 
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
-from tasks.engines.engine import EngineSettings, Unavailable, num_trainer_gpus
+from tasks.engines.engine import Unavailable
+from tasks.engines.loading import num_trainer_gpus
 from tasks.engines.server import transfer
 from tasks.engines.server.endpoints import Completion, Connection, Endpoint
 from tasks.engines.server.identity import Identity
 from tasks.engines.server.replicas import Servers
+from tasks.engines.settings import EngineSettings
 from tasks.engines.weights.files import FileTransfer
 from tasks.engines.weights.nccl import NcclTransfer
 from tasks.models.policy import torch_device, torch_dtype

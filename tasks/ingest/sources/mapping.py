@@ -17,7 +17,6 @@ from tasks.ingest.formats import Record
 from tasks.ingest.options import Options, letters_of, options_of, shuffled
 from tasks.ingest.selection import chosen_verifier, no_verifier, verifier_of
 
-OPTIONAL = ("options", "first_option", "golds", "tolerance", "extract", "json")
 # what a gold may call an option by its field's path: 2 for `option2`, B for `row.B`
 DIGITS_AT_END = re.compile(r".*?(\d+)$|.*[.\]]")
 
@@ -39,12 +38,12 @@ class Settings:
     answer: str
     level: str | None
     verifier: Any
-    options: Any
-    first_option: int | None
-    golds: Golds | None
-    tolerance: str | None
-    extract: Extract | None
-    json: list[str] | None
+    options: Any = None
+    first_option: int | None = None
+    golds: Golds | None = None
+    tolerance: str | None = None
+    extract: Extract | None = None
+    json: list[str] | None = None
 
 
 def checked(settings: Settings, where: str) -> Settings:

@@ -20,7 +20,8 @@ from tasks.common.artifacts import Layout
 from tasks.common.files import ArtifactError
 from tasks.common.locations import open_location, reaching
 from tasks.store.admin import maintenance
-from tasks.store.folder import RolloutStore, StoreSettings, location
+from tasks.store.folder import RolloutStore, location
+from tasks.store.settings import StoreSettings
 
 
 def parse() -> argparse.Namespace:

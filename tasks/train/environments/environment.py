@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 
 from tasks.common import registry
 from tasks.train import environments
-from tasks.train.slots import make
+from tasks.train.loading import make
 
 
 class Episode(Protocol):

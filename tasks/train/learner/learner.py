@@ -9,8 +9,8 @@ import torch
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from tasks.engines.engine import Sampling
 from tasks.engines.memory import TrainingMemory, training_memory
+from tasks.engines.settings import Sampling
 from tasks.models.adapters import has_adapters, is_quantized, num_adapter_parameters
 from tasks.models.forward_check import check_forward
 from tasks.models.policy import Policy, load_model

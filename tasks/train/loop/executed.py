@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from tasks.common.files import digest, replace_file
+from tasks.common.files import digest, write_text
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def write_journal(path: Path, entries: list[dict[str, float]]) -> None:
         for entry in entries
     ]
     text = "".join(map(journal_line, lines))
-    replace_file(path, lambda file: file.write(text.encode()))
+    write_text(path, text)
 
 
 def journal_line(entry: Mapping[str, float]) -> str:

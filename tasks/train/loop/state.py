@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tasks.common.ledger import Ledger
-from tasks.engines.engine import Sampling
+from tasks.engines.settings import Sampling
 from tasks.models.policy import Policy
 from tasks.train.learner.ranks import Ranks
 from tasks.train.loop.groups import Pool

@@ -6,19 +6,17 @@ varies a lot: summed first, it would be drowned. `weights` name the parts and wh
 a part that a rollout does not have, and every rollout of a verifier that is no composite, counts
 with its reward. Replayed rollouts have no parts."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from tasks.common.params import ParamsError
+from tasks.common.params import ParamsError, settings
 from tasks.train.methods.advantage import grpo
 from tasks.train.rollouts import Floats, Rollouts
 from tasks.train.slots import Advantage
 
 
-@dataclass(frozen=True)
+@settings
 class Settings:
-    weights: dict[str, float]
+    weights: dict[str, float]  # of the verifiers of a composite
 
     def __post_init__(self) -> None:
         if not self.weights:

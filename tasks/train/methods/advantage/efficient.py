@@ -5,19 +5,17 @@ the mean and deviation of the group's correct ones; the advantage is then that o
 that is all correct prefers its short answers, so it has a gradient, unless all are equally
 long."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from tasks.common.params import share
+from tasks.common.params import settings, share
 from tasks.train.methods.advantage import rloo
 from tasks.train.rollouts import Floats, Rollouts
 from tasks.train.slots import Advantage
 
 
-@dataclass(frozen=True)
+@settings
 class Settings:
-    strength: float
+    strength: float = 0.2  # of the penalty of a long correct answer
 
     def __post_init__(self) -> None:
         share(train__advantage__strength=self.strength)

@@ -4,19 +4,18 @@ added to it.
 Of groups of two the advantages are 0.707, not 1; of larger groups a little under `grpo`'s.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from tasks.common.params import settings
 from tasks.train.rollouts import Floats, Ints, Rollouts, centred_rewards, group_means
 from tasks.train.slots import Advantage
 
 
-@dataclass(frozen=True)
+@settings
 class Settings:
     """What is added to the deviation."""
 
-    epsilon: float
+    epsilon: float = 1.0e-4  # added to the deviation
 
 
 EXAMPLE = Settings(epsilon=0.0001)

@@ -8,19 +8,18 @@ gives the minority +1000 or -1000, saved by gradient clipping alone. `min_deviat
 dropping the median rollout (its gradient is 0; its tokens count in the loss's denominator here).
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from tasks.common.params import settings
 from tasks.train.rollouts import Floats, Ints, Rollouts, mixed_groups
 from tasks.train.slots import Advantage
 
 
-@dataclass(frozen=True)
+@settings
 class Settings:
     """The least deviation that a group is divided by."""
 
-    min_deviation: float
+    min_deviation: float = 1.0  # that a group is divided by
 
 
 EXAMPLE = Settings(min_deviation=1.0)

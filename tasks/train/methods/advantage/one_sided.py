@@ -17,11 +17,9 @@ A reward is what is above or below the middle of the group's extremes; rewards o
 correct and wrong. The side may be taken from a posterior that excludes the group: `posterior`.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from tasks.common.params import ParamsError
+from tasks.common.params import ParamsError, settings
 from tasks.train.methods.advantage import rloo
 from tasks.train.rollouts import Floats, Rollouts, mixed_groups
 from tasks.train.slots import Advantage
@@ -37,9 +35,9 @@ def evenest_share(update_cost: float) -> float:
     return 0.5 if np.isinf(update_cost) else update_cost / (1.0 + 2.0 * update_cost)
 
 
-@dataclass(frozen=True)
+@settings
 class Settings:
-    update_cost: float
+    update_cost: float = 3.0  # of a rollout over that of generating it; 3 in FLOPs
 
     def __post_init__(self) -> None:
         evenest_share(self.update_cost)

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from tasks.common.params import settings
 from tasks.train.methods.advantage.one_sided import evenest_share
 from tasks.train.pass_rates import EXAMPLE_PRIOR, Belief, PassRates, PriorSettings
 from tasks.train.rollouts import ROUNDING, Floats, Rollouts
@@ -34,10 +35,10 @@ from tasks.train.slots import Advantage
 reads_prompts = True
 
 
-@dataclass(frozen=True)
+@settings
 class Settings:
-    update_cost: float
-    prior: PriorSettings
+    update_cost: float = 3.0  # of a rollout over that of generating it; 3 in FLOPs
+    prior: PriorSettings = PriorSettings()  # equal to that of the control `information`
 
     def __post_init__(self) -> None:
         evenest_share(self.update_cost)

@@ -9,21 +9,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tasks.common.params import ParamsError, at_least, share
+from tasks.common.params import ParamsError, at_least, settings, share
 from tasks.train.rollouts import Floats, Singles
 
 SEED = 0  # of the projection, which is the same in every run
 
 
-@dataclass(frozen=True)
+@settings
 class Settings:
     """The layer whose hidden states are read (-1: the last), the numbers they are projected to, the
     ridge, and how much of the sums a step keeps."""
 
-    layer: int
-    dimensions: int
-    ridge: float
-    memory: float
+    layer: int = -1  # whose hidden states are read; -1: the last
+    dimensions: int = 32  # that they are projected to
+    ridge: float = 10.0  # of the regression
+    memory: float = 0.95  # of its sums, a step
 
     def __post_init__(self) -> None:
         at_least(1, train__advantage__dimensions=self.dimensions)

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tasks.common.params import at_least
+from tasks.common.params import at_least, settings
 from tasks.train.methods.control.plan import next_visits
 from tasks.train.plan import Plan
 from tasks.train.rollouts import GroupRequest, Ints, Rollouts, mixed_groups
 from tasks.train.slots import Control, SoFar
 
 
-@dataclass(frozen=True)
+@settings
 class Settings:
-    max_refills: int
+    max_refills: int = 3  # further samplings of a step, at most
 
     def __post_init__(self) -> None:
         at_least(0, train__control__max_refills=self.max_refills)

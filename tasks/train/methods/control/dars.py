@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from tasks.common.params import at_least
+from tasks.common.params import at_least, settings
 from tasks.train.methods.control.plan import next_visits
 from tasks.train.plan import Plan
 from tasks.train.rollouts import GroupRequest, Rollouts
@@ -26,11 +26,11 @@ from tasks.train.slots import Control, SoFar
 Schedule = Literal["equal", "hard"]
 
 
-@dataclass(frozen=True)
+@settings
 class Settings:
-    schedule: Schedule
-    standardised: bool
-    largest: int
+    schedule: Schedule = "hard"  # whom the second stage is for
+    standardised: bool = False  # whether advantages are divided by the deviation
+    largest: int = 64  # group, both stages together
 
     def __post_init__(self) -> None:
         at_least(2, train__control__largest=self.largest)

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tasks.common.params import ParamsError, share
+from tasks.common.params import ParamsError, settings, share
 from tasks.train.methods.control.pool import Pool
 from tasks.train.plan import Plan
 from tasks.train.rollouts import Floats, GroupRequest, Rollouts
 from tasks.train.slots import Control, SoFar
 
 
-@dataclass(frozen=True)
+@settings
 class Settings:
-    temperature: float
-    memory: float
+    temperature: float = 0.05  # of the choice among predicted pass rates
+    memory: float = 0.7  # of outcomes, a step
 
     def __post_init__(self) -> None:
         share(train__control__memory=self.memory)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tasks.common.params import at_least, share
+from tasks.common.params import at_least, settings, share
 from tasks.train.methods.control.pool import Pool
 from tasks.train.plan import Plan
 from tasks.train.rollouts import Floats, GroupRequest, Ints, Rollouts
@@ -22,10 +22,10 @@ from tasks.train.slots import Control, SoFar
 NONE, SOME, ALL = 0, 1, 2
 
 
-@dataclass(frozen=True)
+@settings
 class Settings:
-    memory: float
-    candidates: int
+    memory: float = 0.7  # of transitions, a step
+    candidates: int = 8  # prompts for each that is chosen
 
     def __post_init__(self) -> None:
         share(train__control__memory=self.memory)

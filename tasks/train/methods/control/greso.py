@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tasks.common.params import share
+from tasks.common.params import settings, share
 from tasks.train.plan import Plan
 from tasks.train.rollouts import Floats, GroupRequest, Ints, Rollouts
 from tasks.train.slots import Control, SoFar
@@ -21,14 +21,14 @@ from tasks.train.slots import Control, SoFar
 EASY_SHARE = 1 / 3  # of the target rate of dead groups
 
 
-@dataclass(frozen=True)
+@settings
 class Settings:
-    dead_rate: float
-    step: float
-    floor: float
-    p_start: float
-    p_min: float
-    p_max: float
+    dead_rate: float = 0.25  # of groups that all solve, and that none solves: what skipping aims at
+    step: float = 0.01  # by which a probability moves a step
+    floor: float = 0.01  # of the probability to visit
+    p_start: float = 0.5  # the probabilities of the first step
+    p_min: float = 0.05  # their least value
+    p_max: float = 0.95  # their largest value
 
     def __post_init__(self) -> None:
         share(train__control__dead_rate=self.dead_rate, train__control__floor=self.floor)

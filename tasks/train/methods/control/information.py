@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from tasks.common.params import ParamsError, at_least
+from tasks.common.params import ParamsError, at_least, settings
 from tasks.train.methods.control.pool import Pool
 from tasks.train.pass_rates import EXAMPLE_PRIOR, Belief, PassRates, PriorSettings
 from tasks.train.plan import Plan
@@ -28,11 +28,11 @@ from tasks.train.slots import Control, SoFar
 reads_prompts = True
 
 
-@dataclass(frozen=True)
+@settings
 class Settings:
-    update_cost: float
-    candidates: int
-    prior: PriorSettings
+    update_cost: float = 3.0  # of a rollout over that of generating it; 3 in FLOPs
+    candidates: int = 2  # prompts for each that is chosen
+    prior: PriorSettings = PriorSettings()  # equal to that of the advantage `posterior`
 
     def __post_init__(self) -> None:
         at_least(1, train__control__candidates=self.candidates)

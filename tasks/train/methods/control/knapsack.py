@@ -11,18 +11,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tasks.common.params import at_least, share
+from tasks.common.params import at_least, settings, share
 from tasks.train.methods.control.plan import next_visits
 from tasks.train.plan import Plan
 from tasks.train.rollouts import Floats, GroupRequest, Ints, Rollouts
 from tasks.train.slots import Control, SoFar
 
 
-@dataclass(frozen=True)
+@settings
 class Settings:
-    smallest: int
-    largest: int
-    discount: float
+    smallest: int = 2  # group
+    largest: int = 32  # group
+    discount: float = 0.5  # of earlier outcomes, a pass
 
     def __post_init__(self) -> None:
         at_least(1, train__control__smallest=self.smallest)

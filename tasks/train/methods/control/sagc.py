@@ -12,11 +12,11 @@ visit and how many rollouts at most; a step keeps the rollouts of train.batch by
 prompts. Fewer stragglers are not more rollouts a second: compare tokens a second.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from tasks.common.params import ParamsError, share
+from tasks.common.params import ParamsError, settings, share
 from tasks.train.plan import Plan
 from tasks.train.rollouts import Bools, Floats, GroupRequest, Ints, Rollouts
 from tasks.train.slots import Control, SoFar
@@ -24,14 +24,14 @@ from tasks.train.slots import Control, SoFar
 MEDIAN_WINDOW = 1024  # rollouts whose lengths make the running median
 
 
-@dataclass(frozen=True)
+@settings
 class Settings:
-    group_sizes: list[int]
-    threshold: float
-    budget: float
-    step: float
-    memory: float
-    max_multiplier: float
+    group_sizes: list[int] = field(default_factory=lambda: [4, 8, 16])  # that a step may have
+    threshold: float = 2.0  # times the median length, from which a rollout is a straggler
+    budget: float = 0.2  # of groups that may have a straggler
+    step: float = 0.2  # by which the price of risk moves
+    memory: float = 0.99  # of counts, a step
+    max_multiplier: float = 20.0  # the largest price of risk
 
     def __post_init__(self) -> None:
         sizes = self.group_sizes

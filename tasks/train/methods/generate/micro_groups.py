@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 from sklearn.linear_model import Ridge
 
-from tasks.common.params import ParamsError
+from tasks.common.params import ParamsError, settings
 from tasks.engines.engine import Engine, Request, Samples, ScheduledEngine
 from tasks.train.rollouts import Floats, Ints, Rollouts
 from tasks.train.slots import Asked, Generate
@@ -32,10 +32,10 @@ FEWEST = 64  # before that all are expected to be equally long
 TRUST = 4.0  # rollouts of its own after which a prompt's mean counts as much as the mean of all
 
 
-@dataclass(frozen=True)
+@settings
 class Settings:
-    cache_megabytes: float
-    order: Order
+    cache_megabytes: float = 2.0  # of keys and values at once
+    order: Order = "lpt"  # in which rollouts start
 
 
 EXAMPLE = Settings(cache_megabytes=1.0, order="lpt")

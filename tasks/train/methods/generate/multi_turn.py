@@ -16,18 +16,17 @@ Legend: B rollouts.
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tasks.common.params import ParamsError, at_least
+from tasks.common.params import ParamsError, at_least, settings
 from tasks.engines.engine import Engine, Request, Samples, sample_seed
-from tasks.models.prompts import decode, render_reply
 from tasks.train.environments.environment import Episode, load_environment
 from tasks.train.slots import Asked, Generate
 
 
-@dataclass(frozen=True)
+@settings
 class Settings:
-    environment: dict[str, Any]
-    max_turns: int
-    max_turn_tokens: int
+    environment: dict[str, Any]  # `name`, a file of tasks/train/environments, and its settings
+    max_turns: int  # of the policy, in a conversation
+    max_turn_tokens: int  # of one turn
 
     def __post_init__(self) -> None:
         at_least(1, train__generate__max_turns=self.max_turns)
@@ -138,6 +137,9 @@ class Method(Generate):
         self, conversations: list[Conversation], limit: int, asked: Asked
     ) -> list[Conversation]:
         """Add the environment's answers; the conversations that go on."""
+        # here: transformers takes seconds, and who reads the settings does not need it
+        from tasks.models.prompts import decode, render_reply
+
         found = []
         for one in conversations:
             if one.finish_reason != "stop":

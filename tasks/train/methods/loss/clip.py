@@ -8,23 +8,25 @@ divisor is of the *whole step*, dead groups included, so micro-batches add up. s
 query instead.
 """
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-
+from tasks.common.params import settings
 from tasks.train.rollouts import StepTotals
 from tasks.train.slots import Loss
 from tasks.train.tokens import Level, Normalize, Tokens, average
 
+if TYPE_CHECKING:
+    import torch
 
-@dataclass(frozen=True)
+
+@settings
 class Settings:
     """The clips below and above a ratio of 1, the level of the ratio, and the average."""
 
-    clip_low: float
-    clip_high: float
-    ratio: Level
-    normalize: Normalize
+    clip_low: float = 0.2  # below a ratio of 1
+    clip_high: float = 0.28  # above it
+    ratio: Level = "token"  # token | sequence
+    normalize: Normalize = "token"  # how the step's tokens are averaged
 
 
 EXAMPLE = Settings(clip_low=0.2, clip_high=0.28, ratio="token", normalize="token")
@@ -36,7 +38,7 @@ class Method(Loss):
 
     def __call__(
         self, tokens: Tokens, totals: StepTotals
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    ) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
         """The micro-batch's share of the step's loss; `clipped`: tokens without gradient because
         of the clip."""
         settings = self.settings
@@ -48,12 +50,12 @@ class Method(Loss):
         # PPO's pessimistic bound: of the two surrogates the smaller
         gain_N = ratio_N * tokens.advantages_N
         bound_N = clipped_N * tokens.advantages_N
-        surrogate_N = torch.minimum(gain_N, bound_N) * tokens.weights_N
+        surrogate_N = gain_N.minimum(bound_N) * tokens.weights_N
         loss = -average(surrogate_N, tokens, totals, settings.normalize)
         return loss, {"clipped": (gain_N > bound_N).sum()}
 
 
-def sequence_ratio(log_ratio_N: torch.Tensor, tokens: Tokens) -> torch.Tensor:
+def sequence_ratio(log_ratio_N: "torch.Tensor", tokens: Tokens) -> "torch.Tensor":
     """[N] the mean log-ratio of each rollout at all its tokens; each token carries its own share of
     the gradient."""
     mean_B = tokens.by_row(log_ratio_N.detach()) / tokens.length_B()

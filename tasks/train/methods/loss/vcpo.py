@@ -8,22 +8,24 @@ with ESS = (sum w)^2 / sum w^2 over the update's B rollouts with a gradient, wei
 few rollouts that carry most of the weight move the policy less. On-policy the factor is 1. `power`
 0.5 is the paper's, 1.0 its linear option."""
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
-from tasks.common.params import ParamsError
+from tasks.common.params import ParamsError, settings
 from tasks.train.rollouts import Floats, StepTotals
 from tasks.train.slots import Loss
 from tasks.train.tokens import Normalize, Tokens, average
 
+if TYPE_CHECKING:
+    import torch
 
-@dataclass(frozen=True)
+
+@settings
 class Settings:
-    base: float
-    power: float
-    normalize: Normalize
+    base: float = 1.0  # factor of the learning rate at the full effective sample size
+    power: float = 0.5  # of the effective share of the sample
+    normalize: Normalize = "token"  # how the step's tokens are averaged
 
     def __post_init__(self) -> None:
         if not 0.0 < self.base <= 1.0:
@@ -39,7 +41,7 @@ class Method(Loss):
 
     def __call__(
         self, tokens: Tokens, totals: StepTotals
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    ) -> "tuple[torch.Tensor, dict[str, torch.Tensor]]":
         """The micro-batch's share of the step's loss; nothing is clipped."""
         ratio_N = (tokens.logprobs_N - tokens.old_logprobs_N).exp()
         surrogate_N = ratio_N * tokens.advantages_N * tokens.weights_N

@@ -7,11 +7,10 @@ correct for the updates since (`train.correction`). Where the engine did not kee
 (`store.logprobs`), the trainer computes them before the first step, and is charged for it."""
 
 import logging
-from dataclasses import dataclass
 
 import numpy as np
 
-from tasks.common.params import at_least, share
+from tasks.common.params import at_least, settings, share
 from tasks.train.buffer import Buffer
 from tasks.train.profile import Profile
 from tasks.train.rollouts import Floats, Rollouts
@@ -23,10 +22,10 @@ logger = logging.getLogger(__name__)
 reads_profile = True
 
 
-@dataclass(frozen=True)
+@settings
 class Settings:
-    share: float
-    capacity: int
+    share: float = 0.5  # of a batch
+    capacity: int = 1024  # groups, at most
 
     def __post_init__(self) -> None:
         share(train__replay__share=self.share)

@@ -6,21 +6,19 @@ is sampled. The weights of the loss correct for the policy that sampled them (`t
 they hold its log-probabilities. What a replayed rollout cost to generate was charged when it was
 fresh. Scores of composite rewards are not kept."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from tasks.common.params import at_least, share
+from tasks.common.params import at_least, settings, share
 from tasks.train.buffer import Buffer
 from tasks.train.rollouts import Rollouts, mixed_groups
 from tasks.train.settings import BatchSettings
 from tasks.train.slots import Replay
 
 
-@dataclass(frozen=True)
+@settings
 class Settings:
-    share: float
-    capacity: int
+    share: float = 0.5  # of a batch
+    capacity: int = 512  # groups, or rollouts of them
 
     def __post_init__(self) -> None:
         share(train__replay__share=self.share)

@@ -11,7 +11,7 @@ __all__ = ["EXAMPLE", "Method", "Settings"]
 
 class Method(Select):
     def __init__(self, settings: Settings) -> None:
-        self.keep = self.keeps = settings.keep
+        self.keep = settings.keep
 
     def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
         """[B] whether a rollout is kept: half of each kind, or all of the rarer and the rest of the

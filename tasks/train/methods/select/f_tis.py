@@ -7,18 +7,16 @@ ratio of policy to sampler, which is never negative, and unbiased of each token 
 the sampler's. From the same policy all are kept. Use with `train.correction: {level: token, cap:
 2.0}`, the truncation of the name."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from tasks.common.params import ParamsError
+from tasks.common.params import ParamsError, settings
 from tasks.train.rollouts import Bools, Features, Floats, Rollouts, group_means
 from tasks.train.slots import Select
 
 
-@dataclass(frozen=True)
+@settings
 class Settings:
-    limit: float
+    limit: float = 50.0  # of the distance from the present policy
 
     def __post_init__(self) -> None:
         if self.limit <= 0.0:

@@ -1,15 +1,13 @@
 """What the selectors share that keep so many rollouts of every group."""
 
-from dataclasses import dataclass
-
-from tasks.common.params import at_least
+from tasks.common.params import at_least, settings
 
 
-@dataclass(frozen=True)
+@settings
 class Settings:
     """How many rollouts of a group are kept; a smaller group is kept whole."""
 
-    keep: int
+    keep: int  # rollouts of a group; a smaller group is kept whole
 
     def __post_init__(self) -> None:
         at_least(1, train__select__keep=self.keep)

@@ -18,7 +18,7 @@ __all__ = ["EXAMPLE", "Method", "Settings"]
 
 class Method(Select):
     def __init__(self, settings: Settings) -> None:
-        self.keep = self.keeps = settings.keep
+        self.keep = settings.keep
 
     def __call__(self, rollouts: Rollouts, rng: np.random.Generator) -> Bools:
         """[B] whether a rollout is one of the `keep` of its group whose rewards vary most."""

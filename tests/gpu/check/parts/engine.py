@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from tasks.engines.engine import Request, Samples, Sampling
+from tasks.engines.engine import Request, Samples
 from tasks.engines.hf.engine import HfEngine
+from tasks.engines.settings import Sampling
 from tests.gpu.check.shapes import Sizes, make_model, seconds_of
 
 PROMPTS = [[20 + i % 60, 14, 20, 3, 32] for i in range(64)]

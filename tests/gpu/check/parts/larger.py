@@ -17,9 +17,10 @@ from tasks.common.artifacts import CURVE, Layout
 from tasks.common.files import read_json, write_json
 from tasks.common.ledger import ACCOUNTS
 from tasks.common.sealed import read_sealed
-from tests.bench.world import PROJECT, parameters
+from tests.bench.world import parameters
 from tests.gpu.check.parts.training import run, run_stage
 from tests.gpu.check.shapes import Sizes
+from tests.parameters import every_value
 
 RUNS = {"grpo": ("grpo", 0), "grpo, killed": ("killed", 1), "sgpo": ("sgpo", 0)}
 RUNS |= {"winnow": ("winnow", 0)}
@@ -63,7 +64,7 @@ def settings(sizes: Sizes) -> dict[str, Any]:
     five terms and more are almost never worked, so that about half of the prompts are dead."""
     small = sizes.is_small
     values = parameters(rollouts=16 if small else 128)
-    recipes = yaml.safe_load((PROJECT / "params.yaml").read_text())["recipes"]
+    recipes = every_value()["recipes"]
     values["recipes"] = {name: recipes[name] for name in ("grpo", "sgpo", "winnow")}
     values["recipes"]["killed"] = recipes["grpo"]
     values["engine"] |= {"device": sizes.device.type, "max_rows": 64 if small else 1024}

@@ -13,7 +13,8 @@ import torch
 
 from tasks.common import params
 from tasks.common.ledger import Architecture
-from tasks.engines.engine import Samples, Sampling
+from tasks.engines.engine import Samples
+from tasks.engines.settings import Sampling
 from tasks.models.policy import Policy, describe
 from tasks.train.learner.learner import Gradient, Learner, memory_of
 from tasks.train.learner.lora import add_adapters
@@ -21,8 +22,8 @@ from tasks.train.learner.ranks import Ranks
 from tasks.train.methods.loss import clip
 from tasks.train.rollouts import Estimate, Rollouts
 from tasks.train.settings import LearnerSettings, Lora, TrainSettings
-from tests.bench.world import PROJECT
 from tests.gpu.check.shapes import Sizes, make_model, matmul_rate, seconds_of
+from tests.parameters import every_value
 from tests.train.steps import graded
 from tests.waits import num_waits
 
@@ -83,7 +84,7 @@ def measure(shape: str, length: int, sizes: Sizes, rate: float, **changes: Any) 
 
 def make_learner(shape: str, sizes: Sizes, lora: Lora | None = None, **changes: Any) -> Learner:
     """A learner of random weights with the project's own parameters, in bfloat16."""
-    values = params.load(PROJECT / "params.yaml")
+    values = every_value()
     settings = params.parse({**values["train"], "dtype": "bfloat16"}, TrainSettings, "train")
     settings = dataclasses.replace(settings, lora=lora)
     memory = params.parse(values["learner"], LearnerSettings, "learner")

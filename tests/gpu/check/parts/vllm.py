@@ -12,7 +12,9 @@ from typing import Any
 import torch
 
 from tasks.common.artifacts import Layout
-from tasks.engines.engine import Request, Samples, Sampling, load_engine
+from tasks.engines.engine import Request, Samples
+from tasks.engines.loading import load_engine
+from tasks.engines.settings import Sampling
 from tasks.models.policy import read_policy
 from tasks.models.weights import NamedWeights
 from tests.gpu.check.parts.engine import GROUP, PROMPTS, differences

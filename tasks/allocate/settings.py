@@ -1,0 +1,26 @@
+"""The sections `allocate` and `gates`."""
+
+from tasks.common.params import at_least, settings, share
+
+
+@settings
+class AllocateSettings:
+    """The section `allocate`, common to all recipes; the strategy is the recipe's."""
+
+    passes: int = 4  # over the curriculum
+    seed: int = 0  # beside that of the run: every run draws its own subset and order
+
+    def __post_init__(self) -> None:
+        at_least(1, allocate__passes=self.passes)
+
+
+@settings
+class Gates:
+    """The section `gates`: what the profile must show before anything is trained on it."""
+
+    min_solved_rate: float = 0.001  # of all samples; 0 lets everything pass
+    max_truncated_rate: float = 0.95  # of all samples, at sampling.max_tokens; 1 lets all pass
+
+    def __post_init__(self) -> None:
+        share(gates__min_solved_rate=self.min_solved_rate)
+        share(gates__max_truncated_rate=self.max_truncated_rate)

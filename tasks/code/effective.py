@@ -1,0 +1,147 @@
+"""The effective settings: the defaults, params.yaml and the recipe, merged.
+
+The stage `code` writes for every cell the values that can change its results, and the cell depends
+on that file. So a changed value, or a changed default, runs again exactly the cells that it can
+change. What cannot change a result is left out: tracking, guards, places and speed."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from tasks.allocate.plan import load_strategy
+from tasks.allocate.settings import AllocateSettings, Gates
+from tasks.common import recipes
+from tasks.common.params import (
+    Experiment,
+    ParamsError,
+    Problems,
+    gathered,
+    section,
+    sections,
+    unknown,
+)
+from tasks.common.tracking.settings import Tracking
+from tasks.engines.settings import EngineSettings, Sampling
+from tasks.evaluate.settings import Evaluate
+from tasks.grading.settings import Verify
+from tasks.ingest.settings import Ingest
+from tasks.policy.settings import Policy
+from tasks.profile.settings import ProfileSettings
+from tasks.report.settings import ReportSettings
+from tasks.store.settings import StoreSettings
+from tasks.train.loading import settings_of
+from tasks.train.settings import (
+    SLOTS,
+    CheckpointSettings,
+    Guards,
+    LearnerSettings,
+    Sections,
+    TrainSettings,
+)
+
+Values = Mapping[str, Any]
+
+SECTIONS: dict[str, type] = {
+    "experiment": Experiment,
+    "ingest": Ingest,
+    "policy": Policy,
+    "sampling": Sampling,
+    "engine": EngineSettings,
+    "store": StoreSettings,
+    "verify": Verify,
+    "profile": ProfileSettings,
+    "gates": Gates,
+    "allocate": AllocateSettings,
+    "train": TrainSettings,
+    "learner": LearnerSettings,
+    "guards": Guards,
+    "checkpoint": CheckpointSettings,
+    "evaluate": Evaluate,
+    "report": ReportSettings,
+    "tracking": Tracking,
+}
+"""Each section with the dataclass that it is read into."""
+
+GRADING = ("seconds", "memory_gb", "verifiers")  # keys of `verify` that can change a verdict
+SAMPLER = ("name", "dtype")  # keys of `engine` that can change a rollout of training
+FORECAST = ("updates", *SLOTS)  # keys of `train` that a plan's forecast reads
+
+
+def complete(values: Values) -> dict[str, Any]:
+    """Return all values: every section with its defaults, and the recipes of the experiment as they
+    differ from the section `train`. Raises ParamsError with all that is wrong."""
+    with gathered() as problems:
+        for name in values:
+            if name not in (*SECTIONS, "recipes"):
+                problems.add(unknown(f"section '{name}' is unknown; sections", name, SECTIONS))
+        found = {name: problems.of(as_dict, values, name) for name in SECTIONS}
+        found["train"] = problems.of(train_of, values.get("train") or {})
+        named = (found["experiment"] or {}).get("recipes", ())
+        found["recipes"] = {name: attempt(problems, values, name) for name in named}
+    return found
+
+
+def as_dict(values: Values, name: str) -> dict[str, Any]:
+    """Return the section `name` with its defaults."""
+    return asdict(section(values, name, SECTIONS[name]))
+
+
+def train_of(train: Values) -> dict[str, Any]:
+    """Return the section `train` with the defaults of its methods, too."""
+    return asdict(settings_of(train))
+
+
+def attempt(problems: Problems, values: Values, name: str) -> recipes.Recipe | None:
+    """Return the recipe after checking it; None where it has problems, of which those that all
+    recipes share have been added."""
+    try:
+        cell_of(values, name)
+        return recipes.resolved(values, name)
+    except ParamsError as error:
+        shared = problems.messages
+        for message in error.problems:
+            if message not in shared:
+                problems.add(message if f"'{name}'" in message else f"recipe {name}: {message}")
+        return None
+
+
+def cell_of(values: Values, name: str) -> dict[str, Any]:
+    """Return what the recipe is allocated and trained by: `allocate`, and `train` with all settings
+    of its methods, checked beside the other sections that training reads."""
+    chosen = recipes.recipe(values, name)
+    with gathered() as problems:
+        problems.of(load_strategy, chosen["allocate"])
+        train = problems.of(settings_of, chosen["train"])
+    sections(values, Sections).check(train)
+    return {"allocate": chosen["allocate"], "train": asdict(train)}
+
+
+def of_cells(whole: Values) -> dict[str, Values]:
+    """Return the values that can change the results of every cell, by the name of its file without
+    the suffix. `whole` is complete."""
+    grading = {"verify": {key: whole["verify"][key] for key in GRADING}}
+    sampled = {"sampling": whole["sampling"], **grading}
+    measured = {"evaluate": whole["evaluate"], **sampled}
+    policy = dict(whole["policy"])
+    if policy["source"] != "tiny":
+        del policy["tiny"]
+    found: dict[str, Values] = {
+        "ingest": {"ingest": whole["ingest"], **grading},
+        "policy": {"policy": policy},
+        "profile": {"profile": whole["profile"], **sampled},
+        "baseline": measured,
+        "report": {"experiment": whole["experiment"], "report": whole["report"]},
+    }
+    for name in whole["recipes"]:
+        chosen = cell_of(whole, name)
+        train = chosen["train"]
+        found[f"{name}/allocate"] = {
+            "allocate": {**whole["allocate"], **chosen["allocate"]},
+            "gates": whole["gates"],
+            "sampling": whole["sampling"],
+            "train": {key: train[key] for key in FORECAST},
+        }
+        engine = {key: whole["engine"][key] for key in SAMPLER}
+        found[f"{name}/train"] = {"train": train, "engine": engine, **sampled}
+        found[f"{name}/evaluate"] = measured
+    return found

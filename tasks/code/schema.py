@@ -1,0 +1,90 @@
+"""The JSON schema of params.yaml, for editors: from the dataclasses of the sections, whose comments
+beside the fields are the descriptions."""
+
+import dataclasses
+import importlib
+import inspect
+import re
+import types
+import typing
+from typing import Any
+
+from tasks.code.effective import SECTIONS
+from tasks.common import recipes, registry
+from tasks.common.params import is_required
+from tasks.train.settings import SLOTS
+
+FIELD = re.compile(r"^    (\w+): .*?  # (.+)$", re.MULTILINE)
+KINDS = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+Schema = dict[str, Any]
+
+
+def schema() -> Schema:
+    """Return the schema of the whole file."""
+    properties = {name: of_class(cls) for name, cls in SECTIONS.items()}
+    known = {"type": "string", "enum": recipes.names({})}
+    recipe = {"from": known, "allocate": {"type": "object"}, "train": {"type": "object"}}
+    properties["recipes"] = {
+        "description": "The section `recipes`: own ones, each made from another with `from`.",
+        "type": ["object", "null"],
+        "additionalProperties": {"type": "object", "properties": recipe},
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "params.yaml",
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+        "required": [name for name, cls in SECTIONS.items() if needs_keys(cls)],
+    }
+
+
+def needs_keys(cls: type) -> bool:
+    return any(is_required(field) for field in dataclasses.fields(cls))
+
+
+def of_class(cls: type) -> Schema:
+    """A dataclass of parameters."""
+    comments = dict(FIELD.findall(inspect.getsource(cls)))
+    hints = typing.get_type_hints(cls)
+    fields = dataclasses.fields(cls)
+    found: Schema = {
+        "description": " ".join((cls.__doc__ or "").split()),
+        "type": "object",
+        "properties": {
+            field.name: of_slot(field.name) if field.name in SLOTS else of_hint(hints[field.name])
+            for field in fields
+        },
+        "additionalProperties": False,
+    }
+    for name, part in found["properties"].items():
+        part["description"] = comments.get(name, part.get("description", ""))
+    if needed := [field.name for field in fields if is_required(field)]:
+        found["required"] = needed
+    return found
+
+
+def of_slot(name: str) -> Schema:
+    """A slot: a method of its folder, and that method's settings."""
+    package = importlib.import_module(f"tasks.train.methods.{name}")
+    return {
+        "type": "object",
+        "properties": {"method": {"type": "string", "enum": registry.names(package)}},
+        "required": ["method"],
+    }
+
+
+def of_hint(hint: Any) -> Schema:
+    """A type of a field."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        return of_class(typing.cast(type, hint))
+    if origin in (typing.Union, types.UnionType):
+        return {"anyOf": [of_hint(argument) for argument in arguments]}
+    if origin is typing.Literal:
+        return {"enum": list(arguments)}
+    if origin is list:
+        return {"type": "array", "items": of_hint(arguments[0])}
+    if origin is dict:
+        return {"type": "object"}
+    return {"type": KINDS[hint]} if hint in KINDS else {}

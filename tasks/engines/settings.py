@@ -1,0 +1,111 @@
+"""The sections `sampling` and `engine`. Read without torch."""
+
+from typing import Literal
+from urllib.parse import urlsplit, urlunsplit
+
+from tasks import engines
+from tasks.common import registry
+from tasks.common.params import ParamsError, at_least, settings, share
+
+
+@settings
+class Sampling:
+    """The section `sampling`: the settings that a completion depends on, part of every key of the
+    rollout store. Temperature 0 is greedy."""
+
+    temperature: float = 1.0  # of the distribution that is drawn from
+    top_p: float = 1.0  # share of the probability that is drawn from
+    top_k: int = 0  # tokens that are drawn from; 0: no limit
+    max_tokens: int = 64  # of a completion; one that reaches it is `truncated`
+    seed: int = 0  # of all samples
+
+    def __post_init__(self) -> None:
+        at_least(1, sampling__max_tokens=self.max_tokens)
+
+
+@settings
+class Cluster:
+    """`engine.cluster` where it names a Ray cluster."""
+
+    ray: str  # address of its head, host:port
+    trainers: int  # processes that train, a GPU each
+    engines: int  # vLLM servers
+    gpus_per_engine: int  # GPUs of each server
+    shared: str  # folder that all machines see, through which new weights reach the servers
+
+    def __post_init__(self) -> None:
+        at_least(1, engine__cluster__trainers=self.trainers)
+        at_least(0, engine__cluster__engines=self.engines)
+        at_least(1, engine__cluster__gpus_per_engine=self.gpus_per_engine)
+
+
+@settings
+class EngineSettings:
+    """The section `engine`: how completions are computed. None of it is part of a key of the
+    rollout store."""
+
+    name: str = "auto"  # hf | vllm | server | auto: vllm where there is a GPU and it is installed
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # of sampling and training
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of the sampler's weights
+    max_rows: int = 256  # rollouts decoded at once; with servers: requests in flight at each
+    memory_fraction: float = 0.5  # of the GPU's memory (vllm)
+    sleep: bool = True  # training on a GPU: vLLM lends its memory to the update
+    threads: int = 1  # CPU threads of a stage; 1 where cores are shared
+    num_processes: int = 1  # data parallel training: one a GPU; the same steps whatever the number
+    cluster: Cluster | Literal["local"] = "local"  # or a Ray cluster: a mapping
+    urls: list[str] = []  # server: OpenAI-compatible endpoints; the key is in OPENAI_API_KEY
+    num_replicas: int = 1  # server without urls: vLLM servers started on this machine, one a GPU
+    weight_transfer: Literal["file", "nccl"] = "file"  # how servers get new weights
+    max_retries: int = 8  # server: of a request, and of a server in a row, before the stage stops
+    timeout_seconds: float = 600.0  # server: of one request
+
+    def __post_init__(self) -> None:
+        at_least(1, engine__threads=self.threads, engine__num_processes=self.num_processes)
+        share(engine__memory_fraction=self.memory_fraction)
+        if self.name != "auto":
+            registry.check(engines, self.name, "engine.name")
+        for url in self.urls:
+            parse_url(url)
+        self.check_cluster()
+        if self.name not in ("auto", "server") and (self.urls or self.num_replicas != 1):
+            raise ParamsError(
+                "engine.urls and engine.num_replicas apply to the engine server, and engine.name "
+                f"is {self.name}: set it to server, or leave urls empty and num_replicas at 1"
+            )
+
+    def check_cluster(self) -> None:
+        """Raise ParamsError for settings that a cluster excludes."""
+        if self.cluster == "local":
+            return
+        if self.urls or self.num_replicas != 1 or self.num_processes != 1:
+            raise ParamsError(
+                "engine.cluster says how many processes train and sample: leave "
+                "engine.num_processes and engine.num_replicas at 1 and engine.urls empty"
+            )
+        if self.cluster.engines and self.name not in ("auto", "server"):
+            raise ParamsError(
+                f"engine.cluster.engines is {self.cluster.engines}, which are vLLM servers, and "
+                f"engine.name is {self.name}: set it to server or auto, or engines to 0"
+            )
+        if not self.cluster.engines and self.name == "server":
+            raise ParamsError("engine.name is server, and engine.cluster.engines is 0: name some")
+
+    @property
+    def has_cluster_engines(self) -> bool:
+        """Whether vLLM servers are to run on the machines of a cluster."""
+        return self.cluster != "local" and self.cluster.engines > 0
+
+
+def parse_url(url: str) -> str:
+    """Return the base URL of a server's API, `http://host:8000/v1`. Raises ParamsError when `url`
+    cannot be one."""
+    parts = urlsplit(url)
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ParamsError(
+            "an entry of engine.urls contains credentials or a query: set OPENAI_API_KEY instead"
+        )
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise ParamsError(
+            f"engine.urls has {url!r}, which is not a URL like http://127.0.0.1:8000/v1"
+        )
+    return urlunsplit(parts._replace(path=parts.path.rstrip("/") or "/v1"))

@@ -1,0 +1,20 @@
+"""The section `evaluate`."""
+
+from tasks.common.params import ParamsError, at_least, settings
+
+
+@settings
+class Evaluate:
+    """The section `evaluate`, for the stages `baseline` and `evaluate`."""
+
+    num_samples: int = 8  # of every test prompt, beside one greedy completion
+    pass_at: list[int] = [1, 4, 8]  # the k of pass@k
+    num_bootstrap: int = 1000  # draws of an interval
+
+    def __post_init__(self) -> None:
+        at_least(1, evaluate__num_samples=self.num_samples)
+        if too_many := [k for k in self.pass_at if k > self.num_samples]:
+            raise ParamsError(
+                f"evaluate.pass_at has {too_many[0]}, and evaluate.num_samples is "
+                f"{self.num_samples}: pass@k needs at least k samples"
+            )

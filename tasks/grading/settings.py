@@ -1,0 +1,22 @@
+"""The section `verify`."""
+
+from typing import Any
+
+from tasks.common.params import at_least, settings, share
+
+
+@settings
+class Verify:
+    """The section `verify`: the limits of the processes that grade. A stage stops when the share of
+    the outcomes `timeout` and `error` is above `max_failure_rate`."""
+
+    processes: int = 2  # that grade side by side, where there is work for them
+    seconds: float = 5.0  # of CPU time limit an answer
+    memory_gb: float = 4.0  # (2^30 bytes of address space) limit a process
+    max_failure_rate: float = 0.05  # of outcomes `timeout` and `error`
+    verifiers: dict[str, dict[str, Any]] = {}  # with settings: name -> {method: file, setting: ...}
+    clock_factor: float = 20.0  # on the clock, pauses left out: an answer that waits ends then
+
+    def __post_init__(self) -> None:
+        at_least(1, verify__processes=self.processes)
+        share(verify__max_failure_rate=self.max_failure_rate)

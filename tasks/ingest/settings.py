@@ -1,0 +1,62 @@
+"""The section `ingest`."""
+
+from typing import Any, Literal
+
+from tasks.common.params import ParamsError, at_least, settings
+
+
+@settings
+class Sizes:
+    """The section `ingest.splits`, in prompts, disjoint by content."""
+
+    train: int | None = 1024  # null: all that remain
+    validation: int | None = 128  # null: all of the sources that name this split
+    test: int | None = 256  # null: all of the sources that name this split; 0: none
+
+
+@settings
+class Contamination:
+    """The section `ingest.contamination`: training prompts that validation or test ask too are
+    dropped."""
+
+    overlap: float | None = 0.7  # shared n-grams of the shorter prompt; null: only equal prompts
+    ngram: int = 3  # words, numbers and signs in a row
+    same_numbers: bool = True  # only with the same numbers and operators in the same order
+
+    def __post_init__(self) -> None:
+        at_least(1, ingest__contamination__ngram=self.ngram)
+        if self.overlap is not None and not 0 < self.overlap <= 1:
+            raise ParamsError(
+                f"ingest.contamination.overlap is {self.overlap}; it must be above 0 and at most "
+                "1, or null"
+            )
+
+
+@settings
+class Source:
+    """One entry of `ingest.sources`."""
+
+    preset: str  # a file of tasks/ingest/sources
+    settings: dict[str, Any]  # of that file
+    prompt_template: str | None = None  # with {prompt} once: "Question: {prompt}\\nAnswer:"
+    verifier: Any = None  # in place of the preset's: a name, or the choice by a column
+    weight: float | None = None  # share of every split, relative to the other weights
+    max_rows: int | None = None  # of this source
+    split: Literal["train", "validation", "test"] | None = None  # where all of its rows go
+    where: dict[str, Any] | None = None  # rows by the values of columns
+    question: Any = None  # the field that has the question alone, or the texts around it
+
+
+@settings
+class Ingest:
+    """The section `ingest`."""
+
+    sources: list[Source]  # of prompts with answers
+    seed: int = 0  # of the splits
+    splits: Sizes = Sizes()  # rows each
+    max_prompt_characters: int | None = 20000  # longer prompts are rejected; null: no limit
+    contamination: Contamination = Contamination()  # what counts as the same prompt
+
+    def __post_init__(self) -> None:
+        if not self.sources:
+            raise ParamsError("ingest.sources is empty: name at least one source")

@@ -1,0 +1,59 @@
+"""The section `policy`."""
+
+from typing import Any, Literal
+
+from tasks.common.params import settings
+
+
+@settings
+class Family:
+    """One entry of `policy.tiny.families`: worked examples to learn from."""
+
+    name: str  # a file of tasks/policy/families
+    weight: float  # relative to the others'
+    settings: dict[str, Any]  # of that file
+
+
+@settings
+class Model:
+    """The section `policy.tiny.model`; heads have 32 dimensions each."""
+
+    num_layers: int = 2  # of the transformer
+    hidden_size: int = 128  # of a token's state
+    num_heads: int = 4  # of attention
+    num_key_value_heads: int = 4  # of attention
+    intermediate_size: int = 384  # of the feed-forward layers
+    max_length: int = 512  # tokens of prompt and completion
+
+
+@settings
+class Training:
+    """The section `policy.tiny.training`."""
+
+    device: Literal["auto", "cpu", "cuda"] = "cpu"  # in bfloat16 on a GPU; a CPU repeats exactly
+    tokens: float = 6.0e6  # of prompts and completions; some minutes on one core
+    batch_size: int = 16  # examples
+    batches_per_bucket: int = 128  # among which examples are sorted by length
+    learning_rate: float = 3.0e-3  # at its highest
+    warmup_rate: float = 0.05  # share of the tokens
+    weight_decay: float = 0.01  # of AdamW
+    max_grad_norm: float = 1.0  # above which a gradient is scaled down
+
+
+@settings
+class Tiny:
+    """The section `policy.tiny`: the policy that is made here, from scratch."""
+
+    seed: int = 0  # of its weights and examples
+    families: list[Family] = []  # needed where the source is `tiny`
+    model: Model = Model()  # its architecture, a Qwen3
+    training: Training = Training()  # how it is made
+
+
+@settings
+class Policy:
+    """The section `policy`."""
+
+    source: str = "tiny"  # tiny (made here) | a folder | hf://org/name@revision | s3://...
+    trust_remote_code: bool = False  # run Python files of the policy
+    tiny: Tiny = Tiny()  # used where the source is `tiny`

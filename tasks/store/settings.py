@@ -1,0 +1,15 @@
+"""The section `store`."""
+
+from tasks.common.params import at_least, settings
+
+
+@settings
+class StoreSettings:
+    """The section `store`: where sampled rollouts are kept."""
+
+    location: str | None = None  # a folder or s3://bucket/prefix; null: store/ of the data root
+    batch_rollouts: int = 2048  # sampled and kept together: what a kill can lose
+    logprobs: bool = False  # keep every token's log-probability, for methods that replay them
+
+    def __post_init__(self) -> None:
+        at_least(1, store__batch_rollouts=self.batch_rollouts)

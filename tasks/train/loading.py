@@ -1,0 +1,165 @@
+"""From a recipe to the methods of a run: the section `train` as the recipe changes it, with every
+setting of its methods, and what is wrong of them together.
+
+Read without torch, but for a method's file that imports it itself."""
+
+import dataclasses
+import importlib
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import polars as pl
+
+from tasks.common import recipes, registry
+from tasks.common.params import ParamsError, gathered, listed, parse, settings
+from tasks.train.plan import Plan
+from tasks.train.profile import Profile
+from tasks.train.settings import SLOTS, Spec, TrainSettings
+from tasks.train.slots import Advantage, Control, Select, Slots
+
+logger = logging.getLogger(__name__)
+
+
+@settings
+class NoSettings:
+    """The settings of a method that takes none."""
+
+
+def train_settings(values: Mapping[str, Any], recipe: str) -> TrainSettings:
+    """The section `train` as the recipe changes it. Raises ParamsError with all that is wrong."""
+    return settings_of(recipes.recipe(values, recipe)["train"])
+
+
+def settings_of(train: Mapping[str, Any]) -> TrainSettings:
+    """The settings that `train` gives, every slot with all settings of its method."""
+    usual = TrainSettings()
+    if not isinstance(train, dict):
+        return parse(train, TrainSettings, "train")
+    with gathered() as problems:
+        chosen = problems.of(parse, train, TrainSettings, "train")
+        specs = {
+            slot: problems.of(completed, slot, train.get(slot, getattr(usual, slot)))
+            for slot in SLOTS
+        }
+    found: TrainSettings = dataclasses.replace(chosen, **specs)
+    check_slots(found)
+    return found
+
+
+def completed(slot: str, spec: Any) -> Spec:
+    """The slot's mapping with the defaults of its method filled in."""
+    module, own = method_of(slot, spec)
+    settings = parse(own, getattr(module, "Settings", NoSettings), f"train.{slot}")
+    return {"method": spec["method"], **dataclasses.asdict(settings)}
+
+
+def method_of(slot: str, spec: Any) -> tuple[ModuleType, Spec]:
+    """The file of the slot's method, and the settings beside its name."""
+    package = importlib.import_module(f"tasks.train.methods.{slot}")
+    if not isinstance(spec, dict) or "method" not in spec:
+        known = listed(registry.names(package))
+        raise ParamsError(f"train.{slot}.method is missing; there is: {known}")
+    own = {key: value for key, value in spec.items() if key != "method"}
+    return registry.load(package, spec["method"], f"train.{slot}.method"), own
+
+
+def check_slots(settings: TrainSettings) -> None:
+    """Raise ParamsError where methods, or a method and other settings, exclude each other."""
+    estimate: type[Advantage] = method_of("advantage", settings.advantage)[0].Method
+    chooser: type[Control] = method_of("control", settings.control)[0].Method
+    name = settings.advantage["method"]
+    replays = settings.replay["method"] != "none"
+    with gathered() as problems:
+        if settings.batch.counts == "kept" and "keep" not in settings.select:
+            problems.add(
+                f"train.batch.counts is kept, and train.select {settings.select['method']} does "
+                "not keep a fixed number of every group: set generated"
+            )
+        if settings.batch.counts == "kept" and replays:
+            problems.add(
+                "train.batch.counts is kept, and train.replay stores whole groups: set generated, "
+                "or replay none"
+            )
+        if estimate.skips_zeros and settings.divisor != "generated":
+            problems.add(
+                f"train.advantage {name} leaves rollouts of advantage 0 out of the loss, and "
+                "train.divisor kept would make the step longer the fewer are left: set generated"
+            )
+        if estimate.skips_zeros and settings.kl_coefficient > 0:
+            problems.add(
+                f"train.advantage {name} leaves rollouts of advantage 0 out of the loss, and "
+                "train.kl_coefficient asks for the KL of all: set 0"
+            )
+        if estimate.fresh_only and replays:
+            problems.add(
+                f"train.advantage {name} measures a reward against what earlier rollouts came to, "
+                "its own among them where it is replayed: set train.replay none"
+            )
+        if chooser.asks_again and settings.is_provisioned:
+            problems.add(
+                f"train.control {settings.control['method']} asks for more once it has seen a "
+                "step's rollouts, and with train.over_provision the next step is asked for before "
+                "that: set over_provision to 1.0"
+            )
+
+
+def load_slots(
+    settings: TrainSettings, plan: Plan, prompts: pl.DataFrame, profile: Profile | None = None
+) -> Slots:
+    """The method of every slot. `prompts` are the training prompts, a row each."""
+
+    def load(slot: str, *arguments: Any) -> Any:
+        spec = getattr(settings, slot)
+        return load_method(slot, spec, *arguments, prompts=prompts, profile=profile)
+
+    check_slots(settings)
+    if settings.batch.counts == "kept":
+        plan = dataclasses.replace(plan, keeps=settings.select["keep"])
+    select: Select = load("select")
+    estimate: Advantage = load("advantage")
+    if estimate.needs_group and (alone := int((plan.group_sizes_V == 1).sum())):
+        logger.warning(
+            "%d of %d visits have a group of one: its advantage is 0, it teaches nothing",
+            alone,
+            len(plan),
+        )
+    return Slots(
+        load("control", plan),
+        load("generate", len(prompts)),
+        select,
+        load("replay"),
+        estimate,
+        load("loss"),
+    )
+
+
+def load_method(
+    slot: str,
+    spec: Spec,
+    *arguments: Any,
+    prompts: pl.DataFrame | None = None,
+    profile: Profile | None = None,
+) -> Any:
+    """The `Method` of the slot's file that `spec["method"]` names, with its settings; with the
+    training prompts and the profile, where it reads them."""
+    module, own = method_of(slot, spec)
+    # as `allocate` decides it, which does not import the file
+    file = Path(module.__file__ or "")
+    for flag, value in (("reads_prompts", prompts), ("reads_profile", profile)):
+        if registry.declares(file, flag):
+            arguments = (*arguments, value)
+    return make(module, "Method", own, f"train.{slot} ({spec['method']})", *arguments)
+
+
+def make(
+    module: ModuleType, name: str, values: Mapping[str, Any], where: str, *arguments: Any
+) -> Any:
+    """The class `name` of a method's file, made with the file's `Settings` from `values`, where it
+    has some, and `arguments`."""
+    settings = parse(values, getattr(module, "Settings", NoSettings), where)
+    if hasattr(module, "Settings"):
+        arguments = (settings, *arguments)
+    return getattr(module, name)(*arguments)

@@ -1,0 +1,169 @@
+"""The effective settings of every cell: what changes them, and what they leave out."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tasks.code.effective import complete, of_cells
+from tasks.code.origins import minimal, recipe_rows, rows
+from tasks.code.schema import schema
+from tasks.common import params
+from tasks.common.code import ROOT
+from tasks.common.params import ParamsError
+from tests.parameters import every_value
+
+WRITTEN = params.load(ROOT / "params.yaml")
+RECIPES = ("grpo", "sgpo", "winnow")
+
+
+def changed(**sections: Any) -> set[str]:
+    """The cells whose settings differ where sections have other values."""
+    experiment = {"recipes": [*RECIPES], "seeds": [0]}
+    values = {**WRITTEN, "experiment": experiment}
+    other = {name: {**(values.get(name) or {}), **keys} for name, keys in sections.items()}
+    before, after = (of_cells(complete(each)) for each in (values, {**values, **other}))
+    return {name for name in after if before.get(name) != after[name]}
+
+
+def of(stage: str) -> set[str]:
+    return {f"{name}/{stage}" for name in RECIPES}
+
+
+@pytest.mark.parametrize(
+    ("sections", "cells"),
+    [
+        ({"profile": {"num_samples": 9}}, {"profile"}),
+        ({"train": {"learning_rate": 1e-5}}, of("train")),
+        ({"train": {"select": {"method": "mixed"}}}, of("train") | of("allocate")),
+        ({"train": {"control": {"method": "dapo"}}}, {f"{n}/{s}" for n in ("grpo", "sgpo")
+                                                      for s in ("train", "allocate")}),
+        ({"sampling": {"seed": 1}}, {"profile", "baseline"} | of("allocate") | of("train")
+         | of("evaluate")),
+        ({"evaluate": {"num_samples": 16}}, {"baseline"} | of("evaluate")),
+        ({"recipes": {"sgpo": {"allocate": {"strategy": "uniform", "group_size": 2}}}},
+         {"sgpo/allocate"}),
+        ({"engine": {"max_rows": 3}, "learner": {"share_prompts": False}}, set()),
+        ({"guards": {"max_nonfinite_steps": 9}, "store": {"batch_rollouts": 3}}, set()),
+        ({"verify": {"processes": 7}, "checkpoint": {"keep": 9}}, set()),
+        ({"tracking": {"experiment": "other"}}, set()),
+    ],
+)  # fmt: skip
+def test_a_value_changes_the_cells_that_it_can_change(
+    sections: dict[str, Any], cells: set[str]
+) -> None:
+    assert changed(**sections) == cells
+
+
+def test_a_policy_from_elsewhere_does_not_depend_on_how_one_is_made() -> None:
+    policy = {"source": "hf://org/name@main"}
+    assert of_cells(complete({**WRITTEN, "policy": policy}))["policy"] == {
+        "policy": {**policy, "trust_remote_code": False}
+    }
+
+
+def test_a_changed_default_is_in_the_settings_and_in_no_digest(tmp_path: Path) -> None:
+    for name in ("tasks", "recipes"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in (*ROOT.glob("requirements*.txt"), ROOT / "params.yaml"):
+        shutil.copy(path, tmp_path)
+
+    def written() -> dict[str, str]:
+        command = [sys.executable, "-m", "tasks.code", "--data", "data"]
+        subprocess.run(command, cwd=tmp_path, check=True, env={"PYTHONPATH": str(tmp_path)})
+        files = sorted((tmp_path / "data" / "code").rglob("*.*"))
+        return {
+            path.name: path.read_text() for path in files if path.parent.name in ("code", "sgpo")
+        }
+
+    before = written()
+    for file, old, new in (
+        ("tasks/evaluate/settings.py", "num_bootstrap: int = 1000", "num_bootstrap: int = 999"),
+        ("tasks/train/methods/loss/clip.py", "clip_high: float = 0.28", "clip_high: float = 0.3"),
+    ):
+        text = (tmp_path / file).read_text()
+        assert old in text
+        (tmp_path / file).write_text(text.replace(old, new))
+    after = written()
+    differing = {name for name in before if before[name] != after[name]}
+    assert differing == {
+        "baseline.params.yaml", "evaluate.params.yaml", "train.params.yaml", "allocate.params.yaml",
+    }  # fmt: skip
+    assert yaml.safe_load(after["train.params.yaml"])["train"]["loss"]["clip_high"] == 0.3
+
+
+def test_no_settings_and_no_method_import_torch() -> None:
+    program = (
+        "import importlib, pkgutil, sys\n"
+        "import tasks.code.origins, tasks.code.schema, tasks.train.methods as methods\n"
+        "for found in pkgutil.walk_packages(methods.__path__, 'tasks.train.methods.'):\n"
+        "    importlib.import_module(found.name)\n"
+        "print(*sorted({'torch', 'transformers', 'mlflow'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert (done.stdout.strip(), done.returncode) == ("", 0), done.stderr
+
+
+def test_where_every_value_is_from() -> None:
+    found = {name: (value, origin) for name, value, origin in rows(WRITTEN)}
+    assert found["sampling.max_tokens"] == (64, "params.yaml")
+    assert found["sampling.top_p"] == (1.0, "default")
+    values = {**WRITTEN, "train": {**WRITTEN["train"], "loss": {"method": "vcpo", "base": 0.5}}}
+    own = {"mine": {"from": "winnow", "train": {"loss": {"method": "clip", "clip_low": 0.1}}}}
+    found = {name: each for name, *each in recipe_rows({**values, "recipes": own}, "mine")}
+    assert found["allocate.group_size"] == [2, "recipe mine"]
+    assert found["train.loss.clip_low"] == [0.1, "recipe mine"]
+    assert found["train.loss.clip_high"] == [0.28, "default"]
+    assert found["train.learning_rate"] == [3e-4, "params.yaml"]
+    assert found["train.control.prior.strength"] == [8.0, "default"]
+
+
+def test_a_shortened_file_has_the_same_values_and_keeps_its_comments() -> None:
+    whole = every_value()
+    whole["train"]["learning_rate"] = 1e-5
+    whole["ingest"]["splits"]["test"] = None  # not the default
+    whole["recipes"] = {
+        **{name: {"train": {}, **recipe} for name, recipe in whole["recipes"].items()},
+        "mine": {"from": "sgpo", "allocate": {"unsolved_rate": 0.3}},
+    }
+    text = yaml.safe_dump(whole, sort_keys=False)
+    text = text.replace("train:\n  batch", "train:  # mine\n  batch")
+    short = minimal(text)
+    assert complete(yaml.safe_load(short)) == complete(whole)
+    assert "train:  # mine\n  learning_rate: 1.0e-05" in short
+    assert len(short.splitlines()) < 60
+    assert list(yaml.safe_load(short)["recipes"]) == ["mine"]
+    assert minimal(short) == short
+    with pytest.raises(ParamsError, match="did you mean sampling"):
+        minimal(text + "\nsamplin: {}\n")
+
+
+def test_the_schema_for_editors_is_current() -> None:
+    assert json.loads((ROOT / "docs" / "params.schema.json").read_text()) == schema(), (
+        "run: winnow params --schema > docs/params.schema.json"
+    )
+
+
+def test_every_field_has_a_description() -> None:
+    def undescribed(part: Any, where: str) -> list[str]:
+        inner = (part.get("properties") or {}).items() if isinstance(part, dict) else ()
+        own = [where] if where and not part.get("description") else []
+        is_slot = isinstance(part, dict) and "method" in (part.get("properties") or {})
+        more = [] if is_slot else [n for key, p in inner for n in undescribed(p, f"{where}.{key}")]
+        return own + more
+
+    found = schema()["properties"]
+    assert [
+        n for key, part in found.items() if key != "recipes" for n in undescribed(part, key)
+    ] == []
+
+
+def test_the_projects_file_is_short() -> None:
+    lines = (ROOT / "params.yaml").read_text().splitlines()
+    assert len(lines) <= 110
+    assert max(map(len, lines[1:])) <= 115

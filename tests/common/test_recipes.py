@@ -1,0 +1,67 @@
+"""Recipes by name: files, and the user's own."""
+
+from typing import Any
+
+import pytest
+
+from tasks.common import params, recipes
+from tasks.common.params import ParamsError
+
+OWN: dict[str, Any] = {
+    "plain": {"allocate": {"strategy": "uniform", "group_size": 8}},
+    "slots": {"from": "plain", "train": {"loss": {"method": "tis"}, "batch": {"size": 8}}},
+    "more": {"from": "slots", "allocate": {"group_size": 2}, "train": {"loss": {"cap": 1}}},
+    "other": {"from": "more", "allocate": {"strategy": "band"}, "train": {"loss": {"method": "a"}}},
+}
+BASE = {"loss": {"method": "clip", "clip_low": 0.2}, "batch": {"unit": "prompts", "size": 4}}
+VALUES = {"train": BASE, "recipes": OWN}
+
+
+def test_a_recipe_replaces_slots_and_merges_the_rest() -> None:
+    train = recipes.recipe(VALUES, "slots")["train"]
+    assert train == {"loss": {"method": "tis"}, "batch": {"unit": "prompts", "size": 8}}
+    assert recipes.recipe(VALUES, "plain")["train"] == BASE
+
+
+def test_from_merges_key_by_key_and_another_method_or_strategy_replaces() -> None:
+    more, other = recipes.resolved(VALUES, "more"), recipes.resolved(VALUES, "other")
+    assert more["allocate"] == {"strategy": "uniform", "group_size": 2}
+    assert more["train"] == {"loss": {"method": "tis", "cap": 1}, "batch": {"size": 8}}
+    assert other["allocate"] == {"strategy": "band"}
+    assert other["train"]["loss"] == {"method": "a"}
+
+
+def test_a_recipe_of_the_parameters_takes_precedence_and_may_be_made_from_a_file() -> None:
+    own = {"recipes": {"mine": {"from": "sgpo", "allocate": {"unsolved_rate": 0.25}}}}
+    built_in = recipes.resolved({}, "sgpo")["allocate"]
+    assert recipes.resolved(own, "mine")["allocate"] == {**built_in, "unsolved_rate": 0.25}
+    changed = {"recipes": {"sgpo": {"allocate": {"strategy": "uniform", "group_size": 3}}}}
+    assert recipes.resolved(changed, "sgpo")["allocate"]["group_size"] == 3
+    assert recipes.names(own)[-1] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ({"allocate": {}, "sampling": {}}, "recipes.r.sampling is unknown; allowed: from, allocat"),
+        ({"train": {}}, "recipes.r has no allocate: name a strategy, or a recipe with `from`"),
+        ({"allocate": 3}, "recipes.r.allocate must be a mapping"),
+        ({"from": "sgop"}, "recipes.r.from: recipe 'sgop' is unknown; .* did you mean sgpo?"),
+        ({"from": "r"}, "recipes.r is made from itself: r from r"),
+        (3, "recipes.r must be a mapping with allocate and train"),
+    ],
+)
+def test_what_is_no_recipe_is_refused(recipe: Any, message: str) -> None:
+    with pytest.raises(ParamsError, match=message):
+        recipes.recipe({"recipes": {"r": recipe}}, "r")
+
+
+@pytest.mark.parametrize("name", recipes.names({}))
+def test_a_file_begins_with_what_it_is_and_its_paper(name: str) -> None:
+    path = recipes.FOLDER / f"{name}.yaml"
+    what, paper, first, *_ = path.read_text().splitlines()
+    assert what.startswith("# ")
+    assert what.endswith(".")
+    assert paper.startswith("# ")
+    assert not first.startswith("#")
+    params.check_recipe(name, path.name)

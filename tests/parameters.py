@@ -1,0 +1,16 @@
+"""params.yaml as the stages read it."""
+
+from pathlib import Path
+from typing import Any
+
+from tasks.code.effective import complete
+from tasks.common import params, recipes
+
+PROJECT = Path(__file__).resolve().parents[1]
+
+
+def every_value() -> dict[str, Any]:
+    """Every value with its default, and every built-in recipe; the experiment is the project's."""
+    values = params.load(PROJECT / "params.yaml")
+    everyone = {"recipes": recipes.names(values), "seeds": [0]}
+    return {**complete({**values, "experiment": everyone}), "experiment": values["experiment"]}
