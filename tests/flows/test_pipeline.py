@@ -116,7 +116,7 @@ def test_a_failed_stage_keeps_its_dependents_from_running(project: Project) -> N
         ("grpo", "grpo_mixed", "winnow"),
     )
     others = [stage.format(recipe) for stage in stages for recipe in recipes]
-    assert lines(output, "ran") == others
+    assert lines(output, "ran") == ["code", *others]
     assert project.record()["status"] == "FAILED"
     assert "this is allocate@sgpo-0, live" in output
     message = dict(messages(project))["allocate@sgpo-0"]
@@ -129,10 +129,8 @@ def test_prefect_shows_what_happened(project: Project) -> None:
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
     project.flow()
     run = flow_run(project)
-    assert run["name"].startswith(
-        "up to 13 of 18 stages · grpo, grpo_mixed, sgpo, winnow · allocate@"
-    )
-    assert "allocate.passes 4 -> 5" in run["name"]
+    recipes = "grpo, grpo_mixed, sgpo, winnow"
+    assert run["name"] == f"up to 13 of 18 stages · {recipes} · code: allocate.passes 4 -> 5"
     asked = {"logs": {"flow_run_id": {"any_": [run["id"]]}}, "limit": 200}
     logged = [line["message"] for line in project.post("logs/filter", asked)]
     assert any("this is train@winnow-0, live" in line for line in logged)
@@ -188,9 +186,9 @@ def test_values_for_one_run_are_recorded_and_gone_again(project: Project) -> Non
     )
     assert (project.root / "params.yaml").read_text() == before
     assert flow_run(project)["parameters"]["overrides"] == ["allocate.passes=5"]
-    assert lines(project.flow(), "restored")[:2] == ["code", "allocate@grpo-0"]
+    assert lines(project.flow(), "restored")[:2] == ["allocate@grpo-0", "train@grpo-0"]
     assert project.status() == {}
-    assert "An override is KEY=VALUE" in project.flow("allocate.pases=5", expect=1)
+    assert "did you mean passes?" in project.flow("allocate.pases=5", expect=1)
 
 
 def test_recipes_are_set_in_the_file_as_it_was_before_a_killed_run(project: Project) -> None:

@@ -60,13 +60,11 @@ def test_a_killed_flow_takes_its_stage_along_and_the_next_one_goes_on(hanging: P
     assert is_gone(stage)
     assert is_gone(dvc)  # one that is not yet reaped holds its lock, as dvc sees it
     (hanging.root / "behaviour.json").unlink()
-    assert "Running stage 'allocate@grpo-0'" in hanging.dvc(
-        "repro", "--single-item", "allocate@grpo-0"
-    )
+    assert "Running stage 'allocate@grpo-0'" in hanging.dvc("repro", "allocate@grpo-0")
 
 
 def test_a_killed_dvc_takes_its_stage_along(hanging: Project) -> None:
-    dvc = hanging.start("dvc", "repro", "--single-item", "allocate@grpo-0")
+    dvc = hanging.start("dvc", "repro", "allocate@grpo-0")
     stage = hanging.hanging()
     dvc.kill()
     dvc.wait(60)
@@ -78,7 +76,7 @@ def test_a_dvc_killed_in_a_container_while_its_stage_imports_takes_it_along(
 ) -> None:
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
     project.behave(allocate__grpo_0="import")
-    repro = (sys.executable, "-m", "dvc", "repro", "--single-item", "allocate@grpo-0")
+    repro = (sys.executable, "-m", "dvc", "repro", "allocate@grpo-0")
     container = in_a_container(*repro, cwd=project.root, env=project.environment)
     assert container.stdin is not None
     stage = project.hanging()
@@ -116,5 +114,5 @@ def test_a_killed_flow_takes_all_stages_along_and_the_next_one_loses_nothing(
     assert all(is_gone(stage) for stage in stages)
     (two_hanging.root / "behaviour.json").unlink()
     output = two_hanging.flow("--concurrency", "2", "--recipe", "grpo")
-    assert lines(output, "ran") == ["code", "allocate@grpo-0", "train@grpo-0", "evaluate@grpo-0"]
+    assert lines(output, "ran") == ["allocate@grpo-0", "train@grpo-0", "evaluate@grpo-0"]
     assert "allocate@grpo_mixed-0" not in two_hanging.status()  # it had ended before the kill
