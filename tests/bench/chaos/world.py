@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import yaml
 
+from tasks.common.params import coordinates
 from tests.bench.chaos.operations import Plan
 
 STAGES = {
@@ -206,11 +207,11 @@ def repro(stage: str) -> list[str]:
 
 
 def direct(stage: str, project: Path) -> list[str]:
-    """The stage's own command, as dvc.yaml has it."""
+    """The stage's own command, as dvc.yaml has it; a cell's is given what DVC_STAGE names."""
     text = yaml.safe_load((project / "dvc.yaml").read_text())["stages"][stage]["cmd"]
-    for item, value in (("recipe", "grpo"), ("seed", "0")):
-        text = text.replace(f"${{item.{item}}}", value)
-    return list(text.removeprefix("exec ").split())
+    _, recipe, seed = coordinates(STAGES[stage])
+    cell = ["--recipe", recipe, "--seed", str(seed)] if recipe else []
+    return [*text.removeprefix("exec ").split(), *cell]
 
 
 FLOW = ["python", "-m", "flows.pipeline"]
