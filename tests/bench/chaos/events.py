@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tests.bench.chaos.world import FLOW, STAGES, World, direct, repro
+from tests.flows.project import ROOT
 
 KINDS = {  # how often, in parts
     "kill": 52,
@@ -17,6 +18,13 @@ KINDS = {  # how often, in parts
     "gc": 4,
     "beside": 4,
     "bucket": 5,
+    "short body": 4,
+    "grader killed": 8,
+    "grader paused": 5,
+    "machine paused": 6,
+    "hostile request": 4,
+    "damaged lock": 6,
+    "hung server": 4,
 }
 WORDS = {  # of each kind what happens, and what the user sees and does
     "kill": (
@@ -60,10 +68,49 @@ WORDS = {  # of each kind what happens, and what the user sees and does
         "the store is in a bucket behind a network that cuts, delays, refuses or answers 503",
         "the stage tries again, or fails and says so; the same command goes on",
     ),
+    "short body": (
+        "a proxy cuts the bodies of a bucket's rollouts at one place, twice each or always",
+        "the stage tries again, or fails and says so; nothing is set aside for the team",
+    ),
+    "grader killed": (
+        "SIGKILL of a grader, or of the process that starts them, up to twice in a row",
+        "nothing",
+    ),
+    "grader paused": (
+        "SIGSTOP of all graders for longer than an answer may take, and SIGCONT",
+        "nothing",
+    ),
+    "machine paused": (
+        "the same for all processes of the command, at an operation on a file",
+        "nothing",
+    ),
+    "hostile request": (
+        "requests of foreign pages to a Prefect server, and a run that sets what it may not",
+        "they are refused, and the run fails by the name of the key",
+    ),
+    "damaged lock": (
+        "dvc.lock is cut, has the markers of a merge, or turned bits",
+        "the run names the command that repairs it, or makes what the file lacks",
+    ),
+    "hung server": (
+        "of 64 stub servers one hangs while it answers",
+        "its rows move to the others",
+    ),
 }
+WHOLE = ("flip", "damaged lock", "hung server")  # begin in a finished world
 SAMPLING = ("profile", "baseline", "evaluate")
+GRADING = (*SAMPLING, "train")
 LATE = ("train", "evaluate", "report")  # what a whole flow starts from: the others take long
-NETWORKS = ("cut", "slow", "503", "refused")
+HOWS = {
+    "interrupt": ("SIGINT", "SIGTERM"),
+    "container": ("bwrap", "subreaper"),
+    "bucket": ("cut", "slow", "503", "refused"),
+    "short body": ("twice", "always"),
+    "beside": ("flow", "dvc"),
+    "grader killed": ("grader", "grader", "starter"),
+    "hostile request": ("page", "page", "run"),
+    "damaged lock": ("cut", "markers", "bits"),
+}
 OFTEN = {"code": 1, "ingest": 1, "policy": 2, "profile": 5, "train": 5}  # the others: 3 parts
 VIAS = ("direct", "dvc", "flow")
 
@@ -89,9 +136,13 @@ class Event:
 
     def command(self, world: World) -> list[str]:
         """What is run, and run again."""
+        if self.kind == "hung server":
+            names = [str(self.seed), str(self.number)]
+            module = ["python", "-m", "tests.bench.chaos.crowd"]
+            return ["env", f"PYTHONPATH={ROOT}", *module, *names]
         if self.via == "flow":
             return FLOW
-        if self.kind == "flip":
+        if self.kind in WHOLE:
             return ["dvc", "repro", STAGES[world.stages[-1]]]
         return repro(self.stage) if self.via == "dvc" else direct(self.stage, world.project)
 
@@ -106,25 +157,25 @@ def draw(seed: int, number: int, kinds: list[str]) -> Event:
     rng = random.Random(f"{seed}/{number}")
     kind = rng.choices(kinds, [KINDS[kind] for kind in kinds])[0]
     via = rng.choices(VIAS, [35, 50, 15])[0]
-    if kind in ("container", "full file system", "flip"):
+    if kind in ("container", "full file system", "flip", "damaged lock"):
         via = "dvc" if rng.random() < 0.7 or kind == "container" else "flow"
-    if kind in ("gc", "bucket"):
+    if kind in ("gc", "bucket", "short body", "grader killed", "grader paused"):
         via = "direct" if rng.random() < 0.5 else "dvc"
-    if kind == "beside":
+    if kind in ("beside", "hostile request"):
         via = "flow"
-    names = LATE if via == "flow" else SAMPLING if kind in ("gc", "bucket") else tuple(STAGES)
+    if kind == "hung server":
+        via = "direct"
+    names = LATE if via == "flow" else tuple(STAGES)
+    if kind in ("gc", "bucket", "short body"):
+        names = SAMPLING
+    if kind in ("grader killed", "grader paused"):
+        names = GRADING
     levels = {
         "direct": ("stage", "self", "worker", "all"),
         "dvc": ("dvc", "stage", "self", "worker", "all"),
         "flow": ("flow", "dvc", "stage", "self", "worker", "all"),
     }[via]
     level = rng.choice(levels)
-    hows = {
-        "interrupt": ("SIGINT", "SIGTERM"),
-        "container": ("bwrap", "subreaper"),
-        "bucket": NETWORKS,
-        "beside": ("flow", "dvc"),
-    }
     return Event(
         number=number,
         seed=seed,
@@ -135,5 +186,5 @@ def draw(seed: int, number: int, kinds: list[str]) -> Event:
         level={"container": "dvc", "interrupt": via.replace("direct", "stage")}.get(kind, level),
         at=rng.random(),
         record=rng.random() < 0.25,
-        how=rng.choice(hows[kind]) if kind in hows else "",
+        how=rng.choice(HOWS.get(kind, ("",))),
     )

@@ -52,7 +52,7 @@ def parameters() -> dict[str, Any]:
     values["sampling"]["max_tokens"] = 16
     values["engine"] |= {"name": "hf", "device": "cpu", "max_rows": 64}
     values["store"]["batch_rollouts"] = 64
-    values["verify"]["processes"] = 1
+    values["verify"] |= {"processes": 1, "seconds": 2.0, "clock_factor": 2.0}
     values["gates"]["min_solved_rate"] = 0.0
     values["allocate"]["passes"] = 2
     values["checkpoint"]["every_seconds"] = 0.0  # a checkpoint a step

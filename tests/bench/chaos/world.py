@@ -202,6 +202,13 @@ def end(processes: Sequence[psutil.Process]) -> None:
     psutil.wait_procs(processes, timeout=10)
 
 
+def commit_lock(project: Path) -> None:
+    """What a user does after a run: dvc.lock as it is now can be taken back."""
+    subprocess.run(["git", "add", "dvc.lock"], cwd=project, check=True)
+    line = ["git", "commit", "--quiet", "--allow-empty", "--message", "run"]
+    subprocess.run(line, cwd=project, check=True)
+
+
 def repro(stage: str) -> list[str]:
     return ["dvc", "repro", "--single-item", STAGES[stage]]
 
