@@ -11,7 +11,7 @@ from tests.bench.chaos.world import World
 DOCS = "as the docs say"  # a remedy that the error does not name
 REMOVE = re.compile(r"(?:manually )?(?:remove|delete) '([^']+)'")
 RESTORE = re.compile(r"`(git checkout HEAD -- [\w./-]+)`")
-DVC_LOCK = re.compile(r"dvc\.lock'?( validation failed|', YAML file structure is corrupted)")
+DVC_LOCK = re.compile(r"dvc\.lock' (validation failed|is invalid)")
 TRACEBACK = "Traceback (most recent call last)"
 SAYS_NOTHING = re.compile(r"(Running stage|> |ERROR: failed to reproduce).*")  # words of dvc's
 
@@ -22,12 +22,12 @@ def follow(place: World, said: str) -> str | None:
     if "Unable to read RWLock-file" in said:
         world.remove(place.project / ".dvc" / "tmp" / "rwlock")
         return DOCS
-    if DVC_LOCK.search(said):
-        subprocess.run(["git", "checkout", "--", "dvc.lock"], cwd=place.project, check=True)
-        return DOCS
     if named := RESTORE.search(said):
         subprocess.run(shlex.split(named[1]), cwd=place.project, check=True)
         return named[1]
+    if DVC_LOCK.search(said):
+        subprocess.run(["git", "checkout", "--", "dvc.lock"], cwd=place.project, check=True)
+        return DOCS
     named = REMOVE.search(said)
     if named is None or not Path(named[1]).is_relative_to(place.project):
         return None
