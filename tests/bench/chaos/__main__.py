@@ -162,7 +162,7 @@ class Harness:
             self.todo.put(number)
         drawn = {events.draw(self.options.seed, n, self.kinds).kind for n in numbers}
         if drawn & set(bucket.KINDS):
-            self.buckets = bucket.Buckets(self.folder / "s3")
+            self.buckets = bucket.Buckets.start(self.folder / "s3")
         try:
             with tqdm(total=len(numbers), unit="event", mininterval=5) as bar:
                 workers = min(self.options.workers, len(numbers))

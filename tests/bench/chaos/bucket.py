@@ -30,17 +30,22 @@ missing = s3_server.missing
 UNAVAILABLE = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
+@dataclass
 class Buckets:
     """One server for all workers, with a bucket."""
 
-    def __init__(self, folder: Path) -> None:
+    server: s3_server.S3Server
+    name: str
+
+    @classmethod
+    def start(cls, folder: Path) -> "Buckets":
         shutil.rmtree(folder, ignore_errors=True)  # of a harness that was killed
         folder.mkdir(parents=True)
-        self.server = s3_server.S3Server(folder)
-        os.environ.update(self.server.environment())
-        self.name = f"chaos-{uuid.uuid4().hex[:12]}"
-        files, path = open_location(f"s3://{self.name}")
+        buckets = cls(s3_server.S3Server(folder), f"chaos-{uuid.uuid4().hex[:12]}")
+        os.environ.update(buckets.server.environment())
+        files, path = open_location(f"s3://{buckets.name}")
         files.mkdir(path)
+        return buckets
 
     def stop(self) -> None:
         self.server.stop()
