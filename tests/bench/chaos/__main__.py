@@ -27,7 +27,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-from tasks.common.forks import KILLED
 from tasks.common.process import exclusive
 from tests.bench.chaos import bucket, checks, events, faults, hostile, making, operations, world
 from tests.bench.chaos.events import Event
@@ -40,6 +39,7 @@ COUNTED = {
     "verdicts": "with changed verdicts",
     "unclear message": "with unclear messages",
 }
+FAILED = (1, 2, 255)  # statuses of commands that can say why: not those of signals
 MAX_TRIES = 4  # of a command after the fault is gone
 
 
@@ -49,7 +49,7 @@ def run_event(place: World, event: Event, buckets: "bucket.Buckets | None") -> d
     place.restore(world.DONE if event.kind in events.WHOLE else event.stage)
     with bucket.of(event, place, buckets) as store:
         done = happen(place, event) if store is None else store.disturb(event)
-        if 0 < (done["status"] or 0) < KILLED:
+        if done["status"] in FAILED:
             done["unclear"] = unclear(place.log.read_text(errors="replace"))
         tries = repeat(place, event, {} if store is None else store.environment)
         location = None if store is None else store.location
@@ -109,8 +109,11 @@ def judge(
     if tries[-1]["status"]:
         yield "again", f"the command fails {len(tries)} times: {tries[-1]['said'][-300:]}"
         return
-    if any(each.get("remedy") == DOCS for each in (done, *tries)):
-        yield "dvc's errors", "; ".join(each.get("said", "")[-200:] for each in (done, *tries[:-1]))
+    if followed := [each for each in (done, *tries) if each.get("remedy") == DOCS]:
+        yield (
+            "dvc's errors",
+            "; ".join(each.get("said", each.get("words"))[-200:] for each in followed),
+        )
     for once_more in (each for each in tries[:-1] if each["remedy"] != DOCS):
         name = "dvc's lock" if "rwlock" in (once_more["remedy"] or "") else "again"
         yield name, f"the command fails once more: {once_more['said'][-300:]}"

@@ -113,7 +113,7 @@ def damaged_lock(world: World, event: Event) -> dict[str, object]:
     world.plan.set()
     process = begin(world, event)
     status, said = finish(process, world), world.log.read_text(errors="replace")
-    done: dict[str, object] = {"hit": True, "status": status, "said": None, "words": said[-500:]}
+    done: dict[str, object] = {"hit": True, "status": status, "words": said[-500:]}
     if status:
         done |= {"remedy": follow(world, said), "words": said[-1500:]}
         if not done["remedy"]:
