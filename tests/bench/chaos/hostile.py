@@ -15,7 +15,7 @@ from flows import commands, server
 from tests.bench.chaos import world as worlds
 from tests.bench.chaos.events import Event
 from tests.bench.chaos.faults import begin, finish, line_of, strike, wait, wait_gone
-from tests.bench.chaos.remedies import follow
+from tests.bench.chaos.remedies import DOCS, follow
 from tests.bench.chaos.world import World
 from tests.flows.project import Project
 from tests.flows.test_serve import run_now, state_of
@@ -116,7 +116,7 @@ def damaged_lock(world: World, event: Event) -> dict[str, object]:
     done: dict[str, object] = {"hit": True, "status": status, "words": said[-500:]}
     if status:
         done |= {"remedy": follow(world, said), "words": said[-1500:]}
-        if not done["remedy"]:
+        if done["remedy"] is None or (event.via == "flow" and done["remedy"] == DOCS):
             done["wrong"] = [("unclear message", f"no remedy is named: {said[-500:]}")]
     return {**done, "orphans": wait_gone(world, set())}
 
