@@ -43,7 +43,7 @@ EVENTS = [
     replace(KILL, kind="flip"),
     replace(KILL, kind="grader killed", how="grader"),
     replace(KILL, kind="grader paused", via="direct"),
-    replace(KILL, kind="machine paused", via="direct"),
+    replace(KILL, kind="machine paused", via="direct", at=0.2),
     replace(KILL, kind="damaged lock", how="markers"),
     replace(KILL, kind="hung server", via="direct"),
 ]

@@ -239,20 +239,17 @@ def summary(lines: list[dict[str, Any]]) -> str:
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """A row for every kind of event, as the documentation has it."""
+    """A row for every kind of event."""
     by_kind: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for line in lines:
         by_kind[line["kind"]].append(line)
-    rows = [
-        "| kind | what happens | what you see and do | events | hit | lost | seconds each |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    ordered = [(kind, *events.WORDS[kind], by_kind[kind]) for kind in events.KINDS if by_kind[kind]]
-    for kind, what, seen, part in [*ordered, ("all", "", "", lines)]:
+    rows = ["| kind | events | hit | lost | seconds each |", "|---|---|---|---|---|"]
+    ordered = [(kind, by_kind[kind]) for kind in events.KINDS if by_kind[kind]]
+    for kind, part in [*ordered, ("all", lines)]:
         hit = sum(bool(line["done"].get("hit")) for line in part)
         lost = sum(line["outcome"] == "lost" for line in part)
         mean = sum(line["seconds"] for line in part) / max(len(part), 1)
-        rows.append(f"| {kind} | {what} | {seen} | {len(part)} | {hit} | {lost} | {mean:.0f} |")
+        rows.append(f"| {kind} | {len(part)} | {hit} | {lost} | {mean:.0f} |")
     return "\n".join(rows)
 
 

@@ -7,95 +7,24 @@ from typing import Any
 from tests.bench.chaos.world import FLOW, STAGES, World, direct, repro
 from tests.flows.project import ROOT
 
-KINDS = {  # how often, in parts
-    "kill": 52,
-    "kill at a time": 14,
-    "interrupt": 4,
-    "container": 6,
-    "full disk": 12,
-    "full file system": 4,
-    "flip": 5,
-    "gc": 4,
-    "beside": 4,
-    "bucket": 5,
-    "short body": 4,
-    "grader killed": 8,
-    "grader paused": 5,
-    "machine paused": 6,
-    "hostile request": 4,
-    "damaged lock": 6,
-    "hung server": 4,
-}
-WORDS = {  # of each kind what happens, and what the user sees and does
-    "kill": (
-        "SIGKILL of the flow, dvc, a stage, one of its processes, or all, at an operation on a "
-        "file, up to three times in a row",
-        "the run ends; the same command goes on",
-    ),
-    "kill at a time": (
-        "the same after a number of seconds, imports included",
-        "the run ends; the same command goes on",
-    ),
-    "interrupt": (
-        "SIGINT or SIGTERM at an operation on a file",
-        "the stage saves and says so; the same command goes on",
-    ),
-    "container": (
-        "dvc is killed below a process that adopts what it leaves, as a container's first does",
-        "the stage ends too; the same command goes on",
-    ),
-    "full disk": (
-        "from an operation on a file on there is no room",
-        "the run fails and names the full disk; the same command goes on when there is room",
-    ),
-    "full file system": (
-        "the data root is on a file system with less room than is needed",
-        "as above",
-    ),
-    "flip": (
-        "a bit of a file in the data root or in DVC's cache is turned between two runs",
-        "the stage that made the file runs again, or DVC restores it",
-    ),
-    "gc": (
-        "the store is compacted while a stage reads and writes it",
-        "nothing",
-    ),
-    "beside": (
-        "a second flow, or `dvc repro`, while a flow runs",
-        "one of them waits, or says who holds the lock; the same command goes on",
-    ),
-    "bucket": (
-        "the store is in a bucket behind a network that cuts, delays, refuses or answers 503",
-        "the stage tries again, or fails and says so; the same command goes on",
-    ),
-    "short body": (
-        "a proxy cuts the bodies of a bucket's rollouts at one place, twice each or always",
-        "the stage tries again, or fails and says so; nothing is set aside for the team",
-    ),
-    "grader killed": (
-        "SIGKILL of a grader, or of the process that starts them, up to twice in a row",
-        "nothing",
-    ),
-    "grader paused": (
-        "SIGSTOP of all graders for longer than an answer may take, and SIGCONT",
-        "nothing",
-    ),
-    "machine paused": (
-        "the same for all processes of the command, at an operation on a file",
-        "nothing",
-    ),
-    "hostile request": (
-        "requests of foreign pages to a Prefect server, and a run that sets what it may not",
-        "they are refused, and the run fails by the name of the key",
-    ),
-    "damaged lock": (
-        "dvc.lock is cut, has the markers of a merge, or turned bits",
-        "the run names the command that repairs it, or makes what the file lacks",
-    ),
-    "hung server": (
-        "of 64 stub servers one hangs while it answers",
-        "its rows move to the others",
-    ),
+KINDS = {  # how often, in parts; docs/guide/durability.md has what the user sees
+    "kill": 52,  # of one process or all, at an operation on a file, up to three times in a row
+    "kill at a time": 14,  # imports included
+    "interrupt": 4,  # SIGINT or SIGTERM
+    "container": 6,  # dvc is killed below a process that adopts what it leaves
+    "full disk": 12,  # from an operation on a file on
+    "full file system": 4,  # of the data root: less room than is needed
+    "flip": 5,  # of a bit of an output, or in DVC's cache
+    "gc": 4,  # while a stage reads and writes the store
+    "beside": 4,  # a flow: a second one, or dvc
+    "bucket": 5,  # behind a network that cuts, delays, refuses or answers 503
+    "short body": 4,  # a proxy cuts what is read of a bucket at one place, twice or always
+    "grader killed": 8,  # or the process that starts them, up to twice in a row
+    "grader paused": 5,  # all, for longer than an answer may take
+    "machine paused": 6,  # all processes, as long
+    "hostile request": 4,  # of a foreign page; or a run that sets what it may not
+    "damaged lock": 6,  # dvc.lock is cut, has the markers of a merge, or turned bits
+    "hung server": 4,  # of 64 stub servers one, while it answers
 }
 WHOLE = ("flip", "damaged lock", "hung server")  # begin in a finished world
 SAMPLING = ("profile", "baseline", "evaluate")

@@ -69,7 +69,7 @@ def taken(url: str) -> list[str]:
     found = [f"{what}: {status}" for what, status in statuses.items() if status not in REFUSED]
     try:
         connect(url.replace("http", "ws", 1) + "/events/in", origin=FOREIGN, proxy=None).close()
-    except websockets.exceptions.InvalidStatus:
+    except websockets.exceptions.InvalidHandshake:
         return found
     return [*found, "another origin's websocket"]
 
