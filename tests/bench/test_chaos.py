@@ -48,6 +48,8 @@ EVENTS = [
     replace(KILL, kind="hung server", via="direct"),
 ]
 
+TRACEBACK = "Traceback (most recent call last):\n  File x\nOSError: 5"
+STAGE_FAILED = "ERROR: failed to reproduce 'a': failed to run: exec python, exited with 1"
 needs_compiler = pytest.mark.skipif(
     sys.platform != "linux" or operations.compiler() is None, reason="Linux and a C compiler"
 )
@@ -76,13 +78,11 @@ def test_the_summary_names_what_was_lost() -> None:
     ("said", "is_unclear"),
     [
         ("train: data/policy is damaged: run the stage policy again\n", False),
-        ("Traceback (most recent call last):\n  File x\nOSError: 5\nthe disk is full\n", False),
-        ("Traceback (most recent call last):\n  File x\nOSError: 5\n", True),
-        (
-            "Traceback (most recent call last):\n  File x\nE: 5\nERROR: failed to reproduce 'a'\n",
-            True,
-        ),
-        ("Running stage 'train':\n> python\nERROR: failed to reproduce 'train'\n", True),
+        (f"{TRACEBACK}\nthe disk is full\n", False),
+        ("ERROR: failed to reproduce 'a': Unable to acquire lock.\n", False),
+        (f"{TRACEBACK}\n", True),
+        (f"{TRACEBACK}\n{STAGE_FAILED}\n", True),
+        (f"Running stage 'a':\n> python\n{STAGE_FAILED}\n", True),
         ("\n", True),
     ],
 )

@@ -13,7 +13,9 @@ REMOVE = re.compile(r"(?:manually )?(?:remove|delete) '([^']+)'")
 RESTORE = re.compile(r"`(git checkout HEAD -- [\w./-]+)`")
 DVC_LOCK = re.compile(r"dvc\.lock' (validation failed|is invalid)")
 TRACEBACK = "Traceback (most recent call last)"
-SAYS_NOTHING = re.compile(r"(Running stage|> |ERROR: failed to reproduce).*")  # words of dvc's
+SAYS_NOTHING = re.compile(
+    r"Running stage|> |ERROR: failed to reproduce .*: failed to run: "
+)  # words of dvc's
 
 
 def follow(place: World, said: str) -> str | None:
