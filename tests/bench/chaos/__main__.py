@@ -110,12 +110,12 @@ def judge(
         yield "again", f"the command fails {len(tries)} times: {tries[-1]['said'][-300:]}"
         return
     if followed := [each for each in (done, *tries) if each.get("remedy") == DOCS]:
-        yield (
-            "dvc's errors",
-            "; ".join(each.get("said", each.get("words"))[-200:] for each in followed),
-        )
+        said = [each.get("said") or each["words"] for each in followed]
+        yield "dvc's errors", "; ".join(words[-200:] for words in said)
     for once_more in (each for each in tries[:-1] if each["remedy"] != DOCS):
-        name = "dvc's lock" if "rwlock" in (once_more["remedy"] or "") else "again"
+        remedy = once_more["remedy"] or ""
+        name = "dvc's errors" if remedy.startswith("git ") else "again"
+        name = "dvc's lock" if "rwlock" in remedy else name
         yield name, f"the command fails once more: {once_more['said'][-300:]}"
     yield from checks.failures(place, event, location)
 

@@ -108,7 +108,6 @@ def forbidden_run(world: World, event: Event) -> dict[str, object]:
 def damaged_lock(world: World, event: Event) -> dict[str, object]:
     """Damage dvc.lock, run the command, and do what it says where it fails."""
     path = world.project / "dvc.lock"
-    worlds.commit_lock(world.project)
     path.write_bytes(DAMAGES[event.how](path.read_bytes(), event.rng))
     world.plan.set()
     process = begin(world, event)

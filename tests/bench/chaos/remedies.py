@@ -28,7 +28,9 @@ def follow(place: World, said: str) -> str | None:
         subprocess.run(shlex.split(named[1]), cwd=place.project, check=True)
         return named[1]
     if DVC_LOCK.search(said):
-        subprocess.run(["git", "checkout", "--", "dvc.lock"], cwd=place.project, check=True)
+        line = ["git", "checkout", "--", "dvc.lock"]
+        if subprocess.run(line, cwd=place.project, check=False).returncode:  # the first run's
+            world.remove(place.project / "dvc.lock")
         return DOCS
     named = REMOVE.search(said)
     if named is None or not Path(named[1]).is_relative_to(place.project):

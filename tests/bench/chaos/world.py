@@ -156,12 +156,21 @@ class World:
         for part in KEPT:
             remove(self.project / part)
         copy(self.folder / "snapshots" / name, self.project)
+        if (self.project / "dvc.lock").exists():
+            self.commit_lock()
         for part, source in (("home", self.folder / "snapshots" / "home"), ("tmp", None)):
             remove(self.folder / part)
             if source:
                 shutil.copytree(source, self.folder / part, symlinks=True)
             else:
                 (self.folder / part).mkdir()
+
+    def commit_lock(self) -> None:
+        """What a user does after a run: dvc.lock as it is now can be taken back."""
+        remove(self.project / ".git" / "index.lock")  # of a git that was killed
+        subprocess.run(["git", "add", "dvc.lock"], cwd=self.project, check=True)
+        line = ["git", "commit", "--quiet", "--allow-empty", "--message", "run"]
+        subprocess.run(line, cwd=self.project, check=True)
 
     def serve_forks(self) -> None:
         """The process that the stages are forked from, as a flow has one."""
@@ -200,13 +209,6 @@ def end(processes: Sequence[psutil.Process]) -> None:
         except psutil.Error:
             continue
     psutil.wait_procs(processes, timeout=10)
-
-
-def commit_lock(project: Path) -> None:
-    """What a user does after a run: dvc.lock as it is now can be taken back."""
-    subprocess.run(["git", "add", "dvc.lock"], cwd=project, check=True)
-    line = ["git", "commit", "--quiet", "--allow-empty", "--message", "run"]
-    subprocess.run(line, cwd=project, check=True)
 
 
 def repro(stage: str) -> list[str]:
