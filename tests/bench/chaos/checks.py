@@ -13,15 +13,16 @@ from tasks.common.locations import open_location
 from tasks.store.admin import maintenance
 from tasks.store.folder import RolloutStore
 from tests.bench.chaos.events import WHOLE, Event
-from tests.bench.chaos.world import DONE, STAGES, World, differing, repro
+from tests.bench.chaos.world import DONE, STAGES, World, differing, direct, repro
 
 KNOWN = {
     "dvc's files": "temporary files of killed dvc processes, which DVC does not read",
     "dvc's lock": "what a killed dvc left in .dvc/tmp/rwlock: the flow clears it, dvc may not",
     "dvc's errors": "a file that a killed dvc left half written: the docs say what to do, dvc not",
+    "late record": "what waited for room: the next stage sends it, and plain dvc has none to run",
     "dvc's words": "a full disk that dvc takes for a lock of another dvc, as the docs say",
 }
-"""What DVC leaves, and loses nothing: it is counted, and fails no run."""
+"""What the docs name as known, and loses nothing: it is counted, and fails no run."""
 
 MEASURES = ("report",)  # stages whose outputs hold the measured seconds of others
 KEY = ["prompt_digest", "sample_index"]
@@ -40,11 +41,14 @@ def failures(world: World, event: Event, store: str | None) -> Iterator[tuple[st
     """Every check that does not hold, with what was found."""
     yield from wrong_outputs(world, event)
     yield from wrong_rows(world, event, store)
+    if event.via != "direct":
+        yield from not_finished(world, event)
+    if event.via == "dvc" and (names := pending(world)):
+        world.run(direct(event.stage, world.project), forked=True)
+        yield "late record", f"{names} waited for another stage"
     yield from wrong_record(world, event)
     yield from wrong_prefect(world)
     yield from left_files(world)
-    if event.via != "direct":
-        yield from not_finished(world, event)
     if left := [process.pid for process in world.processes()]:
         yield "processes", f"still running: {left}"
 
@@ -137,9 +141,13 @@ def wrong_record(world: World, event: Event) -> Iterator[tuple[str, str]]:
         yield "mlflow", f"RUNNING: {[name for (name,) in running]}"
     if twice:
         yield "mlflow", f"recorded twice: {twice}"
-    pending = [path.name for path in (world.data / "tracking" / "pending").glob("*.jsonl")]
-    if pending:
-        yield "mlflow", f"never sent: {pending}"
+    if names := pending(world):
+        yield "mlflow", f"never sent: {names}"
+
+
+def pending(world: World) -> list[str]:
+    """The records of stages that MLflow has not yet."""
+    return [path.name for path in (world.data / "tracking" / "pending").glob("*.jsonl")]
 
 
 def wrong_prefect(world: World) -> Iterator[tuple[str, str]]:
