@@ -41,14 +41,14 @@ def failures(world: World, event: Event, store: str | None) -> Iterator[tuple[st
     """Every check that does not hold, with what was found."""
     yield from wrong_outputs(world, event)
     yield from wrong_rows(world, event, store)
+    yield from left_files(world)
     if event.via != "direct":
         yield from not_finished(world, event)
-    if event.via == "dvc" and (names := pending(world)):
+    if event.via == "dvc" and event.kind.startswith("full") and (names := pending(world)):
         world.run(direct(event.stage, world.project), forked=True)
         yield "late record", f"{names} waited for another stage"
     yield from wrong_record(world, event)
     yield from wrong_prefect(world)
-    yield from left_files(world)
     if left := [process.pid for process in world.processes()]:
         yield "processes", f"still running: {left}"
 
