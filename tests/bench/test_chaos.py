@@ -80,6 +80,7 @@ def test_the_summary_names_what_was_lost() -> None:
         ("train: data/policy is damaged: run the stage policy again\n", False),
         (f"{TRACEBACK}\nthe disk is full\n", False),
         ("ERROR: failed to reproduce 'a': Unable to acquire lock.\n", False),
+        (STAGE_FAILED.replace("with 1", "with -9"), False),  # killed: there is nothing more to say
         (f"{TRACEBACK}\n", True),
         (f"{TRACEBACK}\n{STAGE_FAILED}\n", True),
         (f"Running stage 'a':\n> python\n{STAGE_FAILED}\n", True),
