@@ -13,9 +13,8 @@ REMOVE = re.compile(r"(?:manually )?(?:remove|delete) '([^']+)'")
 RESTORE = re.compile(r"`(git checkout HEAD -- [\w./-]+)`")
 DVC_LOCK = re.compile(r"dvc\.lock' (validation failed|is invalid)")
 TRACEBACK = "Traceback (most recent call last)"
-SAYS_NOTHING = re.compile(
-    r"Running stage|> |ERROR: failed to reproduce .*: failed to run: "
-)  # words of dvc's
+# words of dvc's around a stage that has ended with an error
+SAYS_NOTHING = re.compile(r"Running stage|> |ERROR: failed to reproduce .*, exited with \d{1,2}$")
 
 
 def follow(place: World, said: str) -> str | None:
