@@ -163,6 +163,7 @@ class Dvc:
         if answer["code"]:
             said = " ".join(self.output.lines.tail)
             remedies = [NO_GIT] if "is not a git repository" in said else broken_locks()
+            remedies = remedies or lock.refused(said)
             remedy = "; ".join(remedies) or "its own words are above"
             raise CommandError(f"dvc {' '.join(arguments)} failed; {remedy}")
         return str(answer["output"])

@@ -12,6 +12,7 @@ from tasks.common.files import ArtifactError, write_text
 
 HEAD = "schema: '2.0'\nstages:\n"
 CONFLICT = re.compile(r"^(<{7}|={7}|>{7})( |$)", re.MULTILINE)
+REFUSED = re.compile(r"'(?:\./)?(\S*dvc\.lock)' (?:is invalid|validation failed)")
 ENTRY = re.compile(r"^  (?P<stage>[^\s:]+):\n(?:   .*\n|\n)*", re.MULTILINE)
 
 
@@ -35,11 +36,19 @@ def read(path: Path) -> dict[str, Any]:
     except params.ParamsError as error:
         has_markers = CONFLICT.search(path.read_text(errors="replace"))
         why = "it has the conflict markers of a merge" if has_markers else str(error)
-    name = os.path.relpath(path)
-    raise LockError(
+    raise LockError(unreadable(os.path.relpath(path), why))
+
+
+def unreadable(name: str, why: str) -> str:
+    return (
         f"{name} cannot be read ({why}): take the committed one by `git checkout HEAD -- {name}`, "
         "and run again; what DVC has in its cache is restored and not computed"
     )
+
+
+def refused(said: str) -> list[str]:
+    """What is wrong with the locks that DVC has refused in these words: it checks more."""
+    return [unreadable(name, "DVC's words are above") for name in REFUSED.findall(said)]
 
 
 def broken(root: Path) -> list[str]:

@@ -7,14 +7,21 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from http.server import ThreadingHTTPServer
 
+import polars as pl
 import pytest
 
-from tests.bench.chaos import checks, operations
-from tests.bench.chaos.__main__ import run_event, summary
+from tasks.engines.engine import Samples
+from tests.bench.chaos import checks, crowd, hostile, operations
+from tests.bench.chaos.__main__ import judge, run_event, summary
+from tests.bench.chaos.bucket import Buckets
 from tests.bench.chaos.events import KINDS, Event, draw
 from tests.bench.chaos.making import make_world
+from tests.bench.chaos.remedies import unclear
 from tests.bench.chaos.world import DONE, World
+from tests.flows.test_server import stub as stub
+from tests.s3_server import S3Server
 
 STAGES = ("code", "ingest", "policy", "profile")
 KILL = Event(
@@ -34,8 +41,15 @@ EVENTS = [
     replace(KILL, kind="full disk", via="direct", at=0.2),
     replace(KILL, kind="gc", via="direct", at=0.2),
     replace(KILL, kind="flip"),
+    replace(KILL, kind="grader killed", how="grader"),
+    replace(KILL, kind="grader paused", via="direct"),
+    replace(KILL, kind="machine paused", via="direct", at=0.2),
+    replace(KILL, kind="damaged lock", how="markers"),
+    replace(KILL, kind="hung server", via="direct"),
 ]
 
+TRACEBACK = "Traceback (most recent call last):\n  File x\nOSError: 5"
+STAGE_FAILED = "ERROR: failed to reproduce 'a': failed to run: exec python, exited with 1"
 needs_compiler = pytest.mark.skipif(
     sys.platform != "linux" or operations.compiler() is None, reason="Linux and a C compiler"
 )
@@ -51,9 +65,46 @@ def test_an_event_is_drawn_from_its_number_alone() -> None:
 
 def test_the_summary_names_what_was_lost() -> None:
     line = {**KILL.as_dict(), "done": {"hit": True}, "known": [], "seconds": 2.0}
-    lines = [{**line, "outcome": "survived"}, {**line, "number": 7, "outcome": "lost"}]
+    lines = [
+        {**line, "outcome": "survived", "failures": []},
+        {**line, "number": 7, "outcome": "lost", "failures": [("verdicts", "2 outcomes differ")]},
+    ]
     assert "lost: 7" in summary(lines)
+    assert "1 with changed verdicts, 0 with unclear messages" in summary(lines)
     assert "lost:" not in summary(lines[:1])
+
+
+@pytest.mark.parametrize(
+    ("said", "is_unclear"),
+    [
+        ("train: data/policy is damaged: run the stage policy again\n", False),
+        (f"{TRACEBACK}\nthe disk is full\n", False),
+        ("ERROR: failed to reproduce 'a': Unable to acquire lock.\n", False),
+        (STAGE_FAILED.replace("with 1", "with -9"), False),  # killed: there is nothing more to say
+        (f"{TRACEBACK}\n", True),
+        (f"{TRACEBACK}\n{STAGE_FAILED}\n", True),
+        (f"Running stage 'a':\n> python\n{STAGE_FAILED}\n", True),
+        ("\n", True),
+    ],
+)
+def test_a_message_without_a_cause_is_unclear(said: str, is_unclear: bool) -> None:
+    assert (unclear(said) is not None) == is_unclear
+
+
+def test_rows_that_a_hung_server_loses_or_delays_are_found() -> None:
+    whole = Samples(*[[[1], [2]]] * len(Samples.__dataclass_fields__))  # type: ignore[arg-type]
+    other = replace(whole, token_ids=[[1], [3]])
+    assert crowd.wrong(whole, whole, [8] * 64, 2, 9.0) == ""
+    assert "not even" in crowd.wrong(whole, whole, [*[8] * 63, 9], 2, 9.0)
+    assert "are lost" in crowd.wrong(whole, other, [8] * 64, 2, 9.0)
+    assert "3 answers to 2 rows" in crowd.wrong(whole, whole, [8] * 64, 3, 9.0)
+    assert "600 s" in crowd.wrong(whole, whole, [8] * 64, 2, 600.0)
+
+
+def test_foreign_requests_that_are_not_refused_are_found(stub: ThreadingHTTPServer) -> None:
+    stub.status = 200  # type: ignore[attr-defined]
+    found = hostile.taken(f"http://127.0.0.1:{stub.server_port}/api")
+    assert [what.partition(":")[0] for what in found[:2]] == ["another host", "another origin"]
 
 
 @pytest.fixture(scope="module")
@@ -108,3 +159,42 @@ def test_every_check_can_fail(world: World) -> None:
     assert {"temporary files", "dvc's lock", "processes"} <= found().keys()
     process.kill()
     process.wait()
+
+    world.restore(DONE)
+    rollouts = world.data / "profile" / "rollouts.parquet"
+    outcome = (
+        pl.when(pl.int_range(pl.len()) == 0).then(pl.lit("error")).otherwise(pl.col("outcome"))
+    )
+    pl.read_parquet(rollouts).with_columns(outcome=outcome).write_parquet(rollouts)
+    assert found()["verdicts"] == "1 outcomes in data/profile/rollouts.parquet differ"
+
+    world.restore(DONE)
+    first, *_ = sorted(world.data.glob("store/*/*/*-*.parquet"))
+    shutil.copy(first, f"{first}.damaged")
+    assert found()["store"] == "1 shards are set aside"
+
+    world.restore(DONE)
+    done = {"status": 1, "unclear": "it says nothing", "wrong": [("hostile request", "200")]}
+    judged = dict(judge(world, event, done, [{"status": 0}], None))
+    assert judged == {"unclear message": "it says nothing", "hostile request": "200"}
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("chaos")
+@needs_compiler
+def test_a_schedule_refuses_what_a_run_may_not_set(world: World) -> None:
+    world.restore(DONE)
+    event = replace(KILL, kind="hostile request", via="flow", how="run")
+    done = hostile.hostile_request(world, event)
+    assert (done["wrong"], done["orphans"]) == ([], [])
+
+
+@pytest.mark.s3
+@pytest.mark.slow
+@pytest.mark.xdist_group("chaos")
+@needs_compiler
+def test_short_bodies_set_nothing_aside(world: World, s3: S3Server, bucket: str) -> None:
+    event = replace(KILL, kind="short body", via="direct", how="always")
+    line = run_event(world, event, Buckets(s3, bucket.removeprefix("s3://")))
+    assert line["done"]["hit"]
+    assert line["outcome"] == "survived", line

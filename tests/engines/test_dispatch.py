@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-import yaml
 
 from tasks.engines.engine import Request, Unavailable
 from tasks.engines.fake import FakeEngine
@@ -20,10 +19,10 @@ from tasks.engines.server.engine import ServerEngine, from_own_first
 from tasks.engines.settings import Sampling
 from tasks.models.policy import Policy
 from tests.engines.serving import Server
-from tests.flows.project import ROOT
+from tests.parameters import every_value
 from tests.policies import ENGINE
 
-MAX_ROWS = yaml.safe_load((ROOT / "params.yaml").read_text())["engine"]["max_rows"]
+MAX_ROWS = every_value()["engine"]["max_rows"]
 NUM_SERVERS = 64
 
 

@@ -72,3 +72,18 @@ def test_after_a_merge_with_conflicts_every_command_names_the_one_that_repairs(
     assert git(project, "checkout", "HEAD", "--", "dvc.lock") == 0
     assert lines(project.flow(), "ran") == ["code"]
     assert git(project, "commit", "--all", "--message", "merged") == 0
+
+
+def test_a_lock_that_dvc_alone_refuses_is_named_with_the_command_that_repairs_it(
+    project: Project,
+) -> None:
+    """Cut in the middle of an entry it is YAML, and has stages."""
+    path = project.root / "dvc.lock"
+    whole = path.read_text()
+    path.write_text(whole[: whole.index("params.yaml:\n") + len("params.yaml:\n")])
+    assert set(lock.read(path)) == {"code"}
+    for output in (project.flow(expect=1), winnow(project, "plan", expect=1)):
+        assert "dvc.lock cannot be read (DVC's words are above)" in output
+        assert "`git checkout HEAD -- dvc.lock`" in output
+    assert git(project, "checkout", "HEAD", "--", "dvc.lock") == 0
+    assert "nothing to do" in project.flow()

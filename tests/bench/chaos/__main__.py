@@ -16,8 +16,6 @@ import argparse
 import json
 import os
 import queue
-import re
-import subprocess
 import sys
 import threading
 import time
@@ -30,21 +28,29 @@ from typing import Any
 from tqdm import tqdm
 
 from tasks.common.process import exclusive
-from tests.bench.chaos import bucket, checks, events, faults, making, operations, world
+from tests.bench.chaos import bucket, checks, events, faults, hostile, making, operations, world
 from tests.bench.chaos.events import Event
+from tests.bench.chaos.remedies import DOCS, follow, unclear
 from tests.bench.chaos.world import World
 
+COUNTED = {
+    "outputs": "with lost outputs",
+    "store": "with lost rows",
+    "verdicts": "with changed verdicts",
+    "unclear message": "with unclear messages",
+}
+FAILED = (1, 2, 255)  # statuses of commands that can say why: not those of signals
 MAX_TRIES = 4  # of a command after the fault is gone
-DOCS = "as the docs say"  # a remedy that the error does not name
-REMOVE = re.compile(r"(?:manually )?(?:remove|delete) '([^']+)'")
 
 
 def run_event(place: World, event: Event, buckets: "bucket.Buckets | None") -> dict[str, Any]:
     """One event from beginning to end, as a line of the file."""
     started = time.perf_counter()
-    place.restore(world.DONE if event.kind == "flip" else event.stage)
+    place.restore(world.DONE if event.kind in events.WHOLE else event.stage)
     with bucket.of(event, place, buckets) as store:
-        done = faults.happen(place, event) if store is None else store.disturb(event)
+        done = happen(place, event) if store is None else store.disturb(event)
+        if done["status"] in FAILED:
+            done["unclear"] = unclear(place.log.read_text(errors="replace"))
         tries = repeat(place, event, {} if store is None else store.environment)
         location = None if store is None else store.location
         found = list(judge(place, event, done, tries, location))
@@ -60,6 +66,13 @@ def run_event(place: World, event: Event, buckets: "bucket.Buckets | None") -> d
     }
 
 
+def happen(place: World, event: Event) -> dict[str, Any]:
+    """Run the event's command and disturb it; what was done, and what came of it."""
+    done = {**faults.ACTIONS, **hostile.ACTIONS}[event.kind](place, event)
+    place.plan.go_on()
+    return done
+
+
 def repeat(place: World, event: Event, environment: dict[str, str]) -> list[dict[str, Any]]:
     """The same command again until it succeeds, as an error says where it says how: the status and,
     of those that failed, the last words and what was done about it."""
@@ -69,24 +82,9 @@ def repeat(place: World, event: Event, environment: dict[str, str]) -> list[dict
         code, said = place.run(line, forked=True, **environment)
         tries.append({"status": code})
         if code:
-            tries[-1] |= {"said": said[-1500:], "remedy": follow(place, said)}
+            words = {"said": said[-1500:], "unclear": unclear(said)}
+            tries[-1] |= {**words, "remedy": follow(place, said)}
     return tries
-
-
-def follow(place: World, said: str) -> str | None:
-    """Do what an error says to do before the command is run again; of DVC's about half-written
-    files, what the docs say."""
-    if "Unable to read RWLock-file" in said:
-        world.remove(place.project / ".dvc" / "tmp" / "rwlock")
-        return DOCS
-    if "dvc.lock' validation failed" in said:
-        subprocess.run(["git", "checkout", "--", "dvc.lock"], cwd=place.project, check=True)
-        return DOCS
-    named = REMOVE.search(said)
-    if named is None or not Path(named[1]).is_relative_to(place.project):
-        return None
-    world.remove(Path(named[1]))
-    return named[0]
 
 
 def judge(
@@ -99,6 +97,9 @@ def judge(
     """Everything that is not as it must be."""
     if done.get("orphans"):
         yield "orphans", "; ".join(map(str, done["orphans"]))
+    yield from done.get("wrong", ())
+    for each in filter(None, (each.get("unclear") for each in (done, *tries))):
+        yield "unclear message", each
     if done["status"] is None:
         yield "hang", f"the command did not end in {world.SECONDS:.0f} s"
     if done.get("said") is False:
@@ -108,10 +109,13 @@ def judge(
     if tries[-1]["status"]:
         yield "again", f"the command fails {len(tries)} times: {tries[-1]['said'][-300:]}"
         return
-    if any(each.get("remedy") == DOCS for each in tries):
-        yield "dvc's errors", "; ".join(each.get("said", "")[-200:] for each in tries[:-1])
+    if followed := [each for each in (done, *tries) if each.get("remedy") == DOCS]:
+        said = [each.get("said") or each["words"] for each in followed]
+        yield "dvc's errors", "; ".join(words[-200:] for words in said)
     for once_more in (each for each in tries[:-1] if each["remedy"] != DOCS):
-        name = "dvc's lock" if "rwlock" in (once_more["remedy"] or "") else "again"
+        remedy = once_more["remedy"] or ""
+        name = "dvc's errors" if remedy.startswith("git ") else "again"
+        name = "dvc's lock" if "rwlock" in remedy else name
         yield name, f"the command fails once more: {once_more['said'][-300:]}"
     yield from checks.failures(place, event, location)
 
@@ -133,8 +137,9 @@ class Harness:
         chosen = self.options.kind
         if chosen and kind not in chosen:
             return False
-        lacking = {"full file system": os.geteuid() != 0, "bucket": bucket.missing() is not None}
-        return not lacking.get(kind, False)
+        if kind in bucket.KINDS:
+            return bucket.missing() is None
+        return kind != "full file system" or os.geteuid() == 0
 
     def past(self) -> list[dict[str, Any]]:
         """The events of this seed that the file has."""
@@ -159,8 +164,8 @@ class Harness:
         for number in numbers:
             self.todo.put(number)
         drawn = {events.draw(self.options.seed, n, self.kinds).kind for n in numbers}
-        if "bucket" in drawn:
-            self.buckets = bucket.Buckets(self.folder / "s3")
+        if drawn & set(bucket.KINDS):
+            self.buckets = bucket.Buckets.start(self.folder / "s3")
         try:
             with tqdm(total=len(numbers), unit="event", mininterval=5) as bar:
                 workers = min(self.options.workers, len(numbers))
@@ -222,28 +227,29 @@ class Harness:
 
 
 def summary(lines: list[dict[str, Any]]) -> str:
-    """The table, what failed for a known reason, and the numbers of the events that lost."""
+    """The table, what failed for a known reason, the failures by name, and the numbers of the
+    events that lost."""
+    failed = Counter(name for line in lines for name in {name for name, _ in line["failures"]})
+    counts = ", ".join(f"{failed[name]} {what}" for name, what in COUNTED.items())
     known = Counter(name for line in lines for name in line["known"])
     lost = [str(line["number"]) for line in lines if line["outcome"] == "lost"]
     rows = [f"known: {name}: {number} ({checks.KNOWN[name]})" for name, number in known.items()]
-    return "\n".join([table(lines), *rows, *([f"lost: {' '.join(lost)}"] if lost else [])])
+    last = [f"lost: {' '.join(lost)}"] if lost else []
+    return "\n".join([table(lines), *rows, f"{len(lines)} events: {counts}", *last])
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """A row for every kind of event, as the documentation has it."""
+    """A row for every kind of event."""
     by_kind: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for line in lines:
         by_kind[line["kind"]].append(line)
-    rows = [
-        "| kind | what happens | what you see and do | events | hit | lost | seconds each |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    ordered = [(kind, *events.WORDS[kind], by_kind[kind]) for kind in events.KINDS if by_kind[kind]]
-    for kind, what, seen, part in [*ordered, ("all", "", "", lines)]:
+    rows = ["| kind | events | hit | lost | seconds each |", "|---|---|---|---|---|"]
+    ordered = [(kind, by_kind[kind]) for kind in events.KINDS if by_kind[kind]]
+    for kind, part in [*ordered, ("all", lines)]:
         hit = sum(bool(line["done"].get("hit")) for line in part)
         lost = sum(line["outcome"] == "lost" for line in part)
         mean = sum(line["seconds"] for line in part) / max(len(part), 1)
-        rows.append(f"| {kind} | {what} | {seen} | {len(part)} | {hit} | {lost} | {mean:.0f} |")
+        rows.append(f"| {kind} | {len(part)} | {hit} | {lost} | {mean:.0f} |")
     return "\n".join(rows)
 
 

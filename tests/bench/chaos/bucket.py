@@ -1,12 +1,14 @@
 """The store in a bucket of a real S3 server, reached over a network that fails."""
 
 import os
+import re
 import select
 import shutil
 import socket
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,23 +21,31 @@ from tasks.common.locations import open_location
 from tests import s3_server
 from tests.bench.chaos import faults
 from tests.bench.chaos.events import Event
-from tests.bench.chaos.world import World
+from tests.bench.chaos.world import DONE, World
 
+KINDS = ("bucket", "short body")
+SHORTER = 9  # bytes of a short body that are missing
+LENGTH = re.compile(rb"(?<=\r\ncontent-length: )\d+", re.IGNORECASE)
 missing = s3_server.missing
 UNAVAILABLE = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
+@dataclass
 class Buckets:
     """One server for all workers, with a bucket."""
 
-    def __init__(self, folder: Path) -> None:
+    server: s3_server.S3Server
+    name: str
+
+    @classmethod
+    def start(cls, folder: Path) -> "Buckets":
         shutil.rmtree(folder, ignore_errors=True)  # of a harness that was killed
         folder.mkdir(parents=True)
-        self.server = s3_server.S3Server(folder)
-        os.environ.update(self.server.environment())
-        self.name = f"chaos-{uuid.uuid4().hex[:12]}"
-        files, path = open_location(f"s3://{self.name}")
+        buckets = cls(s3_server.S3Server(folder), f"chaos-{uuid.uuid4().hex[:12]}")
+        os.environ.update(buckets.server.environment())
+        files, path = open_location(f"s3://{buckets.name}")
         files.mkdir(path)
+        return buckets
 
     def stop(self) -> None:
         self.server.stop()
@@ -73,8 +83,9 @@ class Disturbed:
 
 @contextmanager
 def of(event: Event, place: World, buckets: Buckets | None) -> Iterator[Disturbed | None]:
-    """The bucket of an event that has one; the stage is told of it in params.yaml."""
-    if event.kind != "bucket" or buckets is None:
+    """The bucket of an event that has one; the stage is told of it in params.yaml. Before short
+    bodies all rows are there already: the stage reads them."""
+    if event.kind not in KINDS or buckets is None:
         yield None
         return
     location = f"s3://{buckets.name}/{event.seed}-{event.number}-{uuid.uuid4().hex[:6]}"
@@ -82,16 +93,26 @@ def of(event: Event, place: World, buckets: Buckets | None) -> Iterator[Disturbe
     values = yaml.safe_load(path.read_text())
     values["store"]["location"] = location
     path.write_text(yaml.safe_dump(values, sort_keys=False))
+    if event.kind == "short body":
+        files, root = open_location(location)
+        files.put(f"{place.folder}/snapshots/{DONE}/data/store/", root, recursive=True)
     yield Disturbed(place, buckets, location)
 
 
 @contextmanager
 def network(port: int, event: Event) -> Iterator[tuple[str, dict[str, int]]]:
-    """A way to the server at `port` on which a share of the requests fails, as `event.how` says."""
-    rng, counted = event.rng, {"requests": 0, "failed": 0}
+    """A way to the server at `port` on which a share of the requests fails, as `event.how` says; or
+    the first two reads of every shard, or all."""
+    rng, counted, read = event.rng, {"requests": 0, "failed": 0}, Counter[bytes]()
 
-    def fails() -> bool:
-        failed = rng.random() < 0.2 + event.at / 2
+    def fails(request: bytes) -> bool:
+        line = request.partition(b"\r\n")[0]
+        read[line] += 1
+        if event.kind == "bucket":
+            failed = rng.random() < 0.2 + event.at / 2
+        else:
+            is_shard = line.startswith(b"GET ") and b".parquet" in line
+            failed = is_shard and (read[line] <= 2 or event.how == "always")
         counted["requests"] += 1
         counted["failed"] += failed
         return failed
@@ -108,7 +129,7 @@ def network(port: int, event: Event) -> Iterator[tuple[str, dict[str, int]]]:
         listener.shutdown(socket.SHUT_RDWR)
 
 
-def carry(client: socket.socket, port: int, how: str, fails: Callable[[], bool]) -> None:
+def carry(client: socket.socket, port: int, how: str, fails: Callable[[bytes], bool]) -> None:
     """One connection: what the client sends after an answer, or first, is a request."""
     with suppress(OSError), client, socket.create_connection(("127.0.0.1", port)) as server:
         is_new, failed = True, False
@@ -119,7 +140,7 @@ def carry(client: socket.socket, port: int, how: str, fails: Callable[[], bool])
             if not data:
                 return
             if source is client and is_new:
-                failed = fails()
+                failed = fails(data)
                 if failed and how == "503":
                     client.sendall(UNAVAILABLE)
                 if failed and how in ("503", "refused"):
@@ -128,5 +149,17 @@ def carry(client: socket.socket, port: int, how: str, fails: Callable[[], bool])
             if source is server and failed and how == "cut":
                 client.sendall(data[: len(data) // 2])
                 return
+            if source is server and failed and how in ("twice", "always"):
+                data, failed = shortened(data, server), False
             is_new = source is server
             (server if source is client else client).sendall(data)
+
+
+def shortened(data: bytes, server: socket.socket) -> bytes:
+    """The whole of an answer that begins with `data`, with a shorter body."""
+    while not (found := LENGTH.search(data)) or b"\r\n\r\n" not in data:
+        data += server.recv(2**16)
+    length, head = int(found[0]), len(data.partition(b"\r\n\r\n")[0]) + 4
+    while len(data) < head + length:
+        data += server.recv(2**16)
+    return LENGTH.sub(b"%d" % (length - SHORTER), data[:head]) + data[head:-SHORTER]

@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import polars as pl
@@ -11,25 +11,28 @@ from tasks.common.artifacts import STORE
 from tasks.common.files import read_json
 from tasks.common.locations import open_location
 from tasks.store.admin import maintenance
-from tests.bench.chaos.events import Event
-from tests.bench.chaos.world import DONE, STAGES, World, differing, repro
+from tasks.store.folder import RolloutStore
+from tests.bench.chaos.events import WHOLE, Event
+from tests.bench.chaos.world import DONE, STAGES, World, differing, direct, repro
 
 KNOWN = {
     "dvc's files": "temporary files of killed dvc processes, which DVC does not read",
     "dvc's lock": "what a killed dvc left in .dvc/tmp/rwlock: the flow clears it, dvc may not",
     "dvc's errors": "a file that a killed dvc left half written: the docs say what to do, dvc not",
+    "late record": "what waited for room: the next stage sends it, and plain dvc has none to run",
     "dvc's words": "a full disk that dvc takes for a lock of another dvc, as the docs say",
 }
-"""What DVC leaves, and loses nothing: it is counted, and fails no run."""
+"""What the docs name as known, and loses nothing: it is counted, and fails no run."""
 
 MEASURES = ("report",)  # stages whose outputs hold the measured seconds of others
 KEY = ["prompt_digest", "sample_index"]
+ROLLOUT = ("step", "group", "prompt_id", "sample_index", "greedy")  # what names one in an output
 
 
 def following(world: World, event: Event) -> list[str]:
     """The stages that the event's command brings up to date."""
     names = world.stages
-    if event.kind == "flip":
+    if event.kind in WHOLE and event.kind != "hung server":
         return names
     return names[names.index(event.stage) :] if event.via == "flow" else [event.stage]
 
@@ -38,11 +41,14 @@ def failures(world: World, event: Event, store: str | None) -> Iterator[tuple[st
     """Every check that does not hold, with what was found."""
     yield from wrong_outputs(world, event)
     yield from wrong_rows(world, event, store)
-    yield from wrong_record(world, event)
-    yield from wrong_prefect(world)
     yield from left_files(world)
     if event.via != "direct":
         yield from not_finished(world, event)
+    if event.via == "dvc" and event.kind.startswith("full") and (names := pending(world)):
+        world.run(direct(event.stage, world.project), forked=True)
+        yield "late record", f"{names} waited for another stage"
+    yield from wrong_record(world, event)
+    yield from wrong_prefect(world)
     if left := [process.pid for process in world.processes()]:
         yield "processes", f"still running: {left}"
 
@@ -51,10 +57,23 @@ def wrong_outputs(world: World, event: Event) -> Iterator[tuple[str, str]]:
     """Outputs that are not, to the last bit, those of an undisturbed run."""
     ran, names = following(world, event), world.stages
     for stage in names[: names.index(ran[-1]) + 1]:
-        if stage in MEASURES and (event.via == "flow" or event.kind == "flip"):
+        if stage in MEASURES and (event.via == "flow" or event.kind in WHOLE):
             continue  # it holds the seconds of the training, and when stages ran
         if wrong := differing(world.project, world.facts["outputs"][stage]):
             yield "outputs", f"{stage}: {', '.join(wrong)}"
+            yield from changed_verdicts(world, wrong)
+
+
+def changed_verdicts(world: World, names: list[str]) -> Iterator[tuple[str, str]]:
+    """Outcomes of answers in these outputs that are not those of an undisturbed run."""
+    for name in (name for name in names if name.endswith("/rollouts.parquet")):
+        paths = (world.project / name, world.folder / "snapshots" / DONE / name)
+        with suppress(OSError, pl.exceptions.PolarsError):  # lost or damaged, which is found above
+            found, wanted = map(pl.read_parquet, paths)
+            key = [column for column in ROLLOUT if column in wanted.columns]
+            joined = found.join(wanted, on=key, suffix="_wanted")
+            if number := len(joined.filter(pl.col("outcome") != pl.col("outcome_wanted"))):
+                yield "verdicts", f"{number} outcomes in {name} differ"
 
 
 def wrong_rows(world: World, event: Event, location: str | None) -> Iterator[tuple[str, str]]:
@@ -67,6 +86,9 @@ def wrong_rows(world: World, event: Event, location: str | None) -> Iterator[tup
     found = rows(location or str(world.data / "store"))
     if twice := len(found) - found.select("folder", *KEY).n_unique():
         yield "store", f"{twice} rows are stored twice"
+    damaged = sum(store.num_damaged() for store in stores(location or str(world.data / "store")))
+    if damaged and event.kind != "flip":
+        yield "store", f"{damaged} shards are set aside"
     joined = found.join(wanted, on=["folder", *KEY], suffix="_wanted")
     if other := len(joined.filter(pl.col("token_ids") != pl.col("token_ids_wanted"))):
         yield "store", f"{other} rows are not what an undisturbed run samples"
@@ -75,11 +97,14 @@ def wrong_rows(world: World, event: Event, location: str | None) -> Iterator[tup
         yield "store", f"{lost} rows are lost"
 
 
+def stores(location: str) -> list[RolloutStore]:
+    return list(maintenance.folders(*open_location(location)))
+
+
 def rows(location: str) -> pl.DataFrame:
     """All rows of a store, with the folder that they are in."""
-    files, root = open_location(location)
     tables = []
-    for store in maintenance.folders(files, root):
+    for store in stores(location):
         folder = "/".join(store.folder.split("/")[-2:])
         for span in store.spans():
             part = store.load(span, [*KEY, "token_ids"])
@@ -116,9 +141,13 @@ def wrong_record(world: World, event: Event) -> Iterator[tuple[str, str]]:
         yield "mlflow", f"RUNNING: {[name for (name,) in running]}"
     if twice:
         yield "mlflow", f"recorded twice: {twice}"
-    pending = [path.name for path in (world.data / "tracking" / "pending").glob("*.jsonl")]
-    if pending:
-        yield "mlflow", f"never sent: {pending}"
+    if names := pending(world):
+        yield "mlflow", f"never sent: {names}"
+
+
+def pending(world: World) -> list[str]:
+    """The records of stages that MLflow has not yet."""
+    return [path.name for path in (world.data / "tracking" / "pending").glob("*.jsonl")]
 
 
 def wrong_prefect(world: World) -> Iterator[tuple[str, str]]:
@@ -159,7 +188,7 @@ def left_files(world: World) -> Iterator[tuple[str, str]]:
 
 def not_finished(world: World, event: Event) -> Iterator[tuple[str, str]]:
     """A second run must find nothing to do."""
-    if event.via == "flow" or event.kind == "flip":
+    if event.via == "flow" or event.kind in WHOLE:
         code, said = world.run(
             ["dvc", "status", "--json", *map(STAGES.__getitem__, world.stages)], forked=True
         )

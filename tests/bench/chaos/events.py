@@ -5,65 +5,41 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tests.bench.chaos.world import FLOW, STAGES, World, direct, repro
+from tests.flows.project import ROOT
 
-KINDS = {  # how often, in parts
-    "kill": 52,
-    "kill at a time": 14,
-    "interrupt": 4,
-    "container": 6,
-    "full disk": 12,
-    "full file system": 4,
-    "flip": 5,
-    "gc": 4,
-    "beside": 4,
-    "bucket": 5,
+KINDS = {  # how often, in parts; docs/guide/durability.md has what the user sees
+    "kill": 52,  # of one process or all, at an operation on a file, up to three times in a row
+    "kill at a time": 14,  # imports included
+    "interrupt": 4,  # SIGINT or SIGTERM
+    "container": 6,  # dvc is killed below a process that adopts what it leaves
+    "full disk": 12,  # from an operation on a file on
+    "full file system": 4,  # of the data root: less room than is needed
+    "flip": 5,  # of a bit of an output, or in DVC's cache
+    "gc": 4,  # while a stage reads and writes the store
+    "beside": 4,  # a flow: a second one, or dvc
+    "bucket": 5,  # behind a network that cuts, delays, refuses or answers 503
+    "short body": 4,  # a proxy cuts what is read of a bucket at one place, twice or always
+    "grader killed": 8,  # or the process that starts them, up to twice in a row
+    "grader paused": 5,  # all, for longer than an answer may take
+    "machine paused": 6,  # all processes, as long
+    "hostile request": 4,  # of a foreign page; or a run that sets what it may not
+    "damaged lock": 6,  # dvc.lock is cut, has the markers of a merge, or turned bits
+    "hung server": 4,  # of 64 stub servers one, while it answers
 }
-WORDS = {  # of each kind what happens, and what the user sees and does
-    "kill": (
-        "SIGKILL of the flow, dvc, a stage, one of its processes, or all, at an operation on a "
-        "file, up to three times in a row",
-        "the run ends; the same command goes on",
-    ),
-    "kill at a time": (
-        "the same after a number of seconds, imports included",
-        "the run ends; the same command goes on",
-    ),
-    "interrupt": (
-        "SIGINT or SIGTERM at an operation on a file",
-        "the stage saves and says so; the same command goes on",
-    ),
-    "container": (
-        "dvc is killed below a process that adopts what it leaves, as a container's first does",
-        "the stage ends too; the same command goes on",
-    ),
-    "full disk": (
-        "from an operation on a file on there is no room",
-        "the run fails and names the full disk; the same command goes on when there is room",
-    ),
-    "full file system": (
-        "the data root is on a file system with less room than is needed",
-        "as above",
-    ),
-    "flip": (
-        "a bit of a file in the data root or in DVC's cache is turned between two runs",
-        "the stage that made the file runs again, or DVC restores it",
-    ),
-    "gc": (
-        "the store is compacted while a stage reads and writes it",
-        "nothing",
-    ),
-    "beside": (
-        "a second flow, or `dvc repro`, while a flow runs",
-        "one of them waits, or says who holds the lock; the same command goes on",
-    ),
-    "bucket": (
-        "the store is in a bucket behind a network that cuts, delays, refuses or answers 503",
-        "the stage tries again, or fails and says so; the same command goes on",
-    ),
-}
+WHOLE = ("flip", "damaged lock", "hung server")  # begin in a finished world
 SAMPLING = ("profile", "baseline", "evaluate")
+GRADING = (*SAMPLING, "train")
 LATE = ("train", "evaluate", "report")  # what a whole flow starts from: the others take long
-NETWORKS = ("cut", "slow", "503", "refused")
+HOWS = {
+    "interrupt": ("SIGINT", "SIGTERM"),
+    "container": ("bwrap", "subreaper"),
+    "bucket": ("cut", "slow", "503", "refused"),
+    "short body": ("twice", "always"),
+    "beside": ("flow", "dvc"),
+    "grader killed": ("grader", "grader", "starter"),
+    "hostile request": ("page", "page", "run"),
+    "damaged lock": ("cut", "markers", "bits"),
+}
 OFTEN = {"code": 1, "ingest": 1, "policy": 2, "profile": 5, "train": 5}  # the others: 3 parts
 VIAS = ("direct", "dvc", "flow")
 
@@ -89,9 +65,13 @@ class Event:
 
     def command(self, world: World) -> list[str]:
         """What is run, and run again."""
+        if self.kind == "hung server":
+            names = [str(self.seed), str(self.number)]
+            module = ["python", "-m", "tests.bench.chaos.crowd"]
+            return ["env", f"PYTHONPATH={ROOT}", *module, *names]
         if self.via == "flow":
             return FLOW
-        if self.kind == "flip":
+        if self.kind in WHOLE:
             return ["dvc", "repro", STAGES[world.stages[-1]]]
         return repro(self.stage) if self.via == "dvc" else direct(self.stage, world.project)
 
@@ -106,25 +86,25 @@ def draw(seed: int, number: int, kinds: list[str]) -> Event:
     rng = random.Random(f"{seed}/{number}")
     kind = rng.choices(kinds, [KINDS[kind] for kind in kinds])[0]
     via = rng.choices(VIAS, [35, 50, 15])[0]
-    if kind in ("container", "full file system", "flip"):
+    if kind in ("container", "full file system", "flip", "damaged lock"):
         via = "dvc" if rng.random() < 0.7 or kind == "container" else "flow"
-    if kind in ("gc", "bucket"):
+    if kind in ("gc", "bucket", "short body", "grader killed", "grader paused"):
         via = "direct" if rng.random() < 0.5 else "dvc"
-    if kind == "beside":
+    if kind in ("beside", "hostile request"):
         via = "flow"
-    names = LATE if via == "flow" else SAMPLING if kind in ("gc", "bucket") else tuple(STAGES)
+    if kind == "hung server":
+        via = "direct"
+    names = LATE if via == "flow" else tuple(STAGES)
+    if kind in ("gc", "bucket", "short body"):
+        names = SAMPLING
+    if kind in ("grader killed", "grader paused"):
+        names = GRADING
     levels = {
         "direct": ("stage", "self", "worker", "all"),
         "dvc": ("dvc", "stage", "self", "worker", "all"),
         "flow": ("flow", "dvc", "stage", "self", "worker", "all"),
     }[via]
     level = rng.choice(levels)
-    hows = {
-        "interrupt": ("SIGINT", "SIGTERM"),
-        "container": ("bwrap", "subreaper"),
-        "bucket": NETWORKS,
-        "beside": ("flow", "dvc"),
-    }
     return Event(
         number=number,
         seed=seed,
@@ -135,5 +115,5 @@ def draw(seed: int, number: int, kinds: list[str]) -> Event:
         level={"container": "dvc", "interrupt": via.replace("direct", "stage")}.get(kind, level),
         at=rng.random(),
         record=rng.random() < 0.25,
-        how=rng.choice(hows[kind]) if kind in hows else "",
+        how=rng.choice(HOWS.get(kind, ("",))),
     )

@@ -23,14 +23,9 @@ ADOPTING = (
     "subprocess.run(sys.argv[1:]); time.sleep(600)"
 )
 TIMES = {"kill": (1, 1, 1, 1, 2, 3), "interrupt": (1,)}  # one after the other
+STEP = 3  # operations
+PAUSE_SECONDS = 6.0  # longer than an answer may take on the clock (`verify`, in `making`)
 BWRAP = ("bwrap", "--dev-bind", "/", "/", "--proc", "/proc", "--unshare-pid")
-
-
-def happen(world: World, event: Event) -> dict[str, object]:
-    """Run the event's command and disturb it; what was done, and what came of it."""
-    done = ACTIONS[event.kind](world, event)
-    world.plan.go_on()
-    return done
 
 
 def operation_of(world: World, event: Event) -> int:
@@ -307,6 +302,74 @@ def beside(world: World, event: Event) -> dict[str, object]:
     return {**done, "status": finish(process, world), "orphans": wait_gone(world, set())}
 
 
+def graders(world: World, how: str = "") -> list[psutil.Process]:
+    """The processes that grade, and the one that starts them; or one of either."""
+    found = [p for p in world.processes() if "-m tasks.grading.worker" in line_of(p)]
+    pids = {p.pid for p in found}
+    return [p for p in found if not how or (p.ppid() in pids) == (how == "grader")]
+
+
+def stop(
+    world: World, event: Event, look: Callable[[], list[psutil.Process]]
+) -> tuple["subprocess.Popen[bytes]", list[psutil.Process]]:
+    """Begin the command, and stop what `look` finds at an operation on a file. The rest can go on:
+    a grader that is stopped gets answers to grade. Graders live for a few operations of a stage but
+    the training, so these are gone through."""
+    is_brief = event.kind != "machine paused" and event.stage != "train"
+    passed = event.rng.randrange(3) if is_brief else 0
+    world.plan.set(STOP, 1 if is_brief else operation_of(world, event), False)
+    process = begin(world, event)
+    while wait(process, lambda: world.plan.reached, worlds.SECONDS):
+        if look():
+            passed -= 1
+        if passed < 0:
+            break
+        world.plan.step(STEP)
+    return process, stop_all(process, look)
+
+
+def stop_all(
+    process: "subprocess.Popen[bytes]", look: Callable[[], list[psutil.Process]]
+) -> list[psutil.Process]:
+    wait(process, lambda: bool(look()), worlds.SECONDS)
+    stopped: list[psutil.Process] = []
+    while new := [p for p in look() if p not in stopped]:  # one may have been started meanwhile
+        strike(new, signal.SIGSTOP)
+        stopped += new
+    return stopped
+
+
+def kill_grader(world: World, event: Event) -> dict[str, object]:
+    """Kill graders that have been stopped for a moment, so that most have answers to grade."""
+    rng, hit = event.rng, 0
+    process, found = stop(world, event, lambda: graders(world, event.how))
+    for turn in range(rng.choice((1, 1, 2))):
+        if turn:
+            found = stop_all(process, lambda: graders(world, event.how))
+        world.plan.go_on()
+        time.sleep(rng.random())
+        strike(found, signal.SIGKILL)
+        hit += len(found)
+    done = {"hit": hit > 0, "what": f"{hit} killed", "status": finish(process, world)}
+    return {**done, "orphans": wait_gone(world, set())}
+
+
+def pause(world: World, event: Event) -> dict[str, object]:
+    """Stop the graders, or everything, for longer than an answer may take."""
+    is_all = event.kind == "machine paused"
+    process, found = stop(world, event, world.processes if is_all else lambda: graders(world))
+    world.plan.go_on()
+    time.sleep(PAUSE_SECONDS)
+    strike(found, signal.SIGCONT)
+    done = {"hit": bool(found), "what": f"{len(found)} stopped", "status": finish(process, world)}
+    return {**done, "orphans": wait_gone(world, set())}
+
+
+def nothing(world: World, event: Event) -> dict[str, object]:
+    """The command brings its own fault."""
+    return {"hit": True, "status": 0}
+
+
 ACTIONS: dict[str, Callable[[World, Event], dict[str, object]]] = {
     "kill": kill,
     "kill at a time": kill_at_a_time,
@@ -317,4 +380,8 @@ ACTIONS: dict[str, Callable[[World, Event], dict[str, object]]] = {
     "flip": flip,
     "gc": gc,
     "beside": beside,
+    "grader killed": kill_grader,
+    "grader paused": pause,
+    "machine paused": pause,
+    "hung server": nothing,
 }

@@ -27,12 +27,13 @@ from tests.bench.chaos.world import (
 )
 from tests.flows.project import COPIED
 from tests.flows.project import ROOT as PROJECT
+from tests.parameters import every_value
 from tests.stages import give_record
 
 
 def parameters() -> dict[str, Any]:
     """params.yaml with the smallest sizes at which every stage still has something to do."""
-    values: dict[str, Any] = yaml.safe_load((PROJECT / "params.yaml").read_text())
+    values = every_value()
     values["experiment"] = {"recipes": ["grpo"], "seeds": [0]}
     sums = {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1}
     values["ingest"]["splits"] = {"train": 48, "validation": 8, "test": 16}
@@ -51,14 +52,14 @@ def parameters() -> dict[str, Any]:
     values["sampling"]["max_tokens"] = 16
     values["engine"] |= {"name": "hf", "device": "cpu", "max_rows": 64}
     values["store"]["batch_rollouts"] = 64
-    values["verify"]["processes"] = 1
+    values["verify"] |= {"processes": 1, "seconds": 2.0, "clock_factor": 2.0}
     values["gates"]["min_solved_rate"] = 0.0
     values["allocate"]["passes"] = 2
     values["checkpoint"]["every_seconds"] = 0.0  # a checkpoint a step
     values["evaluate"] |= {"num_samples": 4, "pass_at": [1, 4], "num_bootstrap": 50}
     values["report"]["num_bootstrap"] = 50
     values["train"]["validation"] = {"num_samples": 1, "every_share": 0.25}
-    return {**values, "recipes": {"grpo": values["recipes"]["grpo"]}}
+    return {name: value for name, value in values.items() if name != "recipes"}
 
 
 def make_world(
@@ -152,7 +153,7 @@ def make_project(root: Path) -> None:
     for name in COPIED:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(PROJECT / name, root / name)
-    for name in ("flows", "tasks"):
+    for name in ("flows", "recipes", "tasks"):
         shutil.copytree(PROJECT / name, root / name)
     (root / "params.yaml").write_text(yaml.safe_dump(parameters(), sort_keys=False))
     for command in (

@@ -93,7 +93,7 @@ static int happens(const char *name, const char *path, int needs_room) {
         plan->pid = getpid();
         snprintf(plan->what, sizeof plan->what, "%s %s", name, path + strlen(plan->root) + 1);
         plan->reached = 1;
-        while (action == STOP && !plan->go_on) usleep(2000);
+        while (action == STOP && !plan->go_on && number == plan->at) usleep(2000);
     }
     errno = before;
     if (action == FULL && number >= plan->at && needs_room) {

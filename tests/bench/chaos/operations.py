@@ -57,6 +57,11 @@ class Plan:
         self._write(AT, at)
         self._write(ACTION, action)
 
+    def step(self, operations: int) -> None:
+        """Let the stopped thread go on, and stop the one that is so many operations later."""
+        self._write(REACHED, 0)
+        self._write(AT, self._read(SEEN) + operations)
+
     def go_on(self) -> None:
         """Let the stopped thread go on, and nothing more happen."""
         self._write(ACTION, COUNT)

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import yaml
 
+from tasks.common.params import coordinates
 from tests.bench.chaos.operations import Plan
 
 STAGES = {
@@ -155,12 +156,21 @@ class World:
         for part in KEPT:
             remove(self.project / part)
         copy(self.folder / "snapshots" / name, self.project)
+        if (self.project / "dvc.lock").exists():
+            self.commit_lock()
         for part, source in (("home", self.folder / "snapshots" / "home"), ("tmp", None)):
             remove(self.folder / part)
             if source:
                 shutil.copytree(source, self.folder / part, symlinks=True)
             else:
                 (self.folder / part).mkdir()
+
+    def commit_lock(self) -> None:
+        """What a user does after a run: dvc.lock as it is now can be taken back."""
+        remove(self.project / ".git" / "index.lock")  # of a git that was killed
+        subprocess.run(["git", "add", "dvc.lock"], cwd=self.project, check=True)
+        line = ["git", "commit", "--quiet", "--allow-empty", "--message", "run"]
+        subprocess.run(line, cwd=self.project, check=True)
 
     def serve_forks(self) -> None:
         """The process that the stages are forked from, as a flow has one."""
@@ -206,11 +216,11 @@ def repro(stage: str) -> list[str]:
 
 
 def direct(stage: str, project: Path) -> list[str]:
-    """The stage's own command, as dvc.yaml has it."""
+    """The stage's own command, as dvc.yaml has it; a cell's is given what DVC_STAGE names."""
     text = yaml.safe_load((project / "dvc.yaml").read_text())["stages"][stage]["cmd"]
-    for item, value in (("recipe", "grpo"), ("seed", "0")):
-        text = text.replace(f"${{item.{item}}}", value)
-    return list(text.removeprefix("exec ").split())
+    _, recipe, seed = coordinates(STAGES[stage])
+    cell = ["--recipe", recipe, "--seed", str(seed)] if recipe else []
+    return [*text.removeprefix("exec ").split(), *cell]
 
 
 FLOW = ["python", "-m", "flows.pipeline"]
