@@ -131,8 +131,13 @@ def code_reasons(
     now, settings = code[cell]
     path = root.layout.code(name, recipe).relative_to(commands.ROOT).as_posix()
     locked = {dep["path"]: dep.get("md5", "") for dep in entry.get("deps", [])}
-    ran_with = entry.get("params", {}).get(path.replace(".json", ".params.yaml"), {})
-    found = reasons.explain_params(ran_with, settings, list({**ran_with, **settings}))
+    file = path.replace(".json", ".params.yaml")
+    ran_with = entry.get("params", {}).get(file)
+    found = (
+        [f"{file} is new here"]
+        if ran_with is None
+        else reasons.explain_params(ran_with, settings, list({**ran_with, **settings}))
+    )
     if path in locked and md5(now) != locked[path]:
         found += reasons.explain_digests(path, locked[path], now, commands.ROOT)
     return found

@@ -63,6 +63,8 @@ def explain_deps(
             )
         elif how == "deleted":
             phrases.append(f"input missing: {path}")
+        elif how == "new":
+            phrases.append(f"{path} is new here")
         elif path.startswith(code):
             phrases += explain_code(path, before.get(path, ""), root)
         elif now.get(path, before.get(path)) != before.get(path):

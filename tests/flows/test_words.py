@@ -72,6 +72,10 @@ NEEDS: dict[str, set[str]] = {
         ),
         ({"changed deps": {"data/runs": "modified"}}, ["data/runs changed"]),
         (
+            {"changed deps": {"data/code/profile.params.yaml": "new"}},
+            ["data/code/profile.params.yaml is new here"],
+        ),
+        (
             {"changed outs": {"data/x": "deleted", "data/y": "not in cache"}},
             ["output missing: data/x and 1 more"],
         ),
