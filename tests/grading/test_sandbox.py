@@ -305,7 +305,7 @@ def test_limits_stop_a_program(name: str) -> None:
     verdict = graded(program, gold, seconds=seconds, memory_mb=512)
     assert (verdict.outcome, verdict.partial) == ("wrong", 0.0)
     assert said in verdict.answer
-    assert time.monotonic() - started < 40
+    assert time.monotonic() - started < PATIENCE
 
 
 @pytest.mark.slow
@@ -335,7 +335,7 @@ def test_a_fork_bomb_is_limited_and_dies(ends: bool) -> None:
     counter = threading.Thread(target=count)
     counter.start()
     try:
-        verdict = graded(bomb, SUM, seconds=1.0)
+        verdict = graded(bomb, SUM, seconds=5.0)
     finally:
         done.set()
         counter.join()
