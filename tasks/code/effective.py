@@ -92,11 +92,12 @@ def train_of(train: Values) -> dict[str, Any]:
 
 
 def attempt(problems: Problems, values: Values, name: str) -> recipes.Recipe | None:
-    """Return the recipe after checking it; None where it has problems, of which those that all
-    recipes share have been added."""
+    """Return the recipe with all settings of its methods, after checking it; None where it has
+    problems, of which those that all recipes share have been added."""
     try:
-        cell_of(values, name)
-        return recipes.resolved(values, name)
+        train, own = cell_of(values, name)["train"], recipes.resolved(values, name)
+        slots = {slot: train[slot] for slot in SLOTS if slot in own["train"]}
+        return {**own, "train": {**own["train"], **slots}}
     except ParamsError as error:
         shared = problems.messages
         for message in error.problems:
