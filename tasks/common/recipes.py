@@ -68,13 +68,13 @@ def resolved(values: Mapping[str, Any], name: str, above: tuple[str, ...] = ()) 
     if name not in names(values):
         by = f"recipes.{above[-1]}.from: " if above else ""
         raise ParamsError(unknown(f"{by}recipe '{name}' is unknown; there is", name, names(values)))
-    written = own_recipes(values).get(name)
-    found = params.load(FOLDER / f"{name}.yaml") if written is None else written
+    own = own_recipes(values)
+    found = own[name] if name in own else params.load(FOLDER / f"{name}.yaml")
     check(found, where)
-    own = {key: found.get(key) or {} for key in ("allocate", "train")}
+    changes = {key: found.get(key) or {} for key in ("allocate", "train")}
     if "from" not in found:
-        return own
-    return merged(resolved(values, found["from"], (*above, name)), own)
+        return changes
+    return merged(resolved(values, found["from"], (*above, name)), changes)
 
 
 def check(found: Any, where: str) -> None:

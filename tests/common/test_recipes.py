@@ -49,6 +49,7 @@ def test_a_recipe_of_the_parameters_takes_precedence_and_may_be_made_from_a_file
         ({"from": "sgop"}, "recipes.r.from: recipe 'sgop' is unknown; .* did you mean sgpo?"),
         ({"from": "r"}, "recipes.r is made from itself: r from r"),
         (3, "recipes.r must be a mapping with allocate and train"),
+        (None, "recipes.r must be a mapping with allocate and train; it is None"),
     ],
 )
 def test_what_is_no_recipe_is_refused(recipe: Any, message: str) -> None:
