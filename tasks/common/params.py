@@ -68,7 +68,7 @@ def load(path: Path) -> dict[str, Any]:
     """Return the whole file as a dictionary. Raises ParamsError when it is missing or is not a
     mapping."""
     try:
-        params = yaml.load(path.read_text(), Loader)  # nosec B506  # a SafeLoader
+        params = parsed(path.read_text())
     except FileNotFoundError as error:
         raise ParamsError(
             f"{path} does not exist: name the parameters with --params FILE"
@@ -87,6 +87,11 @@ def load(path: Path) -> dict[str, Any]:
     check_finite(params, path.name)
     check_cells(params, path.name)
     return params
+
+
+def parsed(text: str) -> Any:
+    """Return what a YAML text stands for."""
+    return yaml.load(text, Loader)  # nosec B506  # a SafeLoader
 
 
 class Loader(yaml.SafeLoader):

@@ -143,6 +143,23 @@ def test_a_shortened_file_has_the_same_values_and_keeps_its_comments() -> None:
         minimal(text + "\nsamplin: {}\n")
 
 
+@pytest.mark.parametrize("word", ["no", "off", "1:30", "1e-4"])
+def test_a_shortened_file_reads_words_as_the_stages_do(word: str) -> None:
+    value = params.parsed(word)
+    key = {bool: "engine: {sleep", int: "sampling: {max_tokens", float: "train: {learning_rate"}
+    text = yaml.safe_dump({name: WRITTEN[name] for name in ("experiment", "ingest", "policy")})
+    text = f"{key[type(value)]}: {word}}}\n{text}"
+    assert f": {word}}}" in minimal(text)
+    assert complete(params.parsed(minimal(text))) == complete(params.parsed(text))
+
+
+def test_a_mistake_that_recipes_share_is_one_problem() -> None:
+    with pytest.raises(ParamsError) as raised:
+        complete({**WRITTEN, "sampling": {"temperature": 0.0}})
+    [message] = raised.value.problems
+    assert message.startswith("recipe grpo, grpo_mixed, sgpo, winnow: training needs sampling.temp")
+
+
 def test_the_schema_for_editors_is_current() -> None:
     assert json.loads((ROOT / "docs" / "params.schema.json").read_text()) == schema(), (
         "run: winnow params --schema > docs/params.schema.json"
