@@ -87,7 +87,7 @@ class Lora:
 @settings
 class TrainSettings:
     """The section `train`. The last six are slots: a mapping with `method`, a file of the slot's
-    folder in tasks/train/methods, and that method's settings."""
+    folder in tasks/train/methods (without it the default's), and that method's settings."""
 
     batch: BatchSettings = BatchSettings()  # of a step
     updates: Updates = Updates()  # of a batch
@@ -206,6 +206,12 @@ class TrainSettings:
         if self.lora is not None:
             found["train.lora.base_bits"] = self.lora.base_bits
         return found
+
+
+def with_method(slot: str, spec: Any) -> Any:
+    """A slot's mapping; one without `method` is about that of the default."""
+    is_open = isinstance(spec, dict) and "method" not in spec
+    return {**getattr(TrainSettings(), slot), **spec} if is_open else spec
 
 
 @settings

@@ -160,6 +160,21 @@ def test_a_mistake_that_recipes_share_is_one_problem() -> None:
     assert message.startswith("recipe grpo, grpo_mixed, sgpo, winnow: training needs sampling.temp")
 
 
+def test_a_slot_without_a_method_changes_the_usual_one() -> None:
+    own = {"mine": {"from": "grpo", "train": {"loss": {"clip_high": 0.4}}}}
+    experiment = {"recipes": ["grpo", "mine"], "seeds": [0]}
+    changed = {"loss": {"clip_low": 0.1}, "select": {}}
+    whole = complete({**WRITTEN, "experiment": experiment, "train": changed, "recipes": own})
+    cells = of_cells(whole)
+    usual = {"method": "clip", "ratio": "token", "normalize": "token"}
+    for recipe, clip_high in (("grpo", 0.28), ("mine", 0.4)):
+        loss = {**usual, "clip_low": 0.1, "clip_high": clip_high}
+        assert cells[f"{recipe}/train"]["train"]["loss"] == loss
+        assert cells[f"{recipe}/train"]["train"]["select"] == {"method": "all"}
+    with pytest.raises(ParamsError, match="train.loss.clip_lo is unknown; .* mean clip_low"):
+        complete({**WRITTEN, "train": {"loss": {"clip_lo": 0.1}}})
+
+
 def test_the_schema_for_editors_is_current() -> None:
     assert json.loads((ROOT / "docs" / "params.schema.json").read_text()) == schema(), (
         "run: winnow params --schema > docs/params.schema.json"
