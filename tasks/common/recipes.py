@@ -53,6 +53,17 @@ def recipe(values: Mapping[str, Any], name: str) -> Recipe:
     return {**found, "train": {**base, **changes}}
 
 
+def of_cell(values: Mapping[str, Any], name: str, folder: Path) -> Recipe:
+    """The recipe with all that it runs with, as the stage `code` left it in `folder`; without that
+    as `recipe`."""
+    found = recipe(values, name)
+    for key in ("allocate", "train"):
+        path = folder / name / f"{key}.params.yaml"
+        if path.exists():
+            found[key] = params.load(path)[key]
+    return found
+
+
 def over(base: Any, value: Any) -> Any:
     """A key of the section `train` as a recipe changes it: a slot is replaced, other mappings are
     merged."""
