@@ -8,7 +8,7 @@ import pytest
 
 from flows.experiment import set_recipes
 from flows.recipes import run, what
-from tasks.common import params
+from tasks.common import params, recipes
 from tasks.common.params import ParamsError
 from tests.flows.project import ROOT
 
@@ -30,9 +30,9 @@ def test_only_the_recipes_change(path: Path) -> None:
 
 
 def test_all_are_all(path: Path) -> None:
-    assert set_recipes(path, "all") == list(params.load(path)["recipes"])
+    assert set_recipes(path, "all") == recipes.names(params.load(path))
     once = path.read_text()
-    assert set_recipes(path, "all") == list(params.load(path)["recipes"])
+    assert set_recipes(path, "all") == recipes.names(params.load(path))
     assert path.read_text() == once
 
 
