@@ -66,7 +66,7 @@ SECTIONS: dict[str, type] = {
 
 GRADING = ("seconds", "memory_gb", "verifiers")  # keys of `verify` that can change a verdict
 SAMPLER = ("name", "dtype")  # keys of `engine` that can change a rollout of training
-FORECAST = ("updates", *SLOTS)  # keys of `train` that a plan's forecast reads
+FORECAST = ("updates", "select", "replay")  # keys of `train` that a plan's forecast reads
 
 
 def complete(values: Values) -> dict[str, Any]:
@@ -135,8 +135,7 @@ def of_cells(whole: Values) -> dict[str, Values]:
     sampled = {"sampling": whole["sampling"], **grading}
     measured = {"evaluate": whole["evaluate"], **sampled}
     policy = dict(whole["policy"])
-    if policy["source"] != "tiny":
-        del policy["tiny"]
+    del policy["trust_remote_code" if policy["source"] == "tiny" else "tiny"]
     found: dict[str, Values] = {
         "ingest": {"ingest": whole["ingest"], **grading},
         "policy": {"policy": policy},
@@ -151,7 +150,11 @@ def of_cells(whole: Values) -> dict[str, Values]:
             "allocate": {**whole["allocate"], **chosen["allocate"]},
             "gates": whole["gates"],
             "sampling": whole["sampling"],
-            "train": {key: train[key] for key in FORECAST},
+            "train": {
+                # which of them read the profile's samples
+                **{slot: {"method": train[slot]["method"]} for slot in SLOTS},
+                **{key: train[key] for key in FORECAST},
+            },
         }
         engine = {key: whole["engine"][key] for key in SAMPLER}
         found[f"{name}/train"] = {"train": train, "engine": engine, **sampled}
