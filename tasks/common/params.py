@@ -356,10 +356,15 @@ def meant(value: object, known: Iterable[object]) -> str | None:
     return close[0] if close else None
 
 
-def at_least(least: int, **values: int) -> None:
+def at_least(least: float, **values: float) -> None:
     """Raise ParamsError naming the values that are below `least`; `__` in a name stands for a
     dot."""
     in_range({name: value for name, value in values.items() if value < least}, f"at least {least}")
+
+
+def above_zero(**values: float) -> None:
+    """Raise ParamsError naming the values that are not above 0; `__` in a name stands for a dot."""
+    in_range({name: value for name, value in values.items() if not value > 0}, "above 0")
 
 
 def share(**values: float) -> None:

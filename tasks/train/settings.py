@@ -5,7 +5,7 @@ import importlib.util
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tasks.common.params import ParamsError, at_least, settings
+from tasks.common.params import ParamsError, above_zero, at_least, settings, share
 from tasks.engines.settings import EngineSettings, Sampling
 from tasks.grading.settings import Verify
 
@@ -53,6 +53,9 @@ class Correction:
     level: Literal["token", "sequence"] = "token"  # of the weights
     cap: float = 2.0  # of a weight
     mode: Literal["truncate", "mask"] = "truncate"  # what becomes of a weight above the cap
+
+    def __post_init__(self) -> None:
+        above_zero(train__correction__cap=self.cap)
 
 
 @settings
@@ -120,9 +123,28 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         at_least(0, train__max_staleness=self.max_staleness)
+        self.check_optimizer()
         self.check_branches()
         self.check_provision()
         self.check_in_flight()
+
+    def check_optimizer(self) -> None:
+        """Raise ParamsError for numbers with which no optimizer steps."""
+        if self.max_steps is not None:
+            at_least(1, train__max_steps=self.max_steps)
+        at_least(
+            0,
+            train__learning_rate=self.learning_rate,
+            train__warmup_steps=self.warmup_steps,
+            train__weight_decay=self.weight_decay,
+            train__kl_coefficient=self.kl_coefficient,
+        )
+        above_zero(train__max_grad_norm=self.max_grad_norm)
+        share(train__final_learning_rate_fraction=self.final_learning_rate_fraction)
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ParamsError(
+                f"train.betas is {self.betas}; they are AdamW's two: from 0 on and below 1"
+            )
 
     def check_branches(self) -> None:
         """Raise ParamsError for branches and a decay that cannot be."""
@@ -228,7 +250,12 @@ class LearnerSettings:
     collective_timeout_seconds: int = 1800  # after which a silent rank is taken to be lost
 
     def __post_init__(self) -> None:
-        at_least(1, learner__collective_timeout_seconds=self.collective_timeout_seconds)
+        at_least(
+            1,
+            learner__max_tokens_per_micro_batch=self.max_tokens_per_micro_batch,
+            learner__tokens_per_logprob_chunk=self.tokens_per_logprob_chunk,
+            learner__collective_timeout_seconds=self.collective_timeout_seconds,
+        )
 
 
 @settings

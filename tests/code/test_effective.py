@@ -202,3 +202,27 @@ def test_the_projects_file_is_short() -> None:
     lines = (ROOT / "params.yaml").read_text().splitlines()
     assert len(lines) <= 110
     assert max(map(len, lines[1:])) <= 115
+
+
+@pytest.mark.parametrize(
+    ("section", "keys", "message"),
+    [
+        ("train", {"learning_rate": -1e-4}, "train.learning_rate is -0.0001; it must be at least"),
+        ("train", {"max_steps": 0}, "train.max_steps is 0; it must be at least 1"),
+        ("train", {"betas": [0.9]}, r"train.betas is \[0.9\]; they are AdamW's two"),
+        ("train", {"betas": [0.9, 1.0]}, "from 0 on and below 1"),
+        ("train", {"correction": {"cap": 0.0}}, "train.correction.cap is 0.0; it must be above 0"),
+        ("learner", {"max_tokens_per_micro_batch": 0}, "max_tokens_per_micro_batch is 0; it must"),
+        ("verify", {"seconds": 0.0}, "verify.seconds is 0.0; it must be above 0"),
+        ("evaluate", {"pass_at": [0, 1]}, "evaluate.pass_at is 0; it must be at least 1"),
+        ("report", {"num_bootstrap": 0}, "report.num_bootstrap is 0; it must be at least 1"),
+        ("sampling", {"top_k": -1}, "sampling.top_k is -1; it must be at least 0"),
+        ("sampling", {"top_p": 1.5}, "sampling.top_p is 1.5; it must be from 0 to 1"),
+        ("allocate", {"seed": -1}, "allocate.seed is -1; it must be at least 0"),
+    ],
+)
+def test_numbers_that_would_fail_late_are_refused_at_once(
+    section: str, keys: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ParamsError, match=message):
+        complete({**WRITTEN, section: keys})
