@@ -2,6 +2,8 @@
 
 import argparse
 import importlib
+from collections.abc import Mapping
+from typing import Any
 
 from flows import roots
 from flows.params import table
@@ -17,13 +19,16 @@ def run(options: argparse.Namespace) -> int:
     """Print the recipes, or one with everything that it is allocated and trained with."""
     values = params.load(roots.existing(options.data).params)
     if options.name:
-        print(recipes.describe(options.name) or "of params.yaml")
         rows = importlib.import_module("tasks.code.origins").recipe_rows(values, options.name)
-        print(table(rows))
+        print(what(values, options.name), table(rows), sep="\n")
         return 0
     names = recipes.names(values)
-    own, width = recipes.own_recipes(values), max(len(name) for name in names)
+    width = max(len(name) for name in names)
     for name in names:
-        what = "of params.yaml" if name in own else recipes.describe(name)
-        print(f"{name:{width}}  {what}")
+        print(f"{name:{width}}  {what(values, name)}")
     return 0
+
+
+def what(values: Mapping[str, Any], name: str) -> str:
+    """A recipe in a line."""
+    return "of params.yaml" if name in recipes.own_recipes(values) else recipes.describe(name)

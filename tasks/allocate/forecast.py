@@ -41,6 +41,7 @@ def forecast(
     """Return what the plan is expected to cost and yield, beside a uniform plan with its largest
     group size. `train` is the recipe's section, as params.yaml has it."""
     profiled = compared.profile.select(profiled_tokens().sum()).item()
+    train = {**train, **{slot: completed(slot, train[slot]) for slot in ("select", "replay")}}
 
     def expected(visits: Visits, profiled: int) -> dict[str, Any]:
         return expect(visits, compared, architecture, profiled, train)
@@ -54,6 +55,11 @@ def forecast(
             "group_size": int(compared.uniform.sizes[0]),
         },
     }
+
+
+def completed(slot: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A slot's mapping with the defaults of its method, whose file is not imported."""
+    return {**registry.defaults(METHODS / slot / f"{spec['method']}.py"), **spec}
 
 
 def profiled_tokens() -> pl.Expr:

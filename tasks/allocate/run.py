@@ -19,7 +19,7 @@ from tasks.common.files import digest_file
 from tasks.common.ledger import Architecture
 from tasks.common.sealed import read_sealed, write_sealed
 from tasks.engines.settings import Sampling
-from tasks.train.settings import TrainSettings
+from tasks.train.settings import SLOTS, TrainSettings, with_method
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +32,7 @@ def main(run: stage.Stage) -> None:
     layout = run.layout
     chosen = recipes.recipe(run.params, recipe)
     train = asdict(params.parse(chosen["train"], TrainSettings, "train"))
+    train |= {slot: with_method(slot, train[slot]) for slot in SLOTS}
     spec, readers = chosen["allocate"], reading_slots(train)
     strategy, allocate = load_strategy(spec)
     # in one chunk, from which rows are taken ten times as fast

@@ -12,6 +12,7 @@ class AllocateSettings:
 
     def __post_init__(self) -> None:
         at_least(1, allocate__passes=self.passes)
+        at_least(0, allocate__seed=self.seed)
 
 
 @settings

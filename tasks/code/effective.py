@@ -4,7 +4,8 @@ The stage `code` writes for every cell the values that can change its results, a
 on that file. So a changed value, or a changed default, runs again exactly the cells that it can
 change. What cannot change a result is left out: tracking, guards, places and speed."""
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -16,6 +17,7 @@ from tasks.common.params import (
     ParamsError,
     Problems,
     gathered,
+    listed,
     section,
     sections,
     unknown,
@@ -64,7 +66,7 @@ SECTIONS: dict[str, type] = {
 
 GRADING = ("seconds", "memory_gb", "verifiers")  # keys of `verify` that can change a verdict
 SAMPLER = ("name", "dtype")  # keys of `engine` that can change a rollout of training
-FORECAST = ("updates", *SLOTS)  # keys of `train` that a plan's forecast reads
+FORECAST = ("updates", "select", "replay")  # keys of `train` that a plan's forecast reads
 
 
 def complete(values: Values) -> dict[str, Any]:
@@ -77,7 +79,7 @@ def complete(values: Values) -> dict[str, Any]:
         found = {name: problems.of(as_dict, values, name) for name in SECTIONS}
         found["train"] = problems.of(train_of, values.get("train") or {})
         named = (found["experiment"] or {}).get("recipes", ())
-        found["recipes"] = {name: attempt(problems, values, name) for name in named}
+        found["recipes"] = recipes_of(problems, values, named)
     return found
 
 
@@ -91,18 +93,28 @@ def train_of(train: Values) -> dict[str, Any]:
     return asdict(settings_of(train))
 
 
-def attempt(problems: Problems, values: Values, name: str) -> recipes.Recipe | None:
-    """Return the recipe after checking it; None where it has problems, of which those that all
-    recipes share have been added."""
-    try:
-        cell_of(values, name)
-        return recipes.resolved(values, name)
-    except ParamsError as error:
-        shared = problems.messages
-        for message in error.problems:
-            if message not in shared:
-                problems.add(message if f"'{name}'" in message else f"recipe {name}: {message}")
-        return None
+def recipes_of(problems: Problems, values: Values, names: Iterable[str]) -> dict[str, Any]:
+    """Return the recipes with all settings of their methods, after checking them. A mistake that
+    several share is one problem."""
+    found, wrong = {}, defaultdict[str, list[str]](list)
+    for name in names:
+        try:
+            found[name] = complete_recipe(values, name)
+        except ParamsError as error:
+            for message in error.problems:
+                wrong[message].append(name)
+    for message, by in wrong.items():
+        is_named = f"'{by[0]}'" in message
+        if message not in problems.messages:
+            problems.add(message if is_named else f"recipe {listed(by)}: {message}")
+    return found
+
+
+def complete_recipe(values: Values, name: str) -> recipes.Recipe:
+    """Return what differs from the section `train`, a slot with all settings of its method."""
+    train, own = cell_of(values, name)["train"], recipes.resolved(values, name)
+    slots = {slot: train[slot] for slot in SLOTS if slot in own["train"]}
+    return {**own, "train": {**own["train"], **slots}}
 
 
 def cell_of(values: Values, name: str) -> dict[str, Any]:
@@ -123,8 +135,7 @@ def of_cells(whole: Values) -> dict[str, Values]:
     sampled = {"sampling": whole["sampling"], **grading}
     measured = {"evaluate": whole["evaluate"], **sampled}
     policy = dict(whole["policy"])
-    if policy["source"] != "tiny":
-        del policy["tiny"]
+    del policy["trust_remote_code" if policy["source"] == "tiny" else "tiny"]
     found: dict[str, Values] = {
         "ingest": {"ingest": whole["ingest"], **grading},
         "policy": {"policy": policy},
@@ -139,7 +150,11 @@ def of_cells(whole: Values) -> dict[str, Values]:
             "allocate": {**whole["allocate"], **chosen["allocate"]},
             "gates": whole["gates"],
             "sampling": whole["sampling"],
-            "train": {key: train[key] for key in FORECAST},
+            "train": {
+                # which of them read the profile's samples
+                **{slot: {"method": train[slot]["method"]} for slot in SLOTS},
+                **{key: train[key] for key in FORECAST},
+            },
         }
         engine = {key: whole["engine"][key] for key in SAMPLER}
         found[f"{name}/train"] = {"train": train, "engine": engine, **sampled}

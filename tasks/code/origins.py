@@ -8,7 +8,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from tasks.code.effective import SECTIONS, cell_of, complete, train_of
-from tasks.common import recipes
+from tasks.common import params, recipes
 
 Values = Mapping[str, Any]
 Row = tuple[str, Any, str]
@@ -63,17 +63,17 @@ def minimal(text: str) -> str:
     one; the comments beside all else stay. Raises ParamsError for a file that cannot be read."""
     file = YAML()
     file.width, file.preserve_quotes = 110, True
-    values = file.load(text)
+    shown, values = file.load(text), params.parsed(text)  # `no` is a text to the former
     complete(values)
     for name in [name for name in values if name in SECTIONS]:
-        drop(values, name, defaults_of(name))
+        drop(shown, values, name, defaults_of(name))
     own = values.get("recipes") or {}
     for name in [name for name in own if is_built_in(values, name)]:
-        del own[name]
+        del own[name], shown["recipes"][name]
     if not own:
-        values.pop("recipes", None)
+        shown.pop("recipes", None)
     out = io.StringIO()
-    file.dump(values, out)
+    file.dump(shown, out)
     return out.getvalue()
 
 
@@ -97,16 +97,20 @@ def default_of(field: "dataclasses.Field[Any]") -> Any:
     return dataclasses.asdict(value) if is_nested else value
 
 
-def drop(parent: Any, key: str, usual: Any) -> None:
-    """Remove the key, or the parts of its mapping, that are as usual. A slot is kept whole."""
-    value = parent[key]
-    if value == usual:
-        del parent[key]
-    elif isinstance(value, dict) and isinstance(usual, Mapping) and "method" not in usual:
+def drop(shown: Any, values: Any, key: str, usual: Any) -> None:
+    """Remove the key, or the parts of its mapping, that are as usual, from what is shown and from
+    its values. A slot is kept whole."""
+    value = values[key]
+    if value != usual and isinstance(value, dict) and is_merged(usual):
         for name in [name for name in value if name in usual]:
-            drop(value, name, usual[name])
-        if not value:
-            del parent[key]
+            drop(shown[key], value, name, usual[name])
+    if value in (usual, {}):
+        del shown[key], values[key]
+
+
+def is_merged(usual: Any) -> bool:
+    """Whether a default is a mapping that is taken key by key; a slot is not."""
+    return isinstance(usual, Mapping) and "method" not in usual
 
 
 def is_built_in(values: Values, name: str) -> bool:

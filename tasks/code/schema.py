@@ -70,7 +70,6 @@ def of_slot(name: str) -> Schema:
     return {
         "type": "object",
         "properties": {"method": {"type": "string", "enum": registry.names(package)}},
-        "required": ["method"],
     }
 
 

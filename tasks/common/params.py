@@ -68,7 +68,7 @@ def load(path: Path) -> dict[str, Any]:
     """Return the whole file as a dictionary. Raises ParamsError when it is missing or is not a
     mapping."""
     try:
-        params = yaml.load(path.read_text(), Loader)  # nosec B506  # a SafeLoader
+        params = parsed(path.read_text())
     except FileNotFoundError as error:
         raise ParamsError(
             f"{path} does not exist: name the parameters with --params FILE"
@@ -87,6 +87,11 @@ def load(path: Path) -> dict[str, Any]:
     check_finite(params, path.name)
     check_cells(params, path.name)
     return params
+
+
+def parsed(text: str) -> Any:
+    """Return what a YAML text stands for."""
+    return yaml.load(text, Loader)  # nosec B506  # a SafeLoader
 
 
 class Loader(yaml.SafeLoader):
@@ -351,10 +356,15 @@ def meant(value: object, known: Iterable[object]) -> str | None:
     return close[0] if close else None
 
 
-def at_least(least: int, **values: int) -> None:
+def at_least(least: float, **values: float) -> None:
     """Raise ParamsError naming the values that are below `least`; `__` in a name stands for a
     dot."""
     in_range({name: value for name, value in values.items() if value < least}, f"at least {least}")
+
+
+def above_zero(**values: float) -> None:
+    """Raise ParamsError naming the values that are not above 0; `__` in a name stands for a dot."""
+    in_range({name: value for name, value in values.items() if not value > 0}, "above 0")
 
 
 def share(**values: float) -> None:

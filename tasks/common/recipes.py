@@ -3,7 +3,8 @@
 A recipe has `allocate` (its strategy) and `train` (what differs from the section `train`; a slot
 that it names replaces the section's whole). With `from: NAME` it is the recipe NAME with its own
 values merged in, key by key; another method of a slot, or another strategy, replaces the whole
-mapping. A recipe of params.yaml takes precedence over a file of the same name."""
+mapping. A recipe of params.yaml takes precedence over a file of the same name; without a strategy
+or `from` it is made from that file, so an override of one of its keys changes the built-in one."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,6 +53,17 @@ def recipe(values: Mapping[str, Any], name: str) -> Recipe:
     return {**found, "train": {**base, **changes}}
 
 
+def of_cell(values: Mapping[str, Any], name: str, folder: Path) -> Recipe:
+    """The recipe with all that it runs with, as the stage `code` left it in `folder`; without that
+    as `recipe`."""
+    found = recipe(values, name)
+    for key in ("allocate", "train"):
+        path = folder / name / f"{key}.params.yaml"
+        if path.exists():
+            found[key] = params.load(path)[key]
+    return found
+
+
 def over(base: Any, value: Any) -> Any:
     """A key of the section `train` as a recipe changes it: a slot is replaced, other mappings are
     merged."""
@@ -62,19 +74,29 @@ def over(base: Any, value: Any) -> Any:
 def resolved(values: Mapping[str, Any], name: str, above: tuple[str, ...] = ()) -> Recipe:
     """The recipe's own `allocate` and `train`, with those of the recipes it is made from. `above`
     are the recipes that are made from it."""
-    where = f"recipes.{name}"
-    if name in above:
+    where, file = f"recipes.{name}", FOLDER / f"{name}.yaml"
+    is_own = name in own_recipes(values) and name not in above
+    if name in above and (not file.exists() or above.count(name) > 1):
         raise ParamsError(f"{where} is made from itself: {' from '.join((*above, name))}")
     if name not in names(values):
         by = f"recipes.{above[-1]}.from: " if above else ""
         raise ParamsError(unknown(f"{by}recipe '{name}' is unknown; there is", name, names(values)))
-    written = own_recipes(values).get(name)
-    found = params.load(FOLDER / f"{name}.yaml") if written is None else written
+    found = own_recipes(values)[name] if is_own else params.load(file)
+    if is_own and file.exists() and is_part(found):
+        found = {"from": name, **found}
     check(found, where)
-    own = {key: found.get(key) or {} for key in ("allocate", "train")}
+    changes = {key: found.get(key) or {} for key in ("allocate", "train")}
     if "from" not in found:
-        return own
-    return merged(resolved(values, found["from"], (*above, name)), own)
+        return changes
+    return merged(resolved(values, found["from"], (*above, name)), changes)
+
+
+def is_part(found: Any) -> bool:
+    """Whether a recipe has neither a strategy nor another recipe that it is made from."""
+    if not isinstance(found, dict) or "from" in found:
+        return False
+    allocate = found.get("allocate")
+    return allocate is None or (isinstance(allocate, dict) and "strategy" not in allocate)
 
 
 def check(found: Any, where: str) -> None:

@@ -54,6 +54,20 @@ def declares(file: Path, flag: str) -> bool:
     )
 
 
+def defaults(file: Path) -> dict[str, Any]:
+    """The constant defaults of a method's settings: its file is read, not imported."""
+    lines = ast.parse(file.read_bytes()).body if file.exists() else []
+    return {
+        line.target.id: ast.literal_eval(line.value)
+        for cls in lines
+        if isinstance(cls, ast.ClassDef) and cls.name == "Settings"
+        for line in cls.body
+        if isinstance(line, ast.AnnAssign)
+        and isinstance(line.target, ast.Name)
+        and isinstance(line.value, ast.Constant)
+    }
+
+
 def bind(
     function: Callable[..., Any], settings: Mapping[str, Any], where: str
 ) -> Callable[..., Any]:

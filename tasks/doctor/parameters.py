@@ -19,6 +19,7 @@ from tasks.ingest.settings import Ingest
 from tasks.ingest.splits import check as check_splits
 from tasks.policy.examples import settings_of
 from tasks.policy.settings import Policy
+from tasks.train.environments.environment import load_environment
 
 Values = Mapping[str, Any]
 REGISTERED = re.compile(r'^(?:DATASET_NAME = |register_dataset\(\s*)"(\w+)"', re.MULTILINE)
@@ -31,6 +32,7 @@ def check(values: Values) -> tuple[list[str], dict[str, Any] | None]:
     for look in (check_sources, check_families, check_verifiers):
         problems.of(look, values)
     if whole is not None:
+        problems.of(check_environments, whole)
         problems.messages += not_installed(whole)
     return list(dict.fromkeys(problems.messages)), whole
 
@@ -75,6 +77,15 @@ def check_families(values: Values) -> None:
     settings = section(values, "policy", Policy)
     if settings.source == "tiny":
         settings_of(settings.tiny.families)
+
+
+def check_environments(whole: Values) -> None:
+    """Load what the conversations of the experiment's recipes are held with."""
+    with gathered() as problems:
+        for recipe in whole["recipes"].values():
+            generate = recipe["train"].get("generate", whole["train"]["generate"])
+            if "environment" in generate:
+                problems.of(load_environment, generate["environment"])
 
 
 def check_verifiers(values: Values) -> None:

@@ -21,6 +21,8 @@ class Sampling:
 
     def __post_init__(self) -> None:
         at_least(1, sampling__max_tokens=self.max_tokens)
+        at_least(0, sampling__temperature=self.temperature, sampling__top_k=self.top_k)
+        share(sampling__top_p=self.top_p)
 
 
 @settings

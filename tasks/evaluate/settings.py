@@ -13,6 +13,8 @@ class Evaluate:
 
     def __post_init__(self) -> None:
         at_least(1, evaluate__num_samples=self.num_samples)
+        at_least(1, evaluate__num_bootstrap=self.num_bootstrap)
+        at_least(1, evaluate__pass_at=min(self.pass_at, default=1))
         if too_many := [k for k in self.pass_at if k > self.num_samples]:
             raise ParamsError(
                 f"evaluate.pass_at has {too_many[0]}, and evaluate.num_samples is "

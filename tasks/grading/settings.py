@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tasks.common.params import at_least, settings, share
+from tasks.common.params import above_zero, at_least, settings, share
 
 
 @settings
@@ -19,4 +19,6 @@ class Verify:
 
     def __post_init__(self) -> None:
         at_least(1, verify__processes=self.processes)
+        above_zero(verify__seconds=self.seconds, verify__memory_gb=self.memory_gb)
+        above_zero(verify__clock_factor=self.clock_factor)
         share(verify__max_failure_rate=self.max_failure_rate)

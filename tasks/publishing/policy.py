@@ -6,7 +6,7 @@ finished."""
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,11 @@ from tasks.common.layout import Layout
 from tasks.common.locations import open_location, reaching
 from tasks.common.progress import progress
 from tasks.common.sealed import read_sealed
+from tasks.engines.settings import Sampling
 from tasks.models.folder import trained_digest
+from tasks.profile.settings import ProfileSettings
+
+SECTIONS = {"sampling": Sampling, "profile": ProfileSettings}
 
 HUB = "hf://"
 CARD = "README.md"
@@ -53,7 +57,7 @@ def push(
     files = collect(layout, values, cell)
     texts = {
         CARD: card(layout, cell, destination),
-        "recipe.json": json.dumps(settings(values, cell), indent=2) + "\n",
+        "recipe.json": json.dumps(settings(values, cell, layout), indent=2) + "\n",
     }
     if destination.startswith(HUB):
         to_hub(destination.removeprefix(HUB), files, texts, cell, overwrite)
@@ -85,14 +89,14 @@ def collect(layout: Layout, values: Mapping[str, Any], cell: Cell) -> dict[str, 
     return {**weights, **named}
 
 
-def settings(values: Mapping[str, Any], cell: Cell) -> dict[str, Any]:
+def settings(values: Mapping[str, Any], cell: Cell, layout: Layout) -> dict[str, Any]:
     """Return all that the cell was allocated and trained with."""
-    chosen = recipes.recipe(values, cell.recipe)
+    chosen = recipes.of_cell(values, cell.recipe, layout.code_folder)
     allocate = {**values.get("allocate", {}), **chosen["allocate"]}
     return {
         "recipe": cell.recipe,
         "seed": cell.seed,
-        **{name: values[name] for name in ("sampling", "profile") if name in values},
+        **{name: asdict(params.section(values, name, cls)) for name, cls in SECTIONS.items()},
         "allocate": allocate,
         "train": chosen["train"],
     }

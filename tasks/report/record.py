@@ -114,7 +114,7 @@ def cell_params(stage: Stage, run: Trained) -> dict[str, Any]:
     cell = {"recipe": run.recipe, "seed": run.seed, **shared}
     if run.recipe not in recipes.names(stage.params):
         return cell
-    chosen = recipes.recipe(stage.params, run.recipe)
+    chosen = recipes.of_cell(stage.params, run.recipe, stage.layout.code_folder)
     allocate = {**asdict(stage.section("allocate", AllocateSettings)), **chosen["allocate"]}
     train = asdict(parse(chosen["train"], TrainSettings, "train"))
     return {**cell, "allocate": allocate, "train": train}

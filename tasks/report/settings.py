@@ -1,6 +1,6 @@
 """The section `report`."""
 
-from tasks.common.params import settings
+from tasks.common.params import at_least, settings
 
 
 @settings
@@ -9,3 +9,6 @@ class ReportSettings:
 
     stale_above: float = 0.15  # last pass: how far training success may be from the profile
     num_bootstrap: int = 1000  # draws of an interval
+
+    def __post_init__(self) -> None:
+        at_least(1, report__num_bootstrap=self.num_bootstrap)

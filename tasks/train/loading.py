@@ -17,7 +17,7 @@ from tasks.common import recipes, registry
 from tasks.common.params import ParamsError, gathered, listed, parse, settings
 from tasks.train.plan import Plan
 from tasks.train.profile import Profile
-from tasks.train.settings import SLOTS, Spec, TrainSettings
+from tasks.train.settings import SLOTS, Spec, TrainSettings, with_method
 from tasks.train.slots import Advantage, Control, Select, Slots
 
 logger = logging.getLogger(__name__)
@@ -35,13 +35,12 @@ def train_settings(values: Mapping[str, Any], recipe: str) -> TrainSettings:
 
 def settings_of(train: Mapping[str, Any]) -> TrainSettings:
     """The settings that `train` gives, every slot with all settings of its method."""
-    usual = TrainSettings()
     if not isinstance(train, dict):
         return parse(train, TrainSettings, "train")
     with gathered() as problems:
         chosen = problems.of(parse, train, TrainSettings, "train")
         specs = {
-            slot: problems.of(completed, slot, train.get(slot, getattr(usual, slot)))
+            slot: problems.of(completed, slot, with_method(slot, train.get(slot, {})))
             for slot in SLOTS
         }
     found: TrainSettings = dataclasses.replace(chosen, **specs)

@@ -5,7 +5,7 @@ import importlib.util
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tasks.common.params import ParamsError, at_least, settings
+from tasks.common.params import ParamsError, above_zero, at_least, settings, share
 from tasks.engines.settings import EngineSettings, Sampling
 from tasks.grading.settings import Verify
 
@@ -54,6 +54,9 @@ class Correction:
     cap: float = 2.0  # of a weight
     mode: Literal["truncate", "mask"] = "truncate"  # what becomes of a weight above the cap
 
+    def __post_init__(self) -> None:
+        above_zero(train__correction__cap=self.cap)
+
 
 @settings
 class ValidationSettings:
@@ -87,7 +90,7 @@ class Lora:
 @settings
 class TrainSettings:
     """The section `train`. The last six are slots: a mapping with `method`, a file of the slot's
-    folder in tasks/train/methods, and that method's settings."""
+    folder in tasks/train/methods (without it the default's), and that method's settings."""
 
     batch: BatchSettings = BatchSettings()  # of a step
     updates: Updates = Updates()  # of a batch
@@ -120,9 +123,28 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         at_least(0, train__max_staleness=self.max_staleness)
+        self.check_optimizer()
         self.check_branches()
         self.check_provision()
         self.check_in_flight()
+
+    def check_optimizer(self) -> None:
+        """Raise ParamsError for numbers with which no optimizer steps."""
+        if self.max_steps is not None:
+            at_least(1, train__max_steps=self.max_steps)
+        at_least(
+            0,
+            train__learning_rate=self.learning_rate,
+            train__warmup_steps=self.warmup_steps,
+            train__weight_decay=self.weight_decay,
+            train__kl_coefficient=self.kl_coefficient,
+        )
+        above_zero(train__max_grad_norm=self.max_grad_norm)
+        share(train__final_learning_rate_fraction=self.final_learning_rate_fraction)
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ParamsError(
+                f"train.betas is {self.betas}; they are AdamW's two: from 0 on and below 1"
+            )
 
     def check_branches(self) -> None:
         """Raise ParamsError for branches and a decay that cannot be."""
@@ -208,6 +230,12 @@ class TrainSettings:
         return found
 
 
+def with_method(slot: str, spec: Any) -> Any:
+    """A slot's mapping; one without `method` is about that of the default."""
+    is_open = isinstance(spec, dict) and "method" not in spec
+    return {**getattr(TrainSettings(), slot), **spec} if is_open else spec
+
+
 @settings
 class LearnerSettings:
     """The section `learner`: memory and speed of the update. They change no value but for
@@ -222,7 +250,12 @@ class LearnerSettings:
     collective_timeout_seconds: int = 1800  # after which a silent rank is taken to be lost
 
     def __post_init__(self) -> None:
-        at_least(1, learner__collective_timeout_seconds=self.collective_timeout_seconds)
+        at_least(
+            1,
+            learner__max_tokens_per_micro_batch=self.max_tokens_per_micro_batch,
+            learner__tokens_per_logprob_chunk=self.tokens_per_logprob_chunk,
+            learner__collective_timeout_seconds=self.collective_timeout_seconds,
+        )
 
 
 @settings

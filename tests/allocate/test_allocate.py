@@ -20,6 +20,7 @@ from tasks.common.artifacts import OUTCOMES, PROFILE
 from tasks.common.ledger import Architecture
 from tasks.common.params import ParamsError
 from tasks.common.registry import names
+from tasks.train.loading import settings_of
 
 SGPO = {"strategy": "sgpo", "trivial_above": 0.75, "unsolved_rate": 0.1, "buckets": [2, 4, 8]}
 MATCHED = {name: value for name, value in SGPO.items() if name != "strategy"} | {"group_size": 8}
@@ -344,6 +345,31 @@ def test_the_forecast_charges_every_epoch_replay_and_old_log_probabilities() -> 
     assert found["flops_charged"] == pytest.approx(
         2 * 10 * tokens + 6 * 10 * 2 * tokens / 0.8 + scored
     )
+
+
+@pytest.mark.parametrize("method", ["recent", "profile"])
+def test_the_forecast_counts_a_replay_whose_settings_are_left_to_their_defaults(
+    method: str,
+) -> None:
+    architecture = Architecture(
+        num_matmul_parameters=10, num_head_parameters=2, num_layers=1, attention_width=4
+    )
+    profile = profile_of([(4, 8)] * 5)
+    _, plan = run({"strategy": "uniform", "group_size": 4}, profile, passes=2)
+    short = {"method": method}
+    whole = settings_of({"replay": short}).replay
+    assert whole["share"] == 0.5
+    found = [
+        forecast(
+            compare(plan, profile),
+            architecture,
+            reads_profile=False,
+            strategy="uniform",
+            train=train_of(ALL, replay=replay),
+        )
+        for replay in (short, whole)
+    ]
+    assert found[0] == found[1]
 
 
 def test_a_slot_that_reads_the_profile_is_found_without_loading_it() -> None:

@@ -34,6 +34,7 @@ from tasks.grading.verdict import Verdict
 from tasks.harness import records
 from tasks.report import rounds
 from tests.bench.world import PROJECT
+from tests.parameters import every_value
 from tests.policies import make_guesser
 from tests.train.worlds import PARAMS
 
@@ -68,7 +69,7 @@ class Kind:
 
 def values() -> dict[str, Any]:
     """The parameters."""
-    project = yaml.safe_load((PROJECT / "params.yaml").read_text())
+    project = every_value()
     recipe = {"allocate": {"strategy": "uniform", "group_size": 4}, "train": {}}
     replay = {"method": "profile", "share": 0.5, "capacity": 4}
     return {

@@ -9,6 +9,8 @@ import pytest
 
 from tasks.benchmark.protocol import Family, make_cell, merged
 from tasks.common.code import forget
+from tasks.common.params import settings
+from tasks.train.methods.replay import recent
 from tests.parameters import every_value
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -124,3 +126,17 @@ def test_a_key_is_of_the_values_that_change_a_result(
 ) -> None:
     before, after = keys(ROOT), keys(ROOT, merged(VALUES, change))
     assert {before[recipe] != after[recipe] for recipe in RECIPES} == {is_other}
+
+
+def test_a_key_is_of_the_defaults_of_a_recipes_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The digests of the code leave them out."""
+    before = keys(ROOT)
+
+    @settings
+    class Settings:
+        share: float = 0.25  # another default
+        capacity: int = 512
+
+    monkeypatch.setattr(recent, "Settings", Settings)
+    after = keys(ROOT, every_value())
+    assert {recipe for recipe in RECIPES if after[recipe] != before[recipe]} == {"replay", "vcpo"}

@@ -43,6 +43,9 @@ def of(stage: str) -> set[str]:
         ({"train": {"select": {"method": "mixed"}}}, of("train") | of("allocate")),
         ({"train": {"control": {"method": "dapo"}}}, {f"{n}/{s}" for n in ("grpo", "sgpo")
                                                       for s in ("train", "allocate")}),
+        ({"train": {"loss": {"method": "clip", "clip_low": 0.1}}}, of("train")),
+        ({"train": {"updates": {"epochs": 2}}}, of("train") | of("allocate")),
+        ({"policy": {"trust_remote_code": True}}, set()),
         ({"sampling": {"seed": 1}}, {"profile", "baseline"} | of("allocate") | of("train")
          | of("evaluate")),
         ({"evaluate": {"num_samples": 16}}, {"baseline"} | of("evaluate")),
@@ -92,7 +95,7 @@ def test_a_changed_default_is_in_the_settings_and_in_no_digest(tmp_path: Path) -
     after = written()
     differing = {name for name in before if before[name] != after[name]}
     assert differing == {
-        "baseline.params.yaml", "evaluate.params.yaml", "train.params.yaml", "allocate.params.yaml",
+        "baseline.params.yaml", "evaluate.params.yaml", "train.params.yaml",
     }  # fmt: skip
     assert yaml.safe_load(after["train.params.yaml"])["train"]["loss"]["clip_high"] == 0.3
 
@@ -143,6 +146,38 @@ def test_a_shortened_file_has_the_same_values_and_keeps_its_comments() -> None:
         minimal(text + "\nsamplin: {}\n")
 
 
+@pytest.mark.parametrize("word", ["no", "off", "1:30", "1e-4"])
+def test_a_shortened_file_reads_words_as_the_stages_do(word: str) -> None:
+    value = params.parsed(word)
+    key = {bool: "engine: {sleep", int: "sampling: {max_tokens", float: "train: {learning_rate"}
+    text = yaml.safe_dump({name: WRITTEN[name] for name in ("experiment", "ingest", "policy")})
+    text = f"{key[type(value)]}: {word}}}\n{text}"
+    assert f": {word}}}" in minimal(text)
+    assert complete(params.parsed(minimal(text))) == complete(params.parsed(text))
+
+
+def test_a_mistake_that_recipes_share_is_one_problem() -> None:
+    with pytest.raises(ParamsError) as raised:
+        complete({**WRITTEN, "sampling": {"temperature": 0.0}})
+    [message] = raised.value.problems
+    assert message.startswith("recipe grpo, grpo_mixed, sgpo, winnow: training needs sampling.temp")
+
+
+def test_a_slot_without_a_method_changes_the_usual_one() -> None:
+    own = {"mine": {"from": "grpo", "train": {"loss": {"clip_high": 0.4}}}}
+    experiment = {"recipes": ["grpo", "mine"], "seeds": [0]}
+    changed = {"loss": {"clip_low": 0.1}, "select": {}}
+    whole = complete({**WRITTEN, "experiment": experiment, "train": changed, "recipes": own})
+    cells = of_cells(whole)
+    usual = {"method": "clip", "ratio": "token", "normalize": "token"}
+    for recipe, clip_high in (("grpo", 0.28), ("mine", 0.4)):
+        loss = {**usual, "clip_low": 0.1, "clip_high": clip_high}
+        assert cells[f"{recipe}/train"]["train"]["loss"] == loss
+        assert cells[f"{recipe}/train"]["train"]["select"] == {"method": "all"}
+    with pytest.raises(ParamsError, match="train.loss.clip_lo is unknown; .* mean clip_low"):
+        complete({**WRITTEN, "train": {"loss": {"clip_lo": 0.1}}})
+
+
 def test_the_schema_for_editors_is_current() -> None:
     assert json.loads((ROOT / "docs" / "params.schema.json").read_text()) == schema(), (
         "run: winnow params --schema > docs/params.schema.json"
@@ -167,3 +202,27 @@ def test_the_projects_file_is_short() -> None:
     lines = (ROOT / "params.yaml").read_text().splitlines()
     assert len(lines) <= 110
     assert max(map(len, lines[1:])) <= 115
+
+
+@pytest.mark.parametrize(
+    ("section", "keys", "message"),
+    [
+        ("train", {"learning_rate": -1e-4}, "train.learning_rate is -0.0001; it must be at least"),
+        ("train", {"max_steps": 0}, "train.max_steps is 0; it must be at least 1"),
+        ("train", {"betas": [0.9]}, r"train.betas is \[0.9\]; they are AdamW's two"),
+        ("train", {"betas": [0.9, 1.0]}, "from 0 on and below 1"),
+        ("train", {"correction": {"cap": 0.0}}, "train.correction.cap is 0.0; it must be above 0"),
+        ("learner", {"max_tokens_per_micro_batch": 0}, "max_tokens_per_micro_batch is 0; it must"),
+        ("verify", {"seconds": 0.0}, "verify.seconds is 0.0; it must be above 0"),
+        ("evaluate", {"pass_at": [0, 1]}, "evaluate.pass_at is 0; it must be at least 1"),
+        ("report", {"num_bootstrap": 0}, "report.num_bootstrap is 0; it must be at least 1"),
+        ("sampling", {"top_k": -1}, "sampling.top_k is -1; it must be at least 0"),
+        ("sampling", {"top_p": 1.5}, "sampling.top_p is 1.5; it must be from 0 to 1"),
+        ("allocate", {"seed": -1}, "allocate.seed is -1; it must be at least 0"),
+    ],
+)
+def test_numbers_that_would_fail_late_are_refused_at_once(
+    section: str, keys: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ParamsError, match=message):
+        complete({**WRITTEN, section: keys})

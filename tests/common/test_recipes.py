@@ -40,6 +40,18 @@ def test_a_recipe_of_the_parameters_takes_precedence_and_may_be_made_from_a_file
     assert recipes.names(own)[-1] == "mine"
 
 
+@pytest.mark.parametrize("base", [{}, {"from": "pods"}])
+def test_a_part_of_a_built_in_recipe_changes_it(base: dict[str, str]) -> None:
+    built_in, part = recipes.resolved({}, "pods"), {"allocate": {"group_size": 32}}
+    changed = recipes.resolved({"recipes": {"pods": {**base, **part}}}, "pods")
+    group_size = {"allocate": {**built_in["allocate"], "group_size": 32}}
+    assert changed == {**built_in, **group_size}
+    derived = recipes.resolved({"recipes": {"pods": part}}, "pods_random")  # made from pods
+    assert derived["allocate"]["group_size"] == 32
+    whole = {"allocate": {"strategy": "uniform", "group_size": 2}}
+    assert recipes.resolved({"recipes": {"pods": whole}}, "pods") == {**whole, "train": {}}
+
+
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
@@ -49,6 +61,7 @@ def test_a_recipe_of_the_parameters_takes_precedence_and_may_be_made_from_a_file
         ({"from": "sgop"}, "recipes.r.from: recipe 'sgop' is unknown; .* did you mean sgpo?"),
         ({"from": "r"}, "recipes.r is made from itself: r from r"),
         (3, "recipes.r must be a mapping with allocate and train"),
+        (None, "recipes.r must be a mapping with allocate and train; it is None"),
     ],
 )
 def test_what_is_no_recipe_is_refused(recipe: Any, message: str) -> None:

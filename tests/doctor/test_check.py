@@ -22,6 +22,12 @@ from tasks.doctor.check import Findings, examine
 from tests.parameters import every_value
 
 VALUES = every_value()
+TURNS = {
+    "method": "multi_turn",
+    "environment": {"name": "higher_lowr"},
+    "max_turns": 2,
+    "max_turn_tokens": 8,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -121,6 +127,7 @@ def test_a_misspelt_key_is_said_once(tmp_path: Path) -> None:
         ({"train__loss": {"method": "clip", "clip_hih": 0.3}}, "did you mean clip_high?"),
         ({"train__select": {"method": "pods"}}, "train.select.keep is missing"),
         ({"train__advantage": {"method": "posteror"}}, "did you mean posterior?"),
+        ({"train__generate": TURNS}, "did you mean higher_lower?"),
         ({"train__batch__counts": "kept"}, "does not keep a fixed number"),
         (
             {"train__replay": {"method": "recent", "share": 0.5, "capacity": 4}},
@@ -359,7 +366,7 @@ def test_a_file_that_is_no_yaml_is_one_error(tmp_path: Path) -> None:
     assert "is not YAML" in examine(tmp_path / "params.yaml", Layout(tmp_path)).errors[0]
 
 
-@pytest.mark.parametrize("broken", [[3], "text", {"grpo": 3}, {"grpo": {"train": {}}}])
+@pytest.mark.parametrize("broken", [[3], "text", {"grpo": 3}, {"grpo": {"train": {"a": 3}}}])
 @pytest.mark.parametrize("name", ["ingest", "policy", "recipes", "train", "verify", "experiment"])
 def test_sections_of_another_form_are_said_and_break_nothing(
     tmp_path: Path, name: str, broken: Any

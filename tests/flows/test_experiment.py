@@ -1,12 +1,14 @@
 """The recipes of the experiment are set in params.yaml, and nothing else there changes."""
 
+import argparse
 import shutil
 from pathlib import Path
 
 import pytest
 
 from flows.experiment import set_recipes
-from tasks.common import params
+from flows.recipes import run, what
+from tasks.common import params, recipes
 from tasks.common.params import ParamsError
 from tests.flows.project import ROOT
 
@@ -28,9 +30,9 @@ def test_only_the_recipes_change(path: Path) -> None:
 
 
 def test_all_are_all(path: Path) -> None:
-    assert set_recipes(path, "all") == list(params.load(path)["recipes"])
+    assert set_recipes(path, "all") == recipes.names(params.load(path))
     once = path.read_text()
-    assert set_recipes(path, "all") == list(params.load(path)["recipes"])
+    assert set_recipes(path, "all") == recipes.names(params.load(path))
     assert path.read_text() == once
 
 
@@ -46,3 +48,14 @@ def test_what_cannot_be_set_is_said(path: Path) -> None:
     )
     with pytest.raises(ParamsError, match="name the recipes there by hand"):
         set_recipes(path, "pods")
+
+
+def test_a_recipe_of_the_parameters_is_not_described_as_the_file_of_its_name() -> None:
+    assert what({}, "sgpo").endswith("arXiv 2606.08854")
+    assert what({"recipes": {"sgpo": {"from": "grpo"}}}, "sgpo") == "of params.yaml"
+
+
+def test_no_settings_are_printed_of_what_is_no_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ParamsError, match="recipe 'sgop' is unknown; .* did you mean sgpo"):
+        run(argparse.Namespace(name="sgop", data="data"))
+    assert capsys.readouterr().out == ""

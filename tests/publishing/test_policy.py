@@ -73,6 +73,19 @@ def test_a_folder_has_the_policy_and_where_it_came_from(layout: Layout, tmp_path
     assert "The profile's cost is not in these" in card
 
 
+def test_the_settings_are_all_that_the_cell_ran_with(layout: Layout, tmp_path: Path) -> None:
+    """The stage `code` left them, with the defaults."""
+    whole = {"learning_rate": 3.0e-4, "loss": {"method": "pg", "clip": 0.2}}
+    path = layout.code_folder / "sgpo" / "train.params.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(yaml.safe_dump({"train": whole}))
+    push(layout, VALUES, CELL, str(tmp_path / "out"), overwrite=False)
+    recipe = json.loads((tmp_path / "out" / "recipe.json").read_text())
+    assert recipe["train"] == whole
+    assert recipe["allocate"] == {"passes": 4, "strategy": "sgpo"}
+    assert (recipe["sampling"]["top_p"], recipe["profile"]) == (1.0, {"num_samples": 8})
+
+
 def test_damaged_weights_are_not_pushed(layout: Layout, tmp_path: Path) -> None:
     (layout.train("sgpo", 1) / "policy" / "model.safetensors").write_bytes(b"model.safetensorz")
     with pytest.raises(ArtifactError, match="is not what training wrote .* stage train@sgpo-1"):
