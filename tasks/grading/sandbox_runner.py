@@ -49,6 +49,8 @@ def main() -> None:
         files = (unnamed(request["stdin"].encode()), unnamed(b""), unnamed(b""))
         child = os.fork()
         if child == 0:
+            if configuration["parent_death"]:  # a child does not inherit this
+                die_with_parent()
             os.close(replies)
             requests.close()
             become(files)
@@ -66,9 +68,7 @@ def main() -> None:
 def limit(configuration: dict[str, Any]) -> None:
     """Limit this process and all that come from it, for good."""
     if configuration["parent_death"]:
-        import ctypes
-
-        ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
+        die_with_parent()
     if configuration["packages"] is not None:
         sys.path.append(configuration["packages"])
     sys.set_int_max_str_digits(0)
@@ -78,6 +78,13 @@ def limit(configuration: dict[str, Any]) -> None:
     at_most(resource.RLIMIT_NOFILE, MAX_OPEN_FILES)
     at_most(resource.RLIMIT_STACK, STACK_BYTES)
     at_most(resource.RLIMIT_CORE, 0)
+
+
+def die_with_parent() -> None:
+    """Have this process killed when the one that started it ends."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
 
 
 def at_most(kind: int, value: int | None) -> None:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -173,14 +174,23 @@ LINES = {
 
 
 def kill(loader: int, kind: str, place: str) -> None:
-    """Kill the process at this place once the program waits, and wait until that is gone."""
-    wait_for(lambda: programs(loader))
-    there, pid = set(family(loader)), loader
+    """Kill the process at this place once the program waits, and wait until it is gone, whatever
+    its parent is by then."""
+    waiting, pid = wait_for(lambda: programs(loader)), loader
     for _ in LINES[kind][: LINES[kind].index(place) + 1]:
         pid = children_of(pid)[-1]
     os.kill(pid, signal.SIGKILL)
-    while programs(loader) & there:
+    deadline = time.monotonic() + PATIENCE
+    while any(map(is_running, waiting)):
+        assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process, and it is no zombie."""
+    with suppress(OSError):
+        return "Z (zombie)" not in Path(f"/proc/{pid}/status").read_text()
+    return False
 
 
 @pytest.mark.sandbox
