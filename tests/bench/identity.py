@@ -84,7 +84,7 @@ def differences(before: Digests, after: Digests) -> list[str]:
     return lines
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="write the digests to this file")
     parser.add_argument("--against", type=Path, help="digests to compare with")
@@ -100,10 +100,14 @@ def main() -> int:
         found = measure(Path(folder) / "data", values, names)
     if options.out:
         options.out.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
-    lines = differences(json.loads(options.against.read_text()), found) if options.against else []
+    if options.against is None:
+        print(f"{len(found)} recipes and stages")
+        return
+    lines = differences(json.loads(options.against.read_text()), found)
     print("\n".join(lines) or f"{len(found)} recipes and stages, no difference")
-    return bool(lines)
+    if lines:
+        sys.exit(1)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -20,6 +20,7 @@ SMALL = {
     "engine_parity": "--engines hf fake",
     "engine_throughput": "--repeats 1",
     "grading": "--answers 100 --repeats 1",
+    "identity": "--recipes grpo --steps 1",
     "ingest_scale": "--rows 2000 --near 400",
     "profile_scale": "--rollouts 1600 --characters 100",
     "programs": "--programs 2 --tests 2",
