@@ -65,7 +65,7 @@ class Placing:
     @classmethod
     def of(cls, values: Mapping[str, Any], concurrency: int) -> "Placing":
         """What the section `engine` and this machine allow."""
-        engine = values.get("engine", {})
+        engine = values.get("engine") or {}
         is_elsewhere = engine.get("cluster", "local") != "local"
         gpus = visible_gpus() if engine.get("device") != "cpu" and not is_elsewhere else []
         trainers, servers = engine.get("num_processes", 1), engine.get("num_replicas", 1)

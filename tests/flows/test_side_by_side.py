@@ -58,6 +58,11 @@ def test_a_stage_that_is_alone_or_needs_several_sees_all_gpus(
     assert placing.environment(taken) == {}
 
 
+def test_an_empty_section_is_the_default(engine: dict[str, Any]) -> None:
+    stage = "train@grpo-0"
+    assert Placing.of({"engine": None}, 1).take(stage) == Placing.of({}, 1).take(stage)
+
+
 def test_cells_run_side_by_side_and_one_that_fails_stops_no_other(project: Project) -> None:
     project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
     project.behave(train__grpo_0="meet", train__winnow_0="meet", allocate__sgpo_0="fail")
