@@ -219,9 +219,9 @@ def test_a_cluster_has_a_trainer() -> None:
 def test_a_cluster_is_local_or_has_all_its_keys() -> None:
     values = dataclasses.asdict(ENGINE)
     assert parse(values, EngineSettings, "engine").cluster == "local"
-    given = {**values, "cluster": dataclasses.asdict(CLUSTER)}
+    given = {**values, "name": "server", "cluster": dataclasses.asdict(CLUSTER)}
     assert parse(given, EngineSettings, "engine").cluster == CLUSTER
-    with pytest.raises(ParamsError, match="engine.cluster is 'here'; allowed: 'local'"):
+    with pytest.raises(ParamsError, match="engine.cluster is 'here'; allowed: local"):
         parse({**values, "cluster": "here"}, EngineSettings, "engine")
     with pytest.raises(ParamsError, match="engine.cluster"):
         parse({**values, "cluster": {"ray": "head:6379"}}, EngineSettings, "engine")

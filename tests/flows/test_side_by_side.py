@@ -70,7 +70,7 @@ def test_cells_run_side_by_side_and_one_that_fails_stops_no_other(project: Proje
     output = project.flow("--concurrency", "3", expect=1)
     assert "failed: allocate@sgpo-0;" in output
     assert lines(output, "not run") == ["train@sgpo-0", "evaluate@sgpo-0", "report"]
-    assert len(lines(output, "ran")) == 9
+    assert len(lines(output, "ran")) == 10
     assert "\ntrain@grpo-0 | this is train@grpo-0, live\n" in output
     assert set(project.status()) == {"allocate@sgpo-0", "train@sgpo-0", "report"}
     tags = {task["name"]: task["tags"] for task in task_runs(project)}

@@ -705,4 +705,4 @@ def test_method_settings_are_checked_by_value(guesser: Path, tmp_path: Path) -> 
     )
     process = train(layout)
     assert process.returncode == 1
-    assert "train.loss (clip).normalize is 'tokens'; allowed: 'token'" in process.output
+    assert "train.loss.normalize is 'tokens'; allowed: token, " in process.output
