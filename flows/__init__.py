@@ -1,8 +1,8 @@
 """Orchestration: Prefect owns order, retries and schedules; DVC, run as a subprocess, owns what is
 up to date.
 
-Nothing here phones home. The switches stand before anything is imported that reads them; whoever
-sets one in the environment keeps it."""
+Nothing here phones home. The switches stand before anything is imported that reads them. A
+value that the environment has already stays."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""python -P guarded.py COMMAND...: a command that ends cleanly when whoever started it does.
+"""python -P guarded.py COMMAND...: a command that ends cleanly when the one that started it does.
 
 The starting process holds the other end of the standard input and starts this in a session of its
 own. When that end closes, on purpose or because the process was killed, the command is asked to

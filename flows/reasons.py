@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.common import params
-from tasks.common.changes import MISSING, differences
+from tasks.common.changes import MISSING, differences, find
 from tasks.common.files import ArtifactError, read_json
 from tasks.common.sealed import read_sealed
 
@@ -136,15 +136,6 @@ def explain_params(
         for name in names
         for phrase in differences(name, before.get(name, MISSING), find(values, name))
     ]
-
-
-def find(values: Any, dotted: str) -> Any:
-    """The value under a dotted name, or MISSING."""
-    for key in dotted.split("."):
-        if not isinstance(values, Mapping) or key not in values:
-            return MISSING
-        values = values[key]
-    return values
 
 
 def explain_outs(changed: Mapping[str, str]) -> list[str]:

@@ -1,8 +1,8 @@
 """What stands in no digest on purpose, each with the reason: it cannot change a result.
 
-Everything else that a stage can load is in its digest. Whoever adds a line here says that no change
-of that file, of whatever kind, makes another number; a file that does a little of both is not for
-this list."""
+Everything else that a stage can load is in its digest. A line here claims that no change of
+that file, of whatever kind, makes another number; a file that does a little of both is not for this
+list."""
 
 FILES = {
     "tasks/code/": "digests of the code; the stages do not load it",

@@ -9,18 +9,18 @@ from ruamel.yaml import YAML
 
 from tasks.code.effective import SECTIONS, cell_of, complete, train_of
 from tasks.common import params, recipes
+from tasks.common.changes import MISSING, find
 
 Values = Mapping[str, Any]
 Row = tuple[str, Any, str]
 DEFAULT, FILE = "default", "params.yaml"
-ABSENT = object()
 
 
 def rows(values: Values) -> list[Row]:
     """Return every value of every section: its dotted name, itself, and where it is from."""
     whole = complete(values)
     return [
-        (name, value, DEFAULT if look_up(values, name) is ABSENT else FILE)
+        (name, value, DEFAULT if find(values, name) is MISSING else FILE)
         for section in SECTIONS
         for name, value in leaves(whole[section], section)
     ]
@@ -31,11 +31,11 @@ def recipe_rows(values: Values, name: str) -> list[Row]:
     chosen, own = cell_of(values, name), recipes.resolved(values, name)
 
     def origin(key: str) -> str:
-        if look_up(own, key) is not ABSENT:
+        if find(own, key) is not MISSING:
             return f"recipe {name}"
         slot = ".".join(key.split(".")[:2])  # one that the recipe names is whole
-        is_replaced = isinstance(look_up(own, f"{slot}.method"), str)
-        return DEFAULT if is_replaced or look_up(values, key) is ABSENT else FILE
+        is_replaced = isinstance(find(own, f"{slot}.method"), str)
+        return DEFAULT if is_replaced or find(values, key) is MISSING else FILE
 
     return [(key, value, origin(key)) for key, value in leaves(chosen, "")]
 
@@ -47,15 +47,6 @@ def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
         return
     for key, inner in value.items():
         yield from leaves(inner, f"{name}.{key}" if name else str(key))
-
-
-def look_up(value: Any, name: str) -> Any:
-    """The value under a dotted name, or ABSENT."""
-    for key in name.split("."):
-        if not isinstance(value, Mapping) or key not in value:
-            return ABSENT
-        value = value[key]
-    return value
 
 
 def minimal(text: str) -> str:
@@ -83,16 +74,16 @@ def defaults_of(section: str) -> dict[str, Any]:
         return train_of({})
     cls = SECTIONS[section]
     found = {field.name: default_of(field) for field in dataclasses.fields(cls)}
-    return {name: value for name, value in found.items() if value is not ABSENT}
+    return {name: value for name, value in found.items() if value is not MISSING}
 
 
 def default_of(field: "dataclasses.Field[Any]") -> Any:
-    """The default of a field as plain values, or ABSENT."""
+    """The default of a field as plain values, or MISSING."""
     value = field.default
     if field.default_factory is not dataclasses.MISSING:
         value = field.default_factory()
     if value is dataclasses.MISSING:
-        return ABSENT
+        return MISSING
     is_nested = dataclasses.is_dataclass(value) and not isinstance(value, type)
     return dataclasses.asdict(value) if is_nested else value
 

@@ -23,3 +23,12 @@ def show(value: Any) -> str:
     """A value as YAML's flow style has it, cut to a readable width."""
     text = "(none)" if value is MISSING else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= MAX_WIDTH else text[: MAX_WIDTH - 3] + "..."
+
+
+def find(values: Any, dotted: str) -> Any:
+    """The value under a dotted name, or MISSING."""
+    for key in dotted.split("."):
+        if not isinstance(values, Mapping) or key not in values:
+            return MISSING
+        values = values[key]
+    return values

@@ -287,7 +287,7 @@ def read_events(path: Path) -> list[Event]:
 
 
 def refused(error: Exception) -> bool:
-    """Whether the server is well and this one record is not to its liking."""
+    """Whether the server is well and rejects this one record."""
     return getattr(error, "error_code", "") in (
         "INVALID_PARAMETER_VALUE",
         "RESOURCE_ALREADY_EXISTS",

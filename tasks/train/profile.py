@@ -1,7 +1,7 @@
 """The profile's rollouts, for methods that read them: on-policy at the first step, and paid for.
 
 `allocate` writes those of the plan's prompts beside the plan, where a method in a slot says
-`reads_profile = True`; whoever reads them is charged for profiling.
+`reads_profile = True`; a recipe that reads them is charged for profiling.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Temporary files end with their writers, whoever those are; modes follow the folder."""
+"""Temporary files end with their writers, of every kind; modes follow the folder."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Processes end with their parents, whenever those end, and whoever adopts them."""
+"""Processes end with their parents, whenever those end, under any new parent."""
 
 import os
 import signal

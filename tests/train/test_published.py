@@ -189,7 +189,7 @@ def test_a_rollout_s_own_features_do_not_move_its_baseline() -> None:
 
 
 def test_baselines_that_predict_the_reward_make_the_advantage_vary_less() -> None:
-    """Rewards that the hidden state foretells: a third of the variance is left, at most, where the
+    """Rewards that the hidden state predicts: a third of the variance is left, at most, where the
     group's mean leaves all of it."""
     rng = RNG(0)
     settings = probe.Settings(layer=-1, dimensions=8, ridge=0.1, memory=0.95)

@@ -1,9 +1,9 @@
 """Ray: places on the machines of a cluster, reserved together, and a host in each. The only file
 that imports ray.
 
-Nothing that is large goes through Ray: no rollout, no weight. Its port lets whoever reaches it run
-programs, so a token is required. Every call has a time limit; a host that does not answer in it is
-as good as lost."""
+Nothing that is large goes through Ray: no rollout, no weight. Every client of its port can run
+programs, so a token is required. Every call has a time limit; a host that gives no answer in it
+counts as lost."""
 
 import os
 import secrets
@@ -92,7 +92,7 @@ def connect(address: str) -> Any:
         if made_up.process.poll() == 0:
             raise ArtifactError(
                 f"the Ray head at {address} takes any token: start its cluster with "
-                "RAY_AUTH_MODE=token, or whoever reaches its port runs programs there"
+                "RAY_AUTH_MODE=token, or every client that reaches its port can run programs"
             )
     for name, value in DRIVER.items():
         os.environ.setdefault(name, value)
@@ -173,7 +173,7 @@ def check_token() -> None:
     default = Path.home() / ".ray" / "auth_token"
     if not any(os.environ.get(name) for name in TOKENS) and not default.exists():
         raise ArtifactError(
-            "a Ray cluster without a token lets whoever reaches its port run programs: start it "
+            "a Ray cluster without a token lets every client of its port run programs: start it "
             "with RAY_AUTH_MODE=token, and set RAY_AUTH_TOKEN here to its token"
         )
 

@@ -76,7 +76,7 @@ class ServerEngine:
         started: Sequence[Endpoint] = (),
         prefix: str = "",
     ) -> None:
-        # a server admits max_rows at once, whoever asks
+        # a server admits max_rows at once, of all clients together
         max_rows = max(settings.max_rows // num_askers(), 1)
         self.settings = settings = replace(settings, max_rows=max_rows)
         self.replicas = replicas

@@ -177,7 +177,7 @@ def in_thread(work: Callable[[], Any]) -> "asyncio.Future[Any]":
             if device is not None:
                 torch.accelerator.set_device_index(device)
             result.set_result(work())
-        except BaseException as error:  # it is raised again by whoever waits
+        except BaseException as error:  # it is raised again where the result is awaited
             if not result.cancelled():
                 result.set_exception(error)
 

@@ -127,7 +127,7 @@ def learn(trainer: Trainer, batch: Batch) -> dict[str, Any]:
 
 
 class Before:
-    """Where the books stood before a step, to say what the step took."""
+    """The totals before a step, from which its cost follows."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.started = time.perf_counter()
