@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,10 +11,12 @@ from ruamel.yaml import YAML
 from tasks.code.effective import SECTIONS, cell_of, complete, train_of
 from tasks.common import params, recipes
 from tasks.common.changes import MISSING, find
+from tasks.common.params import ParamsError
 
 Values = Mapping[str, Any]
 Row = tuple[str, Any, str]
 DEFAULT, FILE = "default", "params.yaml"
+MERGE = re.compile(r"^[^#]*(^|[{,\s])<<\s*:", re.MULTILINE)
 
 
 def rows(values: Values) -> list[Row]:
@@ -52,6 +55,8 @@ def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 def minimal(text: str) -> str:
     """Return a parameter file without what is a default, and without recipes that equal a built-in
     one; the comments beside all else stay. Raises ParamsError for a file that cannot be read."""
+    if MERGE.search(text):
+        raise ParamsError("a file that merges mappings with << is not shortened: write them out")
     file = YAML()
     file.width, file.preserve_quotes = 110, True
     shown, values = file.load(text), params.parsed(text)  # `no` is a text to the former

@@ -226,3 +226,10 @@ def test_numbers_that_would_fail_late_are_refused_at_once(
 ) -> None:
     with pytest.raises(ParamsError, match=message):
         complete({**WRITTEN, section: keys})
+
+
+@pytest.mark.parametrize("merge", ["train: {<<: *base}", "train:\n  <<: *base"])
+def test_a_file_with_merges_is_not_shortened(merge: str) -> None:
+    """A key that is removed where it is written would be gone in the mappings that merge it."""
+    with pytest.raises(ParamsError, match="write them out"):
+        minimal(f"x: &base {{max_steps: null}}\n{merge}\n")
