@@ -15,7 +15,8 @@ import numpy as np
 from aiohttp import web
 from safetensors.torch import load_file
 
-from tasks.engines.engine import Engine, Request
+from tasks.engines.engine import Request
+from tasks.engines.hf.engine import HfEngine
 from tasks.engines.settings import Sampling
 
 
@@ -50,7 +51,7 @@ class Server:
     """Use as a context manager; `url` is where it listens. `stop` closes it as a crash would: in
     mid-request."""
 
-    def __init__(self, engine: Engine, names: list[str], **behaviour: Any) -> None:
+    def __init__(self, engine: HfEngine, names: list[str], **behaviour: Any) -> None:
         self.engine, self.does = engine, Behaviour(names, **behaviour)
         self.lock, self.port = threading.Lock(), 0
         self.handlers: set[asyncio.Task[Any]] = set()
@@ -151,7 +152,7 @@ class Server:
             if not self.does.takes:
                 return self.refuse(request, 500, "There is no module named 'experts'")
             if self.does.loads:
-                self.engine.set_weights({**self.engine.model.state_dict(), **weights})  # type: ignore[attr-defined]
+                self.engine.set_weights({**self.engine.model.state_dict(), **weights})
         self.does.version = body.get("weight_version", self.does.version)
         return web.json_response({"success": True})
 
@@ -194,12 +195,10 @@ class Server:
             body["temperature"], body["top_p"], body["top_k"], body["max_tokens"], 0
         )
         with self.lock:
-            stop_ids, self.engine.stop_ids = (
-                self.engine.stop_ids,
-                np.array(body["stop_token_ids"], dtype=np.int64),
-            )  # type: ignore[attr-defined]
+            stop_ids = self.engine.stop_ids
+            self.engine.stop_ids = np.array(body["stop_token_ids"], dtype=np.int64)
             samples = self.engine.generate(Request([body["prompt"]], [1], [body["seed"]], sampling))
-            self.engine.stop_ids = stop_ids  # type: ignore[attr-defined]
+            self.engine.stop_ids = stop_ids
         scale = sampling.temperature if self.does.raw_logprobs else 1.0
         choice = {
             "token_ids": samples.token_ids[0] if self.does.token_ids else None,

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -169,7 +170,7 @@ def test_the_pages_answer_and_end_with_the_command(pages, number: signal.Signals
 
 def test_a_port_in_use_is_named(project: Project) -> None:
     del project.environment["PREFECT_API_URL"]
-    with server.socket.socket() as taken:
+    with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
