@@ -114,7 +114,11 @@ def differing(example: Any, project: Any, where: str = "") -> set[str]:
 
 def test_every_example_is_expected() -> None:
     assert {folder.name for folder in EXAMPLES} == set(EXPECTED)
-    assert {path.name for path in (ROOT / "examples").iterdir()} == {*EXPECTED, "README.md"}
+    assert {path.name for path in (ROOT / "examples").iterdir()} == {
+        *EXPECTED,
+        "README.md",
+        "loop.py",
+    }
 
 
 @each
@@ -172,6 +176,17 @@ def test_the_gpus_that_the_page_names(
     said = doctor(folder, tmp_path).errors
     assert [line for line in said if "training does not fit this GPU" not in line] == []
     assert (not said) == fits
+
+
+def test_the_loop_in_one_page_learns() -> None:
+    """A minute of it: the policy solves more of the test problems than before."""
+    script = ROOT / "examples" / "loop.py"
+    assert len(script.read_text().splitlines()) <= 150
+    command = [sys.executable, str(script), "--steps", "12", "--threads", "1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    found = re.search(r"^test accuracy ([\d.]+) -> ([\d.]+)$", done.stdout, re.MULTILINE)
+    assert found is not None, done.stdout
+    assert float(found[2]) > float(found[1]) > 0.3
 
 
 def kept(output: str) -> list[int]:

@@ -1,0 +1,143 @@
+"""GRPO with Winnow's own idea, in one page, on Winnow's own parts: an engine, a grader, a learner.
+
+    python examples/loop.py [--steps 20] [--threads 2]
+
+Profile every prompt once, drop those that are always or never solved, size each group by its pass
+rate (sGPO), then sample, grade, estimate, update. It learns sums with the policy in data/policy.
+
+What `winnow run` adds: the recipe's other slots (who is sampled next, replay, selection), samples
+that are kept and reused, checkpoints, accounts of what it cost, sampling beside the update, many
+processes. `tasks/train/loop/loop.py` is the same loop with all of it."""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import reasoning_gym
+import torch
+from tqdm import tqdm
+
+from tasks.common.layout import Layout
+from tasks.engines.engine import Engine, Request, sample_seed
+from tasks.engines.loading import load_engine
+from tasks.engines.settings import EngineSettings, Sampling
+from tasks.grading.grader import Answer, Grader
+from tasks.grading.settings import Verify
+from tasks.models.policy import load_model, load_tokenizer, read_policy, torch_device
+from tasks.models.prompts import decode
+from tasks.train.learner.learner import Learner
+from tasks.train.learner.ranks import Ranks
+from tasks.train.methods.advantage import grpo
+from tasks.train.methods.loss import clip
+from tasks.train.rollouts import Estimate, Ints, Rollouts
+from tasks.train.settings import LearnerSettings, TrainSettings
+
+SAMPLING = Sampling(max_tokens=64)
+NUM_TRAIN, NUM_TEST = 128, 128
+NUM_PROFILED = 8  # samples of every prompt in the profile
+NUM_PROMPTS = 8  # groups of a step
+LEARNING_RATE = 3e-4
+
+
+class Loop:
+    """The policy, its engine and its grader, and what they are asked about."""
+
+    def __init__(self, engine: Engine, grader: Grader, learner: Learner) -> None:
+        self.engine, self.grader, self.learner = engine, grader, learner
+        self.tokenizer = load_tokenizer(learner.policy.folder)
+        config = {"min_terms": 2, "max_terms": 6, "min_digits": 1, "max_digits": 2}
+        problems = reasoning_gym.create_dataset(
+            "chain_sum", seed=1, size=NUM_TRAIN + NUM_TEST, **config
+        )
+        self.problems = [(problem["question"], problem["answer"]) for problem in problems]
+        self.prompts = [self.tokenizer(question).input_ids for question, _ in self.problems]
+
+    def rollouts(self, rows: Ints, counts: Ints, seed: str) -> Rollouts:
+        """`counts[q]` graded rollouts of the problem in `rows[q]`, from the policy as it is."""
+        # sample
+        prompts = [self.prompts[row] for row in rows]
+        seeds = [sample_seed(seed, number) for number in range(int(counts.sum()))]
+        request = Request(prompts, counts.tolist(), seeds, SAMPLING)
+        samples = self.engine.generate(request)
+
+        # grade
+        texts = decode(samples.token_ids, samples.finish_reasons, self.tokenizer)
+        asked = [self.problems[row] for row in np.repeat(rows, counts)]
+        verdicts = self.grader.grade(
+            [
+                Answer("numeric", text, gold, reason == "length", question)
+                for (question, gold), text, reason in zip(
+                    asked, texts, samples.finish_reasons, strict=True
+                )
+            ]
+        )
+        num = len(verdicts)
+        return Rollouts(
+            rows,
+            prompts,
+            request.owner_B(),
+            samples,
+            texts,
+            [verdict.outcome for verdict in verdicts],
+            np.array([verdict.reward for verdict in verdicts]),
+            np.full(num, self.learner.version),
+            np.zeros(num, dtype=np.bool_),
+            [{}] * num,
+        )
+
+    def pass_rates(self, rows: Ints, num_samples: int, seed: str) -> "np.ndarray":
+        """The share of correct rollouts of each problem."""
+        found = self.rollouts(rows, np.full(len(rows), num_samples), seed)
+        return np.bincount(found.group_B, found.is_correct_B()) / num_samples
+
+    def learn(self, found: Rollouts) -> float:
+        """Move the policy along the gradient of these rollouts; their mean reward."""
+        advantages_B = grpo.advantage(found.rewards_B, found.group_B)
+        keep_B = ~found.is_error_B()
+        estimate = Estimate(keep_B, advantages_B[found.owner_N()], None)
+        loss = clip.Method(clip.Settings())
+        if estimate.has_advantage_B(found).any():
+            self.learner.compute_gradient(found, estimate, loss)
+            self.learner.step(LEARNING_RATE)
+            self.engine.set_weights(self.learner.weights())
+        return float(found.rewards_B.mean())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    policy = read_policy(Layout(Path("data")))
+    device = torch_device("auto")
+    model = load_model(policy.folder, dtype=torch.float32, device=device)
+    engine = load_engine(EngineSettings(name="hf"), policy, model)
+    ranks = Ranks(0, 1)
+    learner = Learner(policy, model, TrainSettings(), LearnerSettings(), SAMPLING, ranks, device)
+    with Grader(Verify()) as grader:
+        loop = Loop(engine, grader, learner)
+        train, test = np.split(np.arange(NUM_TRAIN + NUM_TEST), [NUM_TRAIN])
+        before = loop.pass_rates(test, 4, "test")
+
+        # profile once, drop what teaches nothing, and size groups by the inverse of the pass rate
+        rates = loop.pass_rates(train, NUM_PROFILED, "profile")
+        kept = (rates > 0.0) & (rates < 1.0)
+        rows, sizes = train[kept], np.clip(np.ceil(2.0 / rates[kept]), 4, 16).astype(np.int64)
+        print(f"{kept.sum()} of {len(rates)} prompts are solved sometimes")
+
+        # easy to hard, then again
+        order = np.argsort(-rates[kept], kind="stable")
+        bar = tqdm(range(options.steps), "train", unit="step")
+        for step in bar:
+            places = range(step * NUM_PROMPTS, (step + 1) * NUM_PROMPTS)
+            visits = np.take(order, places, mode="wrap")
+            reward = loop.learn(loop.rollouts(rows[visits], sizes[visits], f"step {step}"))
+            bar.set_postfix_str(f"reward {reward:.2f}")
+
+        after = loop.pass_rates(test, 4, "test")
+        print(f"test accuracy {before.mean():.3f} -> {after.mean():.3f}")
+
+
+if __name__ == "__main__":
+    main()
