@@ -97,7 +97,7 @@ def check_slots(settings: TrainSettings) -> None:
                 f"train.advantage {name} measures a reward against what earlier rollouts came to, "
                 "its own among them where it is replayed: set train.replay none"
             )
-        if chooser.asks_again and settings.is_provisioned:
+        if chooser.asks_again and settings.over_provision > 1.0:
             problems.add(
                 f"train.control {settings.control['method']} asks for more once it has seen a "
                 "step's rollouts, and with train.over_provision the next step is asked for before "

@@ -41,9 +41,11 @@ from tasks.train.learner.ranks import (
     what_was_lost,
 )
 from tasks.train.loading import load_slots, train_settings
-from tasks.train.loop import asynchronous, finished, sync
+from tasks.train.loop import finished
+from tasks.train.loop.buffer import RolloutBuffer
 from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.collect import MIN_JUDGED, Collector
+from tasks.train.loop.loop import train
 from tasks.train.loop.save import write_results
 from tasks.train.loop.state import Run, State, TrainingError
 from tasks.train.loop.trainer import Trainer
@@ -109,8 +111,7 @@ def main(run: stage.Stage) -> None:
             trainer.collector.recorded = TRAIN_ROLLOUTS.read(replayed)
         checkpoints = Checkpoints(layout.checkpoints, components, sections.checkpoint.keep)
         try:
-            loop = asynchronous.train if trainer.is_ahead else sync.train
-            lost = loop(
+            lost = train(
                 trainer,
                 checkpoints,
                 sections.checkpoint,
@@ -232,7 +233,7 @@ def build(
     if is_quantized:
         quantize_base(model, device)
     memory = memory_of(model, settings, sections.learner, told.ranks.size)
-    is_ahead = settings.is_ahead
+    is_ahead = settings.num_ahead > 0
     of_engine = dataclasses.replace(sections.engine, sleep=sections.engine.sleep and not is_ahead)
     check_shared_gpu(of_engine, told.ranks.size, device, memory)
     learner = Learner(policy, model, settings, sections.learner, told.sampling, told.ranks, device)
@@ -251,6 +252,7 @@ def build(
         slots,
         learner,
         collector,
+        RolloutBuffer(settings, told.seed, slots, collector, prompts),
         prompts,
         validation,
         sections.guards,
@@ -259,7 +261,7 @@ def build(
     )
     # an engine that does not take the policy's weights must fail before it has sampled anything;
     # and those of the policy's folder are not what is trained where it is held in 4 bits
-    if not settings.in_flight_updates:  # `asynchronous.train` does it for them
+    if not settings.in_flight_updates:  # the loop does it for them
         trainer.sync_engine()
     return trainer, plan
 

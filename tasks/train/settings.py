@@ -164,11 +164,6 @@ class TrainSettings:
                 "train.branches needs train.decay_share below 1: with 1 every branch would leave "
                 "the trunk at its first step, and be a run of its own"
             )
-        if shares and self.max_staleness:
-            raise ParamsError(
-                "train.branches leave the run and come back to it, and train.max_staleness has "
-                "batches sampled ahead of it: set branches to [] or max_staleness to 0"
-            )
 
     def check_provision(self) -> None:
         """Raise ParamsError where `over_provision` cannot be, or not beside the other settings."""
@@ -178,17 +173,12 @@ class TrainSettings:
                 "groups are in flight, from 1.0 (its own alone) to 2.0 (those of the next step, "
                 "too)"
             )
-        if not self.is_provisioned:
+        if self.over_provision == 1.0:
             return
         if not self.max_staleness:
             raise ParamsError(
                 "train.over_provision has completions go on in the next step, with the weights of "
                 "that step: set train.max_staleness to 1 or more, or over_provision to 1.0"
-            )
-        if self.in_flight_updates:
-            raise ParamsError(
-                "train.in_flight_updates samples during the update, and train.over_provision "
-                "between two updates: set in_flight_updates to false, or over_provision to 1.0"
             )
         if self.generate.get("method") != "batched":
             raise ParamsError(
@@ -200,10 +190,12 @@ class TrainSettings:
         """Raise ParamsError where `in_flight_updates` cannot be beside the other settings."""
         if not self.in_flight_updates:
             return
-        if not self.max_staleness:
+        if not self.num_ahead:
+            more = "" if self.over_provision == 1.0 else " beside over_provision"
             raise ParamsError(
                 "train.in_flight_updates gives the engine new weights while it samples, and with "
-                "train.max_staleness 0 it never samples during an update: set that to 1 or more"
+                f"train.max_staleness {self.max_staleness}{more} it never samples during an "
+                f"update: set that to {2 if more else 1} or more"
             )
         if self.generate.get("method") != "batched":
             raise ParamsError(
@@ -212,14 +204,16 @@ class TrainSettings:
             )
 
     @property
-    def is_provisioned(self) -> bool:
-        """Whether more groups are in flight than a step takes."""
-        return self.over_provision > 1.0
+    def num_ahead(self) -> int:
+        """How many steps are sampled from one policy while as many are learned from: the last of
+        them is 2 n - 1 steps old then. 0: a step samples its own batch. A surplus of groups needs
+        a step of age for itself."""
+        return (self.max_staleness + (self.over_provision == 1.0)) // 2
 
     @property
-    def is_ahead(self) -> bool:
-        """Whether the engine samples while the policy is updated."""
-        return self.max_staleness > 0 and not self.is_provisioned
+    def max_carried(self) -> int:
+        """How many steps a group may be in flight beyond its first."""
+        return self.max_staleness - max(2 * self.num_ahead - 1, 0)
 
     @property
     def bits(self) -> dict[str, int]:

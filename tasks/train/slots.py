@@ -20,8 +20,8 @@ is nothing to remember. It is all that a checkpoint keeps of a method. Randomnes
 Legend: B rollouts of a step, N completion tokens.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -100,11 +100,6 @@ class Asked:
     tokenizer: "PreTrainedTokenizerBase"
     stop_ids: tuple[int, ...]
     on_ended: OnEnded | None = None
-
-    def take(self, groups: Sequence[int]) -> "Asked":
-        """Those of a part of the request."""
-        rows = None if self.prompt_rows is None else self.prompt_rows[list(groups)]
-        return replace(self, prompts=self.prompts[list(groups)], prompt_rows=rows)
 
 
 class Generate(Protocol):

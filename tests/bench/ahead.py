@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from tasks.engines.engine import Request, Samples
-from tasks.train.loop import asynchronous, sync
 from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.loop.loop import train
 from tasks.train.loop.trainer import Trainer
 from tasks.train.settings import CheckpointSettings
 from tests.bench.side_winnow import bench_trainer
@@ -40,10 +40,10 @@ def run(root: Path, steps: int, limit: int, engine: Callable[[Generate], Generat
     """A run of `steps` steps with another engine."""
     trainer = bench_trainer(root, 0, max_staleness=limit, max_steps=steps)
     trainer.collector.engine.generate = engine(trainer.collector.engine.generate)  # type: ignore[method-assign]
-    return timed(trainer, asynchronous.train if limit else sync.train)
+    return timed(trainer)
 
 
-def timed(trainer: Trainer, train: Callable[..., object]) -> Trainer:
+def timed(trainer: Trainer) -> Trainer:
     """The trainer at the end of its loop, with the seconds that it took."""
     with tempfile.TemporaryDirectory() as folder, closing(trainer.collector.grader) as grader:
         grader.grader.started(set(trainer.prompts.table["verifier"]))

@@ -23,7 +23,6 @@ from tasks.engines.engine import OnEnded, Request, Samples
 from tasks.engines.hf.engine import HfEngine
 from tasks.grading.grader import Answer, Grader
 from tasks.grading.verdict import Verdict
-from tasks.train.loop import sync
 from tasks.train.loop.trainer import Trainer
 from tests.bench.ahead import rewards_of, timed
 from tests.bench.side_winnow import bench_trainer
@@ -43,7 +42,7 @@ def run(root: Path, steps: int, rows: int, seconds: float, is_early: bool) -> Tr
     wait(grader.grader, seconds)
     if not is_early:
         say_nothing(engine)
-    return timed(trainer, sync.train)
+    return timed(trainer)
 
 
 def wait(grader: Grader, seconds: float) -> None:

@@ -20,8 +20,8 @@ from typing import Any
 
 from tasks.engines.hf.decoding import Slots
 from tasks.engines.hf.engine import HfEngine
-from tasks.train.loop import sync
 from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.loop.loop import train
 from tasks.train.settings import CheckpointSettings
 from tests.bench.side_winnow import bench_trainer
 from tests.bench.world import NEVER, compare_in_world, ratios
@@ -53,7 +53,7 @@ def run(root: Path, steps: int, rollouts: int, factor: float) -> dict[str, float
         with tempfile.TemporaryDirectory() as folder, closing(trainer.collector.grader) as grader:
             grader.grader.started(set(trainer.prompts.table["verifier"]))
             checkpoints = Checkpoints(Path(folder), {"recipe": "bench", "seed": 0}, 1)
-            sync.train(trainer, checkpoints, CheckpointSettings(NEVER, 1), record)
+            train(trainer, checkpoints, CheckpointSettings(NEVER, 1), record)
     finally:
         Slots.step = decode  # type: ignore[method-assign]
     tokens = sum(row["completion_tokens_mean"] * row["num_rollouts"] for row in state.steps)

@@ -1,4 +1,4 @@
-"""Winnow's side of a comparison, `grpo` or `winnow`: its own loop (`tasks.train.loop.sync`) over
+"""Winnow's side of a comparison, `grpo` or `winnow`: its own loop (`tasks.train.loop`) over
 the plan of a world, timed.
 
 python -m tests.bench.side_winnow ROOT --steps N --seed S --points N/4 N/2 ... --out FILE
@@ -17,7 +17,7 @@ from tasks.common import params
 from tasks.common.artifacts import Layout
 from tasks.models.policy import save_policy
 from tasks.train.loop.checkpoint import Checkpoints
-from tasks.train.loop.sync import train
+from tasks.train.loop.loop import train
 from tasks.train.loop.trainer import Trainer
 from tasks.train.settings import CheckpointSettings
 from tests.bench.clock import Clock, children_megabytes, peak_megabytes, seconds_since_start

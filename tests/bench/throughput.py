@@ -38,8 +38,9 @@ from tasks.train.learner.correction import corrected_tokens
 from tasks.train.learner.micro_batches import MicroBatch, micro_batches
 from tasks.train.learner.update import Objective, batch_flops, token_logprobs
 from tasks.train.loop.charge import charge
+from tasks.train.loop.groups import rollouts_of
 from tasks.train.loop.state import State
-from tasks.train.loop.trainer import LEARNING_STREAM, Trainer
+from tasks.train.loop.trainer import Trainer
 from tasks.train.rollouts import Rollouts, StepTotals
 from tests.bench.clock import peak_megabytes
 from tests.bench.side_winnow import bench_trainer
@@ -135,23 +136,27 @@ def run_steps(
 
 
 def step(trainer: Trainer, watch: Stopwatch, invent_rewards: bool) -> Rollouts:
-    """One training step, as `tasks.train.loop.sync.train` makes it."""
+    """One training step, as `tasks.train.loop.loop.train` makes it."""
     with watch.measure("step"):
-        batch = trainer.sample()
-        assert batch is not None
+        trainer.buffer.reserve(1)
+        trainer.buffer.fill(1, trainer.learner.version)
+        (batch,) = trainer.buffer.take(1)
         if invent_rewards:
-            rewards_B = np.arange(len(batch.fresh.group_B)) % 2.0
-            fresh = dataclasses.replace(batch.fresh, rewards_B=rewards_B)
-            batch = dataclasses.replace(batch, fresh=fresh)
+            for group in batch.groups:
+                for number, rollout in enumerate(group.rollouts):
+                    rollout.reward = number % 2.0
+            batch.fresh = rollouts_of(batch.groups)
         rollouts, rate = batch.fresh, trainer.learning_rate(batch.progress)
-        rng = trainer.rng(LEARNING_STREAM)
+        rng = trainer.rng()
         rollouts = trainer.observe_policy(rollouts)
         estimate = trainer.estimate(rollouts, rng)
         with watch.measure("update"):
             update = trainer.update(rollouts, estimate, rate, rng)
             if update.norms:
                 trainer.sync_engine()
-        trainer.observe(batch.fresh, rollouts)
+        trainer.observe_sampled([batch])
+        trainer.slots.advantage.observe(rollouts)
+        trainer.slots.replay.add(batch.fresh)
         charge(trainer, batch, rollouts, estimate, update)
         trainer.record(batch, rollouts, estimate, update, rate)
     return rollouts

@@ -1,7 +1,9 @@
 """Sampling ahead of training: how old a policy may be, what a kill loses, and that the clock has no
 say in it."""
 
+import json
 import random
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -16,17 +18,18 @@ import torch
 from tasks.common import params
 from tasks.common.artifacts import STEPS, TRAIN_ROLLOUTS, Layout
 from tasks.common.params import ParamsError
+from tasks.common.sealed import read_sealed, write_sealed
 from tasks.engines.engine import Request, Samples
-from tasks.train.loop import asynchronous
-from tasks.train.loop.ahead import Ahead, read_ahead, staleness
 from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.loop.loop import train
+from tasks.train.loop.reporter import ages
 from tasks.train.loop.save import write_results
 from tasks.train.loop.state import TrainingError
 from tasks.train.loop.trainer import Trainer
 from tasks.train.settings import CheckpointSettings, TrainSettings
 from tests.train.test_multi_turn import GENERATE
 from tests.train.test_whole_runs import changes_of
-from tests.train.worlds import loop_of, make_trainer, make_world, outputs, run_in_process
+from tests.train.worlds import make_trainer, make_world, outputs, run_in_process
 
 SIZES = [4] * 36  # 12 steps of three groups
 
@@ -47,7 +50,7 @@ def run(
     checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=2)
     with closing(trainer.collector.grader):
         settings = CheckpointSettings(every_seconds, 2)
-        lost = loop_of(trainer)(trainer, checkpoints, settings, lambda *_: None)
+        lost = train(trainer, checkpoints, settings, lambda *_: None)
     write_results(trainer, checkpoints, lost, layout.train("r", 0))
     return trainer
 
@@ -162,28 +165,22 @@ def dying_after(step: int) -> Iterator[Callable[[Trainer], None]]:
 def test_what_was_sampled_ahead_is_kept_whole(guesser: Path, tmp_path: Path) -> None:
     """Tokens of an environment, texts and verdicts too."""
     layout = make_world(tmp_path, guesser, SIZES)
-    trainer = make_trainer(layout, max_staleness=1, generate=GENERATE)
-    with closing(trainer.collector.grader):
-        first = trainer.sample()
-        assert first is not None
-        ahead = Ahead([first], 0.25)
-        again = read_ahead(trainer.collector, trainer.prompts, ahead.tensors(), ahead.numbers())
-    assert again.progress == 0.25
-    assert first.fresh.is_action_N is not None
-    assert 0 < first.fresh.is_action_N.sum() < len(first.fresh.is_action_N)
-    [second] = again.batches
-    assert second.fresh.samples == first.fresh.samples
-    assert second.fresh.texts == first.fresh.texts
-    assert second.fresh.outcomes == first.fresh.outcomes
-    assert second.fresh.scores == first.fresh.scores
-    assert second.fresh.prompts == first.fresh.prompts
-    assert not second.fresh.replayed_B.any()
-    assert second.fresh.is_action_N is not None
-    np.testing.assert_array_equal(second.fresh.is_action_N, first.fresh.is_action_N)
-    np.testing.assert_array_equal(second.fresh.rewards_B, first.fresh.rewards_B)
-    np.testing.assert_array_equal(second.fresh.versions_B, first.fresh.versions_B)
-    assert (second.costs, second.judged_flops) == (first.costs, first.judged_flops)
-    assert staleness(4, second) == 4
+    trainer = make_trainer(layout, max_staleness=3, generate=GENERATE)
+    again = make_trainer(layout, max_staleness=3, generate=GENERATE)
+    with closing(trainer.collector.grader), closing(again.collector.grader):
+        trainer.buffer.reserve(2)
+        trainer.buffer.fill(2, version=0)
+        numbers = json.loads(json.dumps(trainer.buffer.numbers()))
+        again.buffer.restore(numbers, trainer.buffer.table())
+    assert again.buffer.batches == trainer.buffer.batches
+    first, second = again.buffer.take(3)
+    assert (first.step, second.step) == (0, 1)
+    assert again.buffer.progress == second.progress > first.progress > 0.0
+    fresh = first.fresh
+    assert fresh.is_action_N is not None
+    assert 0 < fresh.is_action_N.sum() < len(fresh.is_action_N)
+    assert all(fresh.texts)
+    assert ages(4, first)["staleness"] == 4
 
 
 def test_an_engine_that_keeps_old_weights_is_noticed(guesser: Path, tmp_path: Path) -> None:
@@ -231,7 +228,7 @@ def test_both_sides_say_how_long_they_waited(guesser: Path, tmp_path: Path) -> N
     checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=1)
     said: list[dict[str, Any]] = []
     with closing(trainer.collector.grader):
-        asynchronous.train(
+        train(
             trainer,
             checkpoints,
             CheckpointSettings(1e9, 1),
@@ -246,10 +243,66 @@ def test_both_sides_say_how_long_they_waited(guesser: Path, tmp_path: Path) -> N
     assert not trainer.collector.engine.shares_weights
 
 
-def test_branches_are_refused(guesser: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("changes", [{"max_staleness": 1}, {"max_staleness": 3}])
+def test_the_trunk_goes_on_as_if_there_were_no_branches(
+    changes: dict[str, Any], guesser: Path, tmp_path: Path
+) -> None:
+    """Also where it is killed in a branch."""
+    found, curves = [], []
+    for name, branches in (("plain", []), ("branched", [0.5]), ("killed", [0.5])):
+        layout = make_world(tmp_path / name, guesser, SIZES)
+        chosen = {**changes, "decay_share": 0.4, "branches": branches}
+        if name == "killed":
+            with dying_after(4) as prepare, pytest.raises(Killed):
+                run(layout, chosen, prepare=prepare)
+        trainer = run(layout, chosen)
+        curves.append(trainer.state.curve)
+        found.append(outputs(layout))
+    plain, branched, killed = found
+    assert branched == killed
+    assert branched["weights"] == plain["weights"]
+    assert branched["rollouts"] == plain["rollouts"]
+    assert [point for point in curves[1] if point["branch"] is None] == curves[0]
+    (end,) = [point for point in curves[1] if point["branch"]]
+    assert end["branch"] == 0.5
+    ledger = trainer.state.ledger
+    assert ledger.executed["branch"] > 0
+    # two steps, and as many batches beside them; what was sampled before the fork is the trunk's
+    assert ledger.rollouts["branch"] == 2 * 12
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+def test_a_checkpoint_of_an_earlier_version_is_taken_up_or_said_to_be_useless(
+    limit: int, guesser: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    layouts = [make_world(tmp_path / side, guesser, SIZES) for side in ("whole", "stopped")]
+    changes = {"max_staleness": limit}
+    run(layouts[0], changes)
+
+    def stopping(trainer: Trainer) -> None:
+        record = trainer.record
+
+        def interrupting(*arguments: Any) -> dict[str, Any]:
+            if trainer.state.num_steps == 4:
+                signal.raise_signal(signal.SIGINT)
+            return record(*arguments)
+
+        trainer.record = interrupting  # type: ignore[method-assign]
+
+    with pytest.raises(KeyboardInterrupt):
+        run(layouts[1], changes, every_seconds=1e9, prepare=stopping)
+    (path,) = layouts[1].checkpoints.glob("*/step-*/state.json")
+    index = dict(read_sealed(path))
+    assert index["state"].pop("buffer")["progress"] > 0.0
+    write_sealed(path, index)
+    caplog.set_level("INFO")
+    run(layouts[1], changes)
+    words = "starting over: the newest checkpoint of" if limit else "resumed after 5 steps"
+    assert words in caplog.text
+    assert outputs(layouts[0]) == outputs(layouts[1])
+
+
+def test_a_negative_age_is_refused(guesser: Path, tmp_path: Path) -> None:
     values = params.load(make_world(tmp_path, guesser, SIZES).root / "params.yaml")
-    changes = {"branches": [0.5], "decay_share": 0.1, "max_staleness": 1}
-    with pytest.raises(ParamsError, match=r"train\.branches .* max_staleness to 0"):
-        params.parse({**values["train"], **changes}, TrainSettings, "train")
     with pytest.raises(ParamsError, match="max_staleness"):
         params.parse({**values["train"], "max_staleness": -1}, TrainSettings, "train")

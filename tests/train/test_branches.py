@@ -16,8 +16,8 @@ from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
 from tasks.common.sealed import read_sealed
 from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.loop.loop import train
 from tasks.train.loop.save import write_results
-from tasks.train.loop.sync import train
 from tasks.train.loop.trainer import Trainer
 from tasks.train.settings import CheckpointSettings
 from tests.train.test_trainer import train as run_train
@@ -37,22 +37,22 @@ def closing_writer(checkpoints: Checkpoints) -> Iterator[None]:
         checkpoints.wait()
 
 
-def run(layout: Layout, fail_at: int | None = None, **changes: Any) -> Trainer:
+def run(layout: Layout, fail_at: int | None = None, keep: int = 2, **changes: Any) -> Trainer:
     """Train with a checkpoint every step, and write the results; the process dies after so many
     steps, those of branches among them."""
     trainer = make_trainer(layout, **{**CONSTANT, **changes})
-    checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=2)
-    observe, made = trainer.observe, []
+    checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=keep)
+    record, made = trainer.record, []
 
-    def dying(*arguments: Any) -> None:
+    def dying(*arguments: Any) -> dict[str, Any]:
         made.append(1)
         if len(made) == fail_at:
             raise ConnectionError("pulled the plug")
-        observe(*arguments)
+        return record(*arguments)
 
-    trainer.observe = dying  # type: ignore[method-assign]
+    trainer.record = dying  # type: ignore[method-assign]
     with closing(trainer.collector.grader), closing_writer(checkpoints):
-        lost = train(trainer, checkpoints, CheckpointSettings(0.0, 2), lambda *_: None)
+        lost = train(trainer, checkpoints, CheckpointSettings(0.0, keep), lambda *_: None)
     write_results(trainer, checkpoints, lost, layout.train("r", 0))
     checkpoints.delete()
     return trainer
@@ -163,16 +163,17 @@ def test_the_trunk_takes_nothing_of_the_optimizer_from_a_branch(
 def test_after_a_branch_a_damaged_checkpoint_is_passed_over(
     branched: tuple[Layout, Trainer], guesser: Path, tmp_path: Path
 ) -> None:
-    """The checkpoint before it is the fork's: the branch is trained again."""
+    """The whole one before them is the fork's: the branch is trained again."""
     layout = make_world(tmp_path, guesser, VISITS)
     with pytest.raises(ConnectionError):
-        run(layout, 6, branches=[0.25, 0.5])
+        run(layout, 6, 3, branches=[0.25, 0.5])
     states = states_of(layout)
-    assert [state["branch"] for state in states] == [None, None]
-    assert [state["branches_done"] for state in states] == [0, 1]
+    assert [state["branch"] for state in states] == [None, None, None]
+    assert [state["branches_done"] for state in states] == [0, 1, 1]
     assert not list(layout.checkpoints.glob("*/held"))
-    (states[-1]["folder"] / "tensors.safetensors").write_bytes(b"damaged")
-    run(layout, branches=[0.25, 0.5])
+    for state in states[1:]:
+        (state["folder"] / "tensors.safetensors").write_bytes(b"damaged")
+    run(layout, keep=3, branches=[0.25, 0.5])
     assert outputs(layout) == outputs(branched[0])
 
 

@@ -11,14 +11,13 @@ import polars as pl
 import pytest
 import torch
 
-from tasks.common.artifacts import TRAIN_ROLLOUTS
 from tasks.common.files import ArtifactError, digest
 from tasks.common.sealed import read_sealed
 from tasks.train.loop.checkpoint import Checkpoints, Snapshot
+from tasks.train.loop.loop import train
 from tasks.train.loop.save import save as save_trainer
 from tasks.train.loop.save import write_results
 from tasks.train.loop.state import TrainingError
-from tasks.train.loop.sync import train
 from tasks.train.settings import CheckpointSettings
 from tests.train.worlds import make_trainer, make_world
 
@@ -48,13 +47,11 @@ def branches(checkpoints: Checkpoints, folder: Path | None = None) -> tuple[int,
 def test_an_older_checkpoint_retires_the_branch_it_leaves(tmp_path: Path) -> None:
     first = Checkpoints(tmp_path, COMPONENTS, keep=2)
     older, _ = save(first, 1, branch=1), save(first, 2, branch=1)
-    first.save_in_flight(TRAIN_ROLLOUTS.frame([TRAIN_ROLLOUTS.example]))
 
     second = Checkpoints(tmp_path, COMPONENTS, keep=2)
     assert second.load(older) is not None
     second.branch_from(older)
     assert branches(second) == (1, [1])  # what a restart would go on from now
-    assert second.in_flight() is None
     assert second.count_lost(1) == {"seconds": 0.0, "flops": 0.0, "tokens": 0.0}
 
     for step in (2, 3):
@@ -63,7 +60,6 @@ def test_an_older_checkpoint_retires_the_branch_it_leaves(tmp_path: Path) -> Non
     (retired,) = second.folder.glob("retired-*")
     lines = (retired / "journal.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1]
-    assert (retired / "in_flight.parquet").exists()
 
 
 def test_the_retired_branch_can_be_taken_up_again(tmp_path: Path) -> None:
@@ -126,25 +122,6 @@ def test_a_snapshot_waits_for_the_last_one_before_it_copies(guesser: Path, tmp_p
     assert checkpoints.parts == []
 
 
-def test_damaged_rollouts_in_flight_are_drawn_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    checkpoints = Checkpoints(tmp_path, COMPONENTS, 2)
-    rollouts = TRAIN_ROLLOUTS.frame([TRAIN_ROLLOUTS.example])
-    checkpoints.save_in_flight(rollouts)
-    kept = checkpoints.in_flight()
-    assert kept is not None
-    assert kept.equals(rollouts)
-    path = checkpoints.folder / "in_flight.parquet"
-    content = path.read_bytes()
-    for place in range(0, len(content), 7):
-        damaged = bytearray(content)
-        damaged[place] ^= 1
-        path.write_bytes(damaged)
-        assert checkpoints.in_flight() is None
-    assert "will be drawn again" in caplog.text
-
-
 def flip(path: Path, place: int = -1) -> None:
     """Change one bit of a file."""
     content = bytearray(path.read_bytes())
@@ -180,12 +157,10 @@ def test_a_damaged_part_that_all_checkpoints_need_starts_the_run_over(
     for step in (1, 2, 3):
         save(first, step, branch=1)
     flip(first.folder / first.parts[0])
-    first.save_in_flight(TRAIN_ROLLOUTS.frame([TRAIN_ROLLOUTS.example]))
 
     second = Checkpoints(tmp_path, COMPONENTS, keep=2)
     assert second.load() is None
     assert second.parts == []
-    assert second.in_flight() is None  # a branch would take them for its own step of that number
     assert "starting over from the first step, which gives the same outputs" in caplog.text
     save(second, 1, branch=2)
     caplog.clear()

@@ -10,15 +10,18 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tasks.common.artifacts import PROMPTS
+from tasks.common.artifacts import PROMPTS, TRAIN_ROLLOUTS, Layout
 from tasks.engines.engine import OnEnded, Request, Samples
 from tasks.train.loop import collect
 from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.loop.groups import Rollout
+from tasks.train.loop.loop import train
+from tasks.train.loop.record import rollout_rows
 from tasks.train.loop.trainer import Trainer
 from tasks.train.rollouts import Rollouts
 from tasks.train.settings import CheckpointSettings
 from tests.patience import PATIENCE
-from tests.train.worlds import loop_of, make_trainer, make_world
+from tests.train.worlds import make_trainer, make_world, sampled
 
 SIZES = [4] * 36
 
@@ -40,7 +43,7 @@ def sample_with(trainer: Trainer, say: Callable[[Trainer, Samples, OnEnded], Non
 
     trainer.collector.engine.generate = saying  # type: ignore[method-assign]
     with closing(trainer.collector.grader):
-        batch = trainer.sample()
+        batch = sampled(trainer)
     assert batch is not None
     return batch.fresh
 
@@ -66,20 +69,19 @@ def test_verdicts_do_not_depend_on_when_they_were_asked_for(
         for row in random.Random(num_said).sample(range(12), num_said):
             on_ended(row, samples.token_ids[row], samples.finish_reasons[row])
 
-    def grade_after(trainer: Trainer) -> Rollouts:
-        """As the record's are: all at once, after the engine."""
+    def from_record(layout: Layout, fresh: Rollouts) -> Rollouts:
+        """The same completions from a record, graded all at once."""
+        trainer = make_trainer(layout)
+        rows = rollout_rows(0, trainer.prompts.ids, fresh)
+        trainer.collector.recorded = TRAIN_ROLLOUTS.frame(rows)
         with closing(trainer.collector.grader):
-            batch = trainer.sample()
-            assert batch is not None
-            fresh = batch.fresh
-            rows_B = fresh.prompt_rows_Q[fresh.group_B]
-            texts, verdicts = trainer.collector.grade(trainer.prompts, rows_B, fresh.samples)
-        assert fresh.texts == texts
-        assert fresh.outcomes == [verdict.outcome for verdict in verdicts]
-        return fresh
+            batch = sampled(trainer)
+        assert batch is not None
+        return batch.fresh
 
-    expected = grade_after(make_trainer(make_world(tmp_path / "late", guesser, SIZES)))
-    found = sample_with(make_trainer(make_world(tmp_path / "early", guesser, SIZES)), some)
+    layout = make_world(tmp_path, guesser, SIZES)
+    found = sample_with(make_trainer(layout), some)
+    expected = from_record(layout, found)
     assert len(set(expected.outcomes)) > 1
     assert (found.texts, found.outcomes) == (expected.texts, expected.outcomes)
     np.testing.assert_array_equal(found.rewards_B, expected.rewards_B)
@@ -96,13 +98,18 @@ def test_a_copy_of_the_prompt_earns_nothing_whenever_it_is_judged(
     collector, tokenizer = trainer.collector, trainer.collector.tokenizer
     ended = [f"{text}{tokenizer.eos_token}" for text in ("3 + 4", "7")]
     token_ids = [tokenizer.encode(text, add_special_tokens=False) for text in ended]
-    samples = Samples(token_ids, [[0.0] * len(ids) for ids in token_ids], ["stop"] * 2)
+    golds = trainer.prompts.table[[0, 0]].select("verifier", "answer", "prompt").rows()
     with closing(collector.grader):
-        _, late = collector.grade(trainer.prompts, np.zeros(2, np.int64), samples)
-        table = trainer.prompts.table[[0, 0]]
-        _, early = collect.Early(collector.grader, tokenizer, table).finish(samples)
-    for verdicts in (late, early):
-        assert [verdict.outcome for verdict in verdicts] == ["wrong", "correct"]
+        for num_said in (0, 2):
+            rollouts = [Rollout(0, ids, reason="stop") for ids in token_ids]
+            early = collect.Early(collector.grader, tokenizer, golds, rollouts)
+            for row in range(num_said):
+                rollouts[row].token_ids = []  # the engine gives them at its end
+                early.on_ended(row, token_ids[row], "stop")
+            for rollout, ids in zip(rollouts, token_ids, strict=True):
+                rollout.token_ids = ids
+            early.finish()
+            assert [rollout.outcome for rollout in rollouts] == ["wrong", "correct"]
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1])
@@ -121,6 +128,6 @@ def test_verifiers_are_loaded_once_a_run(max_staleness: int, guesser: Path, tmp_
 
     with closing(trainer.collector.grader):
         checkpoints = Checkpoints(layout.checkpoints, {}, keep=1)
-        loop_of(trainer)(trainer, checkpoints, CheckpointSettings(1e9, 1), record)
+        train(trainer, checkpoints, CheckpointSettings(1e9, 1), record)
     assert len(loaders) > 12
     assert len(set(loaders)) == 1

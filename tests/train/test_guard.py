@@ -16,12 +16,12 @@ from tasks.engines.engine import OnEnded, Request, Samples, sample_seed
 from tasks.engines.hf.engine import HfEngine
 from tasks.train import run as training
 from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.loop.loop import train
 from tasks.train.loop.save import resume
 from tasks.train.loop.state import TrainingError
-from tasks.train.loop.sync import train
 from tasks.train.loop.trainer import Trainer
 from tasks.train.settings import CheckpointSettings
-from tests.train.worlds import make_trainer, make_world, run_in_process
+from tests.train.worlds import make_trainer, make_world, run_in_process, sampled
 
 SIZES = [4, 3, 4, 2, 2, 6] * 2
 
@@ -132,7 +132,7 @@ def test_with_several_updates_a_batch_every_fresh_rollout_is_looked_at(
     updates = {"epochs": 1, "minibatches": 3}
     trainer = make_trainer(layout, updates=updates, advantage={"method": "rloo"})
     with closing(trainer.collector.grader):
-        batch = trainer.sample()
+        batch = sampled(trainer)
     assert batch is not None
     samples = batch.fresh.samples
     for stale in (0, 5, 11):
@@ -140,6 +140,6 @@ def test_with_several_updates_a_batch_every_fresh_rollout_is_looked_at(
         logprobs[stale] = [value - 0.1 for value in logprobs[stale]]
         other = dataclasses.replace(samples, logprobs=logprobs)
         seen = trainer.observe_policy(dataclasses.replace(batch.fresh, samples=other))
-        rng = trainer.rng(1)
+        rng = trainer.rng()
         with pytest.raises(TrainingError, match="step 0: the engine hf .* at policy version 0"):
             trainer.update(seen, trainer.estimate(seen, rng), 1e-4, rng)

@@ -19,11 +19,11 @@ from tasks.common.files import ArtifactError
 from tasks.common.ledger import decode_flops, prefill_flops
 from tasks.common.params import ParamsError
 from tasks.engines.engine import Engine, Request, Samples
-from tasks.train.loop.ahead import Ahead, mean_staleness, read_ahead, staleness
+from tasks.train.loop.reporter import ages
 from tasks.train.loop.trainer import Trainer
 from tasks.train.settings import TrainSettings
 from tests.train.test_asynchronous import SIZES, run
-from tests.train.worlds import make_trainer, make_world, outputs
+from tests.train.worlds import make_trainer, make_world, outputs, sampled
 
 CHANGES = {
     "max_staleness": 1,
@@ -176,16 +176,17 @@ def test_a_checkpoint_keeps_what_was_swapped_into(guesser: Path, tmp_path: Path)
     with closing(trainer.collector.grader):
         weights = {name: 1.01 * tensor for name, tensor in trainer.learner.weights().items()}
         engine.between = lambda: engine.swap_weights(weights, 2)
-        batch = trainer.sample()
-        assert batch is not None
-        ahead = Ahead([batch], 0.5)
-        again = read_ahead(trainer.collector, trainer.prompts, ahead.tensors(), ahead.numbers())
-    (kept,) = again.batches
-    assert set(batch.fresh.token_versions_N()) == {0, 2}
-    np.testing.assert_array_equal(kept.fresh.token_versions_N(), batch.fresh.token_versions_N())
-    np.testing.assert_array_equal(kept.fresh.versions_B, batch.fresh.versions_B)
-    assert staleness(2, kept) == 2
-    assert 0 < mean_staleness(2, kept) < 2
+        trainer.buffer.reserve(1)
+        trainer.buffer.fill(1, version=0)
+    groups = trainer.buffer.batches[0].groups
+    trainer.buffer.restore(trainer.buffer.numbers(), trainer.buffer.table())
+    (kept,) = trainer.buffer.take(1)
+    assert kept.groups == groups
+    assert set(kept.fresh.token_versions_N()) == {0, 2}
+    assert (kept.fresh.versions_B == 0).all()
+    age = ages(2, kept)
+    assert age["staleness"] == 2
+    assert 0 < age["staleness_mean"] < 2
 
 
 def test_what_is_read_again_after_a_swap_is_in_the_executed_flops(
@@ -196,7 +197,7 @@ def test_what_is_read_again_after_a_swap_is_in_the_executed_flops(
     engine = trainer.collector.engine = Swapping(trainer.collector.engine)
     engine.between = lambda: engine.swap_weights(trainer.learner.weights(), 2)
     with closing(trainer.collector.grader):
-        batch = trainer.sample()
+        batch = sampled(trainer)
     assert batch is not None
     fresh, architecture = batch.fresh, trainer.run.policy.architecture
     prompts_B, lengths_B = fresh.prompt_tokens_B(), fresh.completion_tokens_B()
@@ -206,7 +207,7 @@ def test_what_is_read_again_after_a_swap_is_in_the_executed_flops(
         if length > 1:
             expected += prefill_flops(architecture, prompt + 1)
             expected += decode_flops(architecture, prompt + 1, length - 1)
-    assert batch.costs[0].flops == pytest.approx(expected)
+    assert batch.cost.flops == pytest.approx(expected)
 
 
 def test_a_server_with_older_weights_than_asked_for_ends_the_run(
@@ -219,7 +220,7 @@ def test_a_server_with_older_weights_than_asked_for_ends_the_run(
         closing(trainer.collector.grader),
         pytest.raises(ArtifactError, match="after 0 updates, which was to be that after 3"),
     ):
-        trainer.sample()
+        sampled(trainer)
 
 
 def test_a_record_with_tokens_of_other_policies_is_that_of_another_run(
@@ -249,6 +250,7 @@ def test_a_record_with_tokens_of_other_policies_is_that_of_another_run(
     ("changes", "message"),
     [
         ({"max_staleness": 0}, "with train.max_staleness 0 it never samples during an update"),
+        ({"over_provision": 1.5}, "max_staleness 1 beside over_provision it never .* to 2 or more"),
         ({"generate": {"method": "multi_turn"}}, "train.generate.method is multi_turn"),
     ],
 )

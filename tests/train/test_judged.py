@@ -9,7 +9,7 @@ import polars as pl
 from tasks.common.artifacts import PROMPTS
 from tasks.grading.background import BackgroundGrader
 from tasks.train.loop.checkpoint import Checkpoints
-from tasks.train.loop.sync import train
+from tasks.train.loop.loop import train
 from tasks.train.settings import CheckpointSettings
 from tests.grading.judge_server import configured, judge_server
 from tests.train.worlds import make_trainer, make_world

@@ -20,13 +20,13 @@ from tasks.engines.settings import Sampling
 from tasks.grading.verifiers import numeric
 from tasks.models.prompts import render_reply
 from tasks.train.environments.environment import load_environment
-from tasks.train.loop.collect import decode_samples, rows_of, samples_of
+from tasks.train.loop.collect import decode_samples
 from tasks.train.methods.generate.multi_turn import Method, Settings
 from tests.policies import character_tokenizer
 from tests.train.steps import TOKENIZER, asked_of
 from tests.train.test_branches import run as train_and_write
 from tests.train.test_whole_runs import run_steps
-from tests.train.worlds import make_trainer, make_world, outputs
+from tests.train.worlds import make_trainer, make_world, outputs, sampled
 
 EOS = TOKENIZER.eos_token_id
 ARCHITECTURE = Architecture(100, 10, 2, 8)
@@ -182,17 +182,6 @@ def test_an_unknown_environment_or_setting_is_named() -> None:
         load_environment({"name": "higher_lower", "higher": "+", "no_number": "?"})
 
 
-def test_rows_of_samples_come_back() -> None:
-    plain = Samples([[1], [2, 3]], [[-1.0], [0.0, -2.0]], ["stop", "length"])
-    marked = Samples(*rows_tail(plain), [[True], [False, True]])
-    for samples in (plain, marked):
-        assert samples_of(rows_of(samples)) == samples
-
-
-def rows_tail(samples: Samples) -> tuple[Any, ...]:
-    return samples.token_ids, samples.logprobs, samples.finish_reasons
-
-
 CHATML = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}<eos>\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -277,12 +266,12 @@ def test_training_over_several_turns_learns_from_the_policys_tokens_alone(
     # recorded, the run can be computed again, masks and all
     again = make_trainer(layout, generate=GENERATE)
     again.collector.recorded = rows
-    recomputed = again.sample()
+    recomputed = sampled(again)
     assert recomputed is not None
     assert recomputed.fresh.is_action_N is not None
     mine = rows.filter(pl.col("step") == 0)["is_action"].explode().to_numpy()
     np.testing.assert_array_equal(recomputed.fresh.is_action_N, mine)
-    estimate = again.estimate(recomputed.fresh, again.rng(1))
+    estimate = again.estimate(recomputed.fresh, again.rng())
     assert (estimate.advantages_N[~mine] == 0).all()
     assert estimate.advantages_N[mine].any()
     assert again.learner.totals(recomputed.fresh, estimate.keep_B).num_tokens == mine.sum()

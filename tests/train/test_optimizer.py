@@ -20,10 +20,11 @@ from tasks.models.policy import load_model
 from tasks.train.learner.learner import memory_of
 from tasks.train.learner.optimizer import make_optimizer, step
 from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.loop.loop import train
 from tasks.train.loop.tensors import WHOLE, optimizer_tensors
 from tasks.train.settings import CheckpointSettings, LearnerSettings, Sections, TrainSettings
 from tests.stages import FORKS
-from tests.train.worlds import PARAMS, loop_of, make_trainer, make_world, run_in_process
+from tests.train.worlds import PARAMS, make_trainer, make_world, run_in_process
 
 SIZES = [4, 3, 4, 1, 2, 2, 6, 3, 5, 2, 4, 4]
 EIGHT: dict[str, Any] = {"optimizer_bits": 8}
@@ -122,7 +123,7 @@ def work(layout: Layout, changes: dict[str, Any], max_steps: int, killed_at: int
             os.kill(os.getpid(), signal.SIGKILL)
 
     with closing(trainer.collector.grader):
-        loop_of(trainer)(trainer, checkpoints, CheckpointSettings(0.0, 2), die)
+        train(trainer, checkpoints, CheckpointSettings(0.0, 2), die)
 
 
 @needs_torchao

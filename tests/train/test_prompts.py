@@ -12,7 +12,7 @@ from tasks.common.files import ArtifactError
 from tasks.train.plan import read_plan
 from tasks.train.rollouts import Prompts
 from tests.train.steps import BATCH
-from tests.train.worlds import make_trainer, make_world
+from tests.train.worlds import make_trainer, make_world, sampled
 
 
 def test_only_the_prompts_that_are_asked_for_are_encoded() -> None:
@@ -40,9 +40,9 @@ def test_a_prompt_that_does_not_fit_is_refused_when_it_is_sampled(
     PROMPTS.write(path, PROMPTS.read(path).with_columns(prompt=long))
     trainer = make_trainer(layout, batch={"unit": "prompts", "size": 2, "counts": "generated"})
     with closing(trainer.collector.grader):
-        assert trainer.sample() is not None  # p0 and p1
+        assert sampled(trainer) is not None  # p0 and p1
         with pytest.raises(ArtifactError, match="prompt p2 has 600 tokens"):
-            trainer.sample()
+            sampled(trainer)
 
 
 def test_a_run_without_validation_prompts_is_refused(guesser: Path, tmp_path: Path) -> None:

@@ -19,17 +19,18 @@ from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
 from tasks.engines.engine import IsEnough, Request, Samples
 from tasks.engines.hf.engine import HfEngine
-from tasks.train.loop import provision
+from tasks.train.loop.buffer import Batch
 from tasks.train.loop.checkpoint import Checkpoints
-from tasks.train.loop.groups import GOING, Group, Pool, Row
+from tasks.train.loop.groups import GOING, Group, Rollout, request_for, samples_of
+from tasks.train.loop.loop import train
 from tasks.train.loop.state import TrainingError
 from tasks.train.loop.trainer import Trainer
-from tasks.train.rollouts import Features, Rollouts
+from tasks.train.rollouts import Features
 from tasks.train.settings import CheckpointSettings, TrainSettings
 from tests.train import test_sharding as sharding
 from tests.train.test_asynchronous import Killed, dying_after, run
 from tests.train.test_whole_runs import changes_of
-from tests.train.worlds import loop_of, make_trainer, make_world, outputs
+from tests.train.worlds import make_trainer, make_world, outputs, sampled
 
 SIZES = [4, 2, 6] * 12  # twelve steps of three groups, six in each phase
 CHANGES: dict[str, Any] = {
@@ -59,7 +60,7 @@ def test_every_group_is_learned_from_once_and_none_is_too_old(
     trainer = run(layout, changes)
     assert learned(layout) == PLANNED
     assert trainer.state.num_steps == 12
-    assert trainer.state.pool.groups == trainer.state.pool.due == []
+    assert trainer.buffer.batches == []
     assert trainer.state.ledger.rollouts["generate"] == sum(SIZES)
 
     rows = TRAIN_ROLLOUTS.read(layout.train("r", 0) / "rollouts.parquet")
@@ -113,11 +114,10 @@ def test_a_continued_rollout_has_the_log_probabilities_of_its_policies(
         for version in range(13):
             scale(trainer, weights, version)
             trainer.learner.version = trainer.state.num_steps = version
-            batch = provision.sample(trainer)
+            batch = sampled(trainer)
             if batch is None:
                 break
-            rows = [row for group in trainer.state.pool.groups for row in group.rows]
-            carried += sum(row.reason == GOING and bool(row.token_ids) for row in rows)
+            carried += sum(map(is_begun, trainer.buffer.batches))
             fresh = batch.fresh
             versions_N, logprobs_N = (
                 fresh.token_versions_N(),
@@ -128,8 +128,8 @@ def test_a_continued_rollout_has_the_log_probabilities_of_its_policies(
                 seen = trainer.learner.observe(fresh, Features(), trainer.slots.loss)[0]
                 gap_N = np.abs(seen.logprobs_N - logprobs_N)
                 gaps.setdefault(version - old, []).extend(gap_N[versions_N == old])
-            flops += batch.costs[0].flops
-            again += provision.cost_of(trainer, groups_of(fresh)).flops
+            flops += batch.cost.flops
+            again += cost_of(trainer, batch)
     assert version == 12
     assert carried > 20
     assert set(gaps) == {0, 1}
@@ -138,20 +138,21 @@ def test_a_continued_rollout_has_the_log_probabilities_of_its_policies(
     assert flops == pytest.approx(again, rel=1e-12)
 
 
-def groups_of(rollouts: Rollouts) -> list[Group]:
-    """The groups as they were in flight."""
-    lengths, samples = rollouts.completion_tokens_B(), rollouts.samples
-    versions = np.split(rollouts.token_versions_N(), np.cumsum(lengths)[:-1])
-    rows = [
-        Row(0, ids, logprobs, each.tolist(), reason)
-        for ids, logprobs, each, reason in zip(
-            samples.token_ids, samples.logprobs, versions, samples.finish_reasons, strict=True
-        )
+def is_begun(batch: Batch) -> int:
+    """How many of a waiting batch's rollouts have tokens and go on."""
+    rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
+    return sum(rollout.is_going and bool(rollout.token_ids) for rollout in rollouts)
+
+
+def cost_of(trainer: Trainer, batch: Batch) -> float:
+    """The FLOPs of sampling the groups of a batch: at each other version they are read again."""
+    asked = [
+        Group(group.prompt_row, group.prompt, [Rollout(0) for _ in group.rollouts])
+        for group in batch.groups
     ]
-    return [
-        Group(prompt_row, [rows[row] for row in np.flatnonzero(rollouts.group_B == place)])
-        for place, prompt_row in enumerate(rollouts.prompt_rows_Q.tolist())
-    ]
+    request, _, _ = request_for(asked, trainer.run.sampling)
+    rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
+    return trainer.collector.cost(request, samples_of(rollouts)).flops
 
 
 @pytest.mark.parametrize("name", ["grpo", "sgpo", "winnow", "knapsack", "dots_replay"])
@@ -173,8 +174,9 @@ def test_a_killed_run_ends_as_one_that_was_not(name: str, guesser: Path, tmp_pat
 
 
 def test_a_late_group_is_waited_for(guesser: Path, tmp_path: Path) -> None:
-    """An engine that decodes the run's first prompt after all others."""
-    trainer = make_trainer(make_world(tmp_path, guesser, SIZES), **{**CHANGES, "max_staleness": 2})
+    """An engine that decodes the run's first prompt after all others. Of three steps of age one is
+    sampling ahead."""
+    trainer = make_trainer(make_world(tmp_path, guesser, SIZES), **{**CHANGES, "max_staleness": 3})
     engine = trainer.collector.engine
     assert isinstance(engine, HfEngine)
     first = trainer.prompts.token_ids(np.array([0]))[0]
@@ -189,7 +191,7 @@ def test_a_late_group_is_waited_for(guesser: Path, tmp_path: Path) -> None:
     with closing(trainer.collector.grader):
         for step in range(4):
             trainer.state.num_steps = trainer.learner.version = step
-            batch = provision.sample(trainer)
+            batch = sampled(trainer)
             assert batch is not None
             taken.append(batch.fresh.prompt_rows_Q.tolist())
     assert taken == [[1, 2, 3], [4, 5, 1], [0, 2, 3], [0, 4, 5]]
@@ -206,7 +208,7 @@ def test_an_engine_that_cannot_be_stopped_is_refused(guesser: Path, tmp_path: Pa
 
     trainer.collector.engine = Plain()  # type: ignore[assignment]
     with closing(trainer.collector.grader), pytest.raises(ParamsError, match="the engine plain"):
-        provision.sample(trainer)
+        sampled(trainer)
 
 
 def test_a_step_takes_no_fewer_groups_than_were_asked_for(guesser: Path, tmp_path: Path) -> None:
@@ -223,7 +225,7 @@ def test_a_step_takes_no_fewer_groups_than_were_asked_for(guesser: Path, tmp_pat
     engine.generate_until = losing  # type: ignore[method-assign]
     message = "step 0: 0 groups are whole, and control asked for 3: sampling ended"
     with closing(trainer.collector.grader), pytest.raises(TrainingError, match=message):
-        provision.sample(trainer)
+        sampled(trainer)
 
 
 def test_the_record_of_another_run_is_refused(guesser: Path, tmp_path: Path) -> None:
@@ -247,7 +249,7 @@ def test_the_record_of_another_run_is_refused(guesser: Path, tmp_path: Path) -> 
                 (ArtifactError, TrainingError), match=r"step 1: .* the record of another run"
             ),
         ):
-            loop_of(trainer)(trainer, checkpoints, CheckpointSettings(1e9, 1), lambda *_: None)
+            train(trainer, checkpoints, CheckpointSettings(1e9, 1), lambda *_: None)
 
 
 def test_two_ranks_sample_the_groups_of_one(guesser: Path, tmp_path: Path) -> None:
@@ -278,10 +280,6 @@ def test_two_ranks_sample_the_groups_of_one(guesser: Path, tmp_path: Path) -> No
         ({"over_provision": 2.1, "max_staleness": 1}, "over_provision is 2.1"),
         ({"over_provision": 1.5}, "set train.max_staleness to 1 or more"),
         (
-            {"over_provision": 1.5, "max_staleness": 1, "in_flight_updates": True},
-            "train.over_provision between two updates",
-        ),
-        (
             {
                 "over_provision": 1.5,
                 "max_staleness": 1,
@@ -309,8 +307,10 @@ def test_a_control_that_asks_again_is_refused(name: str, guesser: Path, tmp_path
 def test_a_checkpoint_keeps_what_is_in_flight(guesser: Path, tmp_path: Path) -> None:
     trainer = make_trainer(make_world(tmp_path, guesser, SIZES), **CHANGES)
     with closing(trainer.collector.grader):
-        assert provision.sample(trainer) is not None
-    pool, again = trainer.state.pool, Pool()
-    assert any(row.token_ids for group in pool.groups for row in group.rows)
-    again.fill(pool.tensors(), json.loads(json.dumps(pool.numbers())))
-    assert again == pool
+        assert sampled(trainer) is not None
+    waiting = trainer.buffer.batches
+    assert sum(map(is_begun, waiting)) > 0
+    numbers = json.loads(json.dumps(trainer.buffer.numbers()))
+    trainer.buffer.restore(numbers, trainer.buffer.table())
+    assert trainer.buffer.batches == waiting
+    assert trainer.buffer.batches is not waiting

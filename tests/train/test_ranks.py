@@ -12,11 +12,11 @@ import torch.distributed as distributed
 
 from tasks.train.learner.ranks import Ranks, buckets
 from tasks.train.learner.update import UpdateStats
-from tasks.train.loop.batch import Update
 from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.save import write_results
+from tasks.train.loop.trainer import Update
 from tests.stages import FORKS
-from tests.train.worlds import make_trainer, make_world, run_in_process
+from tests.train.worlds import make_trainer, make_world, run_in_process, sampled
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -35,10 +35,10 @@ def test_only_the_first_rank_keeps_rows_of_rollouts(
 ) -> None:
     trainer = make_trainer(make_world(tmp_path, guesser, [4, 4, 4]))
     with closing(trainer.collector.grader):
-        batch = trainer.sample()
+        batch = sampled(trainer)
         assert batch is not None
         trainer.run = replace(trainer.run, ranks=Ranks(rank, 2))
-        estimate = trainer.estimate(batch.fresh, trainer.rng(1))
+        estimate = trainer.estimate(batch.fresh, trainer.rng())
         trainer.record(batch, batch.fresh, estimate, Update(UpdateStats(), [], 1.0, False), 0.0)
     assert len(trainer.state.rollouts) == (4 if rank == 0 else 0)
     assert len(trainer.state.steps) == 1

@@ -19,12 +19,13 @@ from tasks.models.policy import load_model
 from tasks.models.weights import whole
 from tasks.train.learner.ranks import Ranks
 from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.loop.loop import train
 from tasks.train.loop.save import resume
 from tasks.train.loop.tensors import SavedTensors, optimizer_tensors
 from tasks.train.loop.trainer import Trainer
 from tasks.train.settings import CheckpointSettings
 from tests.stages import FORKS
-from tests.train.worlds import PARAMS, loop_of, make_trainer, make_world
+from tests.train.worlds import PARAMS, make_trainer, make_world
 
 SIZES = [4, 3, 4, 1, 2, 2, 6, 3, 5, 2, 4, 4]
 COMPONENTS = {"recipe": "r", "seed": 0}
@@ -74,7 +75,7 @@ def work(rank: int, size: int, layout: Layout, max_steps: int, out: Path) -> Non
     with closing(trainer.collector.grader):
         resume(trainer, checkpoints, None)
         before = tensors_of(trainer)
-        loop_of(trainer)(trainer, checkpoints, CheckpointSettings(0.0, 1), lambda *_: None)
+        train(trainer, checkpoints, CheckpointSettings(0.0, 1), lambda *_: None)
     after, model = tensors_of(trainer), trainer.learner.whole_model()
     if rank == 0:
         assert model is not None

@@ -15,13 +15,13 @@ from tasks.common.artifacts import SAMPLES, STEPS, TRAIN_ROLLOUTS
 from tasks.common.ledger import charged_flops
 from tasks.common.params import ParamsError
 from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.loop.loop import learn
 from tasks.train.loop.save import resume, save
-from tasks.train.loop.sync import learn
 from tasks.train.loop.trainer import Trainer
 from tasks.train.methods.advantage import one_sided
 from tasks.train.rollouts import Estimate, Features
 from tests.parameters import every_value
-from tests.train.worlds import make_trainer, make_world, run_in_process
+from tests.train.worlds import make_trainer, make_world, run_in_process, sampled
 
 PROJECT = every_value()
 SIZES = [4, 3, 4, 2, 2, 4]
@@ -59,7 +59,7 @@ def run_steps(trainer: Trainer, num: int) -> list[dict[str, Any]]:
     """Steps of the loop, without its files; their rows of STEPS."""
     trainer.score_replay()
     for _ in range(num):
-        batch = trainer.sample()
+        batch = sampled(trainer)
         assert batch is not None
         if learn(trainer, batch)["updated"]:
             trainer.sync_engine()
@@ -191,9 +191,9 @@ def test_with_a_kl_term_all_that_is_kept_is_computed_and_charged(
     pods = {"select": {"method": "pods", "keep": 2}, "batch": {**BATCH, "size": 24}}
     for coefficient in (0.0, 0.1):
         trainer = make_trainer(layout, **pods, kl_coefficient=coefficient)
-        batch = trainer.sample()
+        batch = sampled(trainer)
         assert batch is not None
-        rng = trainer.rng(1)
+        rng = trainer.rng()
         estimate = trainer.estimate(batch.fresh, rng)
         learn(trainer, batch)
         tokens_B = batch.fresh.tokens_B()
@@ -225,7 +225,7 @@ def test_the_kl_term_is_the_mean_over_what_is_kept(
         divisor=divisor,
         loss={**loss, "normalize": normalize},
     )
-    batch, learner = trainer.sample(), trainer.learner
+    batch, learner = sampled(trainer), trainer.learner
     assert batch is not None
     assert learner.reference is not None
     torch.manual_seed(0)
@@ -311,7 +311,7 @@ def test_a_run_with_a_memory_goes_on_bit_for_bit(name: str, guesser: Path, tmp_p
 def test_tokens_of_an_environment_carry_no_gradient(guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, [4] * 6)
     trainer = make_trainer(layout, batch=BATCH)
-    batch = trainer.sample()
+    batch = sampled(trainer)
     assert batch is not None
     rollouts = batch.fresh
     num_tokens = len(rollouts.owner_N())
@@ -340,7 +340,7 @@ def test_gradient_norms_are_of_one_rollout_each(guesser: Path, tmp_path: Path) -
     """The norm that autograd finds for the rollout by itself, whatever shares its group."""
     layout = make_world(tmp_path, guesser, [4] * 6)
     trainer = make_trainer(layout, batch=BATCH)
-    batch = trainer.sample()
+    batch = sampled(trainer)
     assert batch is not None
     wanted = Features(gradient_norms=True)
     seen, _ = trainer.learner.observe(batch.fresh, wanted, trainer.slots.loss)
@@ -363,7 +363,7 @@ def test_gradient_norms_take_one_forward_and_its_backward(
     trainer = make_trainer(make_world(tmp_path, guesser, [4] * 6), batch=BATCH)
     learner, loss = trainer.learner, trainer.slots.loss
     learner.memory = dataclasses.replace(learner.memory, tokens_per_logprob_chunk=chunk)
-    batch = trainer.sample()
+    batch = sampled(trainer)
     assert batch is not None
     wanted = Features(hidden_layer=layer, gradient_norms=True)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as computed:

@@ -1,7 +1,6 @@
 """A small world to train in: prompts, a profile, a plan and a policy under one data root, and its
 parameters."""
 
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,10 @@ from tasks.common.artifacts import PLAN, PROMPTS, SAMPLES, Layout
 from tasks.grading.background import BackgroundGrader
 from tasks.models.policy import load_model, load_tokenizer, read_policy
 from tasks.train.learner.ranks import Ranks
-from tasks.train.loop import asynchronous, sync
+from tasks.train.loop.buffer import Batch
 from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.collect import MIN_JUDGED
+from tasks.train.loop.loop import train
 from tasks.train.loop.state import Run
 from tasks.train.loop.trainer import Trainer
 from tasks.train.run import build
@@ -185,9 +185,11 @@ def make_trainer(
     return build(run, told, sections, grader)[0]
 
 
-def loop_of(trainer: Trainer) -> Callable[..., dict[str, float]]:
-    """The loop that the trainer's settings ask for."""
-    return asynchronous.train if trainer.is_ahead else sync.train
+def sampled(trainer: Trainer) -> Batch | None:
+    """The batch that a step takes; None at the end of the run."""
+    trainer.buffer.reserve(1)
+    trainer.buffer.fill(1, trainer.learner.version)
+    return next(iter(trainer.buffer.take(1)), None)
 
 
 def run_in_process(layout: Layout, changes: dict[str, Any]) -> Trainer:
@@ -195,7 +197,7 @@ def run_in_process(layout: Layout, changes: dict[str, Any]) -> Trainer:
     trainer = make_trainer(layout, **changes)
     checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=1)
     with closing(trainer.collector.grader):
-        loop_of(trainer)(trainer, checkpoints, CheckpointSettings(1e9, 1), lambda *_: None)
+        train(trainer, checkpoints, CheckpointSettings(1e9, 1), lambda *_: None)
     return trainer
 
 

@@ -28,14 +28,14 @@ def is_end(trainer: Trainer) -> bool:
     state = trainer.state
     if state.branch is None or state.num_steps == state.branch_start:
         return False
-    return trainer.slots.control.progress() >= state.branch - ROUNDING
+    return trainer.buffer.progress >= state.branch - ROUNDING
 
 
 def leave_trunk_if_due(trainer: Trainer, checkpoints: Checkpoints) -> None:
     """Where the next branch leaves the trunk, checkpoint the trunk, hold it, and begin. A branch
     whose end the trunk has passed in one step is left out."""
     state, settings = trainer.state, trainer.run.settings
-    done = trainer.slots.control.progress() + ROUNDING
+    done = trainer.buffer.progress + ROUNDING
     shares = settings.branches[state.branches_done :]
     is_waiting = state.branch is None and bool(shares) and not trainer.is_done()
     if not is_waiting or done < shares[0] * (1.0 - settings.decay_share):
@@ -70,6 +70,12 @@ def return_to_trunk(trainer: Trainer, checkpoints: Checkpoints) -> dict[str, Any
             state.num_steps,
             state.branch,
         )
+    for batch in trainer.buffer.batches:  # sampled in the branch, and not learned from
+        cost, judged = batch.cost, batch.judged_flops
+        state.ledger.add(
+            "generate", executed=cost.flops, tokens=cost.tokens, rollouts=cost.rollouts
+        )
+        state.ledger.add("score", executed=judged)
     ledger, seconds, num_done = state.ledger, sum(state.seconds.values()), state.branches_done
     restore(trainer, checkpoints.held())
     state.branches_done = num_done + 1
@@ -80,12 +86,10 @@ def return_to_trunk(trainer: Trainer, checkpoints: Checkpoints) -> dict[str, Any
     trained = difference(ledger, before, TRAINING, ACCOUNTS)
     validated = difference(ledger, before, ("evaluate",), (*ACCOUNTS, "tokens", "rollouts"))
     before.add("branch", **generated, **trained)
+    for batch in trainer.buffer.batches:  # sampled before the fork: the trunk is charged for it
+        before.add("branch", **{name: -value for name, value in batch.cost.as_account().items()})
     before.add("evaluate", **validated)
     state.seconds["branch"] += seconds - sum(state.seconds.values())
-    trainer.collector.in_flight = None
-    ranks.barrier()
-    if ranks.is_main:
-        checkpoints.drop_in_flight()
     save(trainer, checkpoints)
     if ranks.is_main:
         checkpoints.end_branch(state.num_steps)

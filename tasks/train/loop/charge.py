@@ -1,8 +1,8 @@
 """What a step costs, in every account of the ledger."""
 
 from tasks.common.ledger import ACCOUNTS, charged_flops, paper_training_flops
-from tasks.train.loop.batch import Batch, Update
-from tasks.train.loop.trainer import Trainer
+from tasks.train.loop.buffer import Batch
+from tasks.train.loop.trainer import Trainer, Update
 from tasks.train.rollouts import Estimate, Rollouts
 
 
@@ -12,8 +12,7 @@ def charge(
     """Enter the step into the accounts (see the ledger). What was replayed was generated
     before; a rollout is charged once for every epoch."""
     architecture, ledger = trainer.run.policy.architecture, trainer.state.ledger
-    for cost in batch.costs:
-        ledger.add("generate", executed=cost.flops, tokens=cost.tokens, rollouts=cost.rollouts)
+    ledger.add("generate", **batch.cost.as_account())
     generated = float(batch.fresh.tokens_B().sum())
     epochs = trainer.run.settings.updates.epochs
     updated = epochs * float(rollouts.tokens_B()[estimate.keep_B].sum())

@@ -28,7 +28,6 @@ import polars as pl
 import torch
 from safetensors.torch import save_file
 
-from tasks.common.artifacts import TRAIN_ROLLOUTS
 from tasks.common.files import (
     ArtifactError,
     WriteError,
@@ -175,19 +174,6 @@ class Checkpoints:
         flush(path)
         return path.name, digest_file(path)
 
-    def save_in_flight(self, rollouts: pl.DataFrame) -> None:
-        """Keep the rollouts of the step in flight: after a kill they are not drawn again."""
-        TRAIN_ROLLOUTS.write(self.folder / "in_flight.parquet", rollouts)
-
-    def in_flight(self) -> pl.DataFrame | None:
-        """The rollouts of the step that was in flight, if any were kept."""
-        path = self.folder / "in_flight.parquet"
-        try:
-            return TRAIN_ROLLOUTS.read(path) if path.exists() else None
-        except ArtifactError as error:
-            logger.warning("the rollouts in flight are damaged and will be drawn again: %s", error)
-            return None
-
     def steps(self) -> list[Path]:
         """The folders of complete checkpoints, in the order in which they were written: back from a
         branch, the trunk's steps are lower again."""
@@ -233,15 +219,10 @@ class Checkpoints:
         write_journal(path, [e for e in entries if e["step"] < step or e["step"] == math.inf])
         sync_folder(self.folder)
 
-    def drop_in_flight(self) -> None:
-        """Delete the rollouts in flight: the step is another policy's."""
-        (self.folder / "in_flight.parquet").unlink(missing_ok=True)
-
     def load(self, chosen: Path | None = None) -> Loaded | None:
         """The checkpoint `chosen`, or the newest that is whole, or None. A damaged one is named in
-        a warning and passed over, and so is one with a damaged part of the rollouts, and with them
-        the rollouts in flight, which may be of a step that is made twice (`branches`).
-        ArtifactError when it was chosen, or when `chosen` is another run's."""
+        a warning and passed over, and so is one with a damaged part of the rollouts. ArtifactError
+        when it was chosen, or when `chosen` is another run's."""
         if chosen is not None:
             self.check_fit(chosen)
             try:
@@ -256,7 +237,6 @@ class Checkpoints:
                 return self.read(folder)
             except ArtifactError as error:
                 logger.warning("passing over the damaged checkpoint %s: %s", folder, error)
-                self.drop_in_flight()
         if self.steps():
             logger.warning(
                 "no checkpoint in %s is whole: starting over from the first step, which gives the "
@@ -270,7 +250,7 @@ class Checkpoints:
 
         Newer checkpoints left here would be what the next restart goes on from, and `keep` would
         let the new branch's go first. They are moved to a folder `retired-...` with the parts of
-        rollouts that they name, the rollouts in flight and the journal of their steps. They are
+        rollouts that they name and the journal of their steps. They are
         not deleted: `--resume` of one of them takes a mistake back. A checkpoint of another folder
         is copied here first, and all that is here is retired.
         """
@@ -283,9 +263,8 @@ class Checkpoints:
             shutil.copy(self.folder / "key.json", retired)
             self.link_parts(newer, retired)
             self.split_journal(step, retired)
-            for name in ("in_flight.parquet", HELD):
-                if (self.folder / name).exists():
-                    (self.folder / name).rename(retired / name)
+            if (self.folder / HELD).exists():
+                (self.folder / HELD).rename(retired / HELD)
         if not is_here:
             self.adopt(chosen, step)
         elif branch_of(chosen) is not None and (retired / HELD).exists():

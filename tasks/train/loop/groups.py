@@ -1,112 +1,172 @@
-"""Groups that were asked for and are not learned from yet, with what is written of them: what
-`provision.py` keeps from step to step, and a checkpoint of it."""
+"""Groups of rollouts as they are sampled: what an engine is asked for, what a step learns from, and
+the table that a checkpoint keeps of them.
 
-import itertools
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+Legend: B rollouts."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
+import polars as pl
 
-from tasks.train.buffer import REASONS, flat, ragged
+from tasks.engines.engine import Request, Samples
+from tasks.engines.settings import Sampling
+from tasks.grading.verdict import Verdict
+from tasks.train.rollouts import Ints, Rollouts, mixed_versions
 
-NAME = "provision"  # before the array's name, in the names of a checkpoint's tensors
-GOING = "abort"  # what engines call the end of a completion that was stopped
-KINDS = (GOING, *REASONS)
-WRITTEN = ("tokens_N", "logprobs_N", "versions_N")  # of each token, as Row has them
+GOING = "abort"  # the finish reason of what has not ended: engines give it to what was stopped
+INTS, FLOATS = pl.List(pl.Int64), pl.List(pl.Float64)
+COLUMNS: dict[str, Any] = {
+    "batch": pl.Int64,
+    "group": pl.Int64,
+    "prompt_row": pl.Int64,
+    "prompt": INTS,
+    "since": pl.Int64,
+    "seed": pl.Int64,
+    "token_ids": INTS,
+    "logprobs": FLOATS,
+    "versions": INTS,
+    "is_action": pl.List(pl.Boolean),
+    "reason": pl.String,
+    "text": pl.String,
+    "outcome": pl.String,
+    "reward": pl.Float64,
+    "scores": pl.String,
+}
 
 
 @dataclass
-class Row:
-    """A rollout as far as it is written, and which version of the policy wrote each token."""
+class Rollout:
+    """A completion as far as it is written, with the version of the policy behind each token, -1
+    for other sampling settings than the run's; once it has ended its text and verdict. For example
+    Rollout(seed=81, token_ids=[40, 2], logprobs=[-0.2, -0.1], versions=[6, 7], reason="stop",
+    text="7", outcome="correct", reward=1.0)."""
 
     seed: int
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    is_action: list[bool] | None = None
     reason: str = GOING
+    text: str = ""
+    outcome: str = ""
+    reward: float = 0.0
+    scores: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def is_going(self) -> bool:
+        """Whether it has not ended."""
+        return self.reason == GOING
+
+    def grade(self, text: str, verdict: Verdict) -> None:
+        """Take the verdict on its text."""
+        self.text, self.outcome = text, verdict.outcome
+        self.reward, self.scores = verdict.reward, dict(verdict.parts)
 
 
 @dataclass
 class Group:
-    """A group that was asked for and is not learned from yet. `since` is the step in which it was
-    in flight first, -1 before that."""
+    """The rollouts of one prompt, which stands in row `prompt_row` of the training prompts;
+    `prompt` are its token ids, those of a prefix among them. `since` is the step in which it was in
+    flight first, -1 before that. For example Group(12, [5, 9, 4], [Rollout(...), Rollout(...)])."""
 
     prompt_row: int
-    rows: list[Row]
+    prompt: list[int]
+    rollouts: list[Rollout] = field(default_factory=list)
     since: int = -1
 
     @property
-    def is_whole(self) -> bool:
-        return all(row.reason != GOING for row in self.rows)
+    def is_complete(self) -> bool:
+        """Whether all its rollouts have ended."""
+        return not any(rollout.is_going for rollout in self.rollouts)
 
 
-@dataclass(frozen=True)
-class Due:
-    """A request of control that no step has taken yet: its groups, where it stands in the plan,
-    what replay adds to it, and the share of the run that is done with it."""
+def request_for(groups: Sequence[Group], sampling: Sampling) -> tuple[Request, list[Rollout], Ints]:
+    """The request for all that is not written yet, the rollout of each completion, and the prompt
+    row of each prompt of the request. Rollouts that have begun are asked for one by one, with what
+    they have as a part of the prompt; the others of a group share its prefill."""
+    prompts, counts, written = list[list[int]](), list[int](), list[int]()
+    rollouts, prompt_rows = list[Rollout](), list[int]()
+    for group in groups:
+        going = [rollout for rollout in group.rollouts if rollout.is_going]
+        begun = [rollout for rollout in going if rollout.token_ids]
+        parts = [[rollout] for rollout in begun]
+        if len(begun) < len(going):
+            parts.append([rollout for rollout in going if not rollout.token_ids])
+        for part in parts:
+            prompts.append([*group.prompt, *part[0].token_ids])
+            counts.append(len(part))
+            written.append(len(part[0].token_ids))
+            rollouts += part
+            prompt_rows.append(group.prompt_row)
+    seeds = [rollout.seed for rollout in rollouts]
+    request = Request(prompts, counts, seeds, sampling, written=written if any(written) else None)
+    return request, rollouts, np.array(prompt_rows, dtype=np.int64)
 
-    num_groups: int
-    pass_number: int
-    phase: int
-    replayed: int
-    progress: float
+
+def samples_of(rollouts: Sequence[Rollout]) -> Samples:
+    """Rollouts as an engine gives them."""
+    masked = any(rollout.is_action is not None for rollout in rollouts)
+    return Samples(
+        [rollout.token_ids for rollout in rollouts],
+        [rollout.logprobs for rollout in rollouts],
+        [rollout.reason for rollout in rollouts],
+        [r.is_action or [True] * len(r.token_ids) for r in rollouts] if masked else None,
+        [rollout.versions for rollout in rollouts],
+    )
 
 
-@dataclass
-class Pool:
-    """The groups in flight, in the order in which they were asked for, and the requests of which
-    they are. `asked` counts the requests so far; `progress` is the share of the run that is done
-    with those that steps have taken."""
+def rollouts_of(groups: Sequence[Group]) -> Rollouts:
+    """Complete groups as a step's fresh rollouts."""
+    every = [rollout for group in groups for rollout in group.rollouts]
+    samples = samples_of(every)
+    versions_B = np.array([min(each, default=-1) for each in samples.versions or []], np.int64)
+    versions_N = np.array([v for each in samples.versions or [] for v in each], np.int64)
+    lengths_B = np.array([len(ids) for ids in samples.token_ids], dtype=np.int64)
+    return Rollouts(
+        np.array([group.prompt_row for group in groups], dtype=np.int64),
+        [group.prompt for group in groups],
+        np.repeat(np.arange(len(groups)), [len(group.rollouts) for group in groups]),
+        Samples(samples.token_ids, samples.logprobs, samples.finish_reasons),
+        [rollout.text for rollout in every],
+        [rollout.outcome for rollout in every],
+        np.array([rollout.reward for rollout in every]),
+        versions_B,
+        np.zeros(len(every), dtype=np.bool_),
+        [rollout.scores for rollout in every],
+        None if samples.is_action is None else np.concatenate(samples.is_action),
+        versions_N=mixed_versions(versions_B, versions_N, lengths_B),
+    )
 
-    groups: list[Group] = field(default_factory=list)
-    due: list[Due] = field(default_factory=list)
-    asked: int = 0
-    progress: float = 0.0
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """The groups, by the names of a checkpoint's tensors."""
-        rows = [row for group in self.groups for row in group.rows]
-        arrays = {
-            "prompt_rows_G": np.array([group.prompt_row for group in self.groups], np.int64),
-            "since_G": np.array([group.since for group in self.groups], np.int64),
-            "sizes_G": np.array([len(group.rows) for group in self.groups], np.int64),
-            "seeds_B": np.array([row.seed for row in rows], np.int64),
-            "lengths_B": np.array([len(row.token_ids) for row in rows], np.int64),
-            "reasons_B": np.array([KINDS.index(row.reason) for row in rows], np.int64),
-            "tokens_N": flat([row.token_ids for row in rows], np.int64),
-            "logprobs_N": flat([row.logprobs for row in rows], np.float64),
-            "versions_N": flat([row.versions for row in rows], np.int64),
+def table_of(batches: Sequence[Sequence[Group]]) -> pl.DataFrame:
+    """The groups of each batch as a table, a row a rollout."""
+    rows = [
+        {
+            "batch": number,
+            "group": place,
+            "prompt_row": group.prompt_row,
+            "prompt": group.prompt,
+            "since": group.since,
+            **asdict(rollout),
+            "scores": json.dumps(rollout.scores),
         }
-        return {f"{NAME}.{name}": torch.from_numpy(array) for name, array in arrays.items()}
+        for number, groups in enumerate(batches)
+        for place, group in enumerate(groups)
+        for rollout in group.rollouts
+    ]
+    return pl.DataFrame(rows, schema=COLUMNS)
 
-    def numbers(self) -> dict[str, Any]:
-        """What else is to be known of them, as JSON has it."""
-        return {
-            "asked": self.asked,
-            "progress": self.progress,
-            "due": [vars(due) for due in self.due],
-        }
 
-    def fill(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
-        """The inverse of `tensors` and `numbers`."""
-        arrays = {
-            name.removeprefix(f"{NAME}."): tensor.numpy()
-            for name, tensor in tensors.items()
-            if name.startswith(f"{NAME}.")
-        }
-        of_rows = zip(
-            arrays["seeds_B"].tolist(),
-            *(ragged(arrays[name], arrays["lengths_B"]) for name in WRITTEN),
-            [KINDS[kind] for kind in arrays["reasons_B"].tolist()],
-            strict=True,
-        )
-        rows = itertools.starmap(Row, of_rows)
-        of_groups = (arrays[name].tolist() for name in ("prompt_rows_G", "sizes_G", "since_G"))
-        self.groups = [
-            Group(prompt_row, list(itertools.islice(rows, size)), since)
-            for prompt_row, size, since in zip(*of_groups, strict=True)
-        ]
-        self.due = [Due(**due) for due in numbers["due"]]
-        self.asked, self.progress = numbers["asked"], numbers["progress"]
+def groups_in(table: pl.DataFrame, batch: int) -> list[Group]:
+    """The groups of one batch: the inverse of `table_of`."""
+    groups: list[Group] = []
+    for row in table.filter(pl.col("batch") == batch).to_dicts():
+        del row["batch"]
+        of_group = [row.pop(name) for name in ("group", "prompt_row", "prompt", "since")]
+        if of_group[0] == len(groups):
+            groups.append(Group(of_group[1], of_group[2], since=of_group[3]))
+        groups[-1].rollouts.append(Rollout(**{**row, "scores": json.loads(row["scores"])}))
+    return groups

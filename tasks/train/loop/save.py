@@ -9,15 +9,14 @@ import polars as pl
 import torch
 
 from tasks.common.artifacts import CURVE, STEPS, TRAIN_ROLLOUTS
-from tasks.common.files import sync_folder, writing
+from tasks.common.files import ArtifactError, sync_folder, writing
 from tasks.common.sealed import write_sealed
 from tasks.models.folder import policy_digest
 from tasks.models.policy import save_policy
 from tasks.train.learner.lora import save_adapter
 from tasks.train.learner.sharding import local, local_rows
-from tasks.train.loop import groups
-from tasks.train.loop.ahead import NAME, Ahead, read_ahead
 from tasks.train.loop.checkpoint import Checkpoints, Snapshot
+from tasks.train.loop.groups import table_of
 from tasks.train.loop.state import TrainingError
 from tasks.train.loop.stored import Loaded
 from tasks.train.loop.tensors import optimizer_tensors, restore_optimizer
@@ -26,12 +25,13 @@ from tasks.train.loop.trainer import Trainer
 logger = logging.getLogger(__name__)
 
 METHOD = "method"  # before the slot's name and the field's, in the names of a checkpoint's tensors
+BUFFER = "buffer"  # the name of its table and its numbers in a checkpoint
 
 
-def save(trainer: Trainer, checkpoints: Checkpoints, ahead: Ahead | None = None) -> None:
-    """Checkpoint a copy of the trainer, and the batches that were sampled ahead; the rollouts since
-    the last one become a part of their own, which is not written again. Every rank calls this;
-    those of a policy that is not sharded have nothing to add to the first."""
+def save(trainer: Trainer, checkpoints: Checkpoints) -> None:
+    """Checkpoint a copy of the trainer; the rollouts since the last one become a part of their own,
+    which is not written again. Every rank calls this; those of a policy that is not sharded have
+    nothing to add to the first."""
     checkpoints.wait()  # before the copy is made: two of them may be more than main memory holds
     tensors = optimizer_tensors(trainer.learner.model, trainer.learner.optimizer)
     shards = write_shards(trainer, checkpoints, tensors)
@@ -43,15 +43,13 @@ def save(trainer: Trainer, checkpoints: Checkpoints, ahead: Ahead | None = None)
     tensors = {name: tensor for name, tensor in tensors.items() if local_rows(tensor) is None}
     for slot, arrays in trainer.slots.states().items():
         tensors |= {f"{METHOD}.{slot}.{k}": torch.from_numpy(v) for k, v in arrays.items()}
-    tables = {"steps": STEPS.frame(state.steps), "curve": CURVE.frame(state.curve)}
+    tables = {
+        "steps": STEPS.frame(state.steps),
+        "curve": CURVE.frame(state.curve),
+        BUFFER: trainer.buffer.table(),
+    }
     copied = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-    numbers = {**state.numbers(), "version": learner.version}
-    if trainer.run.settings.is_provisioned:
-        copied |= state.pool.tensors()
-        numbers |= {groups.NAME: state.pool.numbers()}
-    if ahead is not None:
-        copied |= ahead.tensors()
-        numbers |= {NAME: ahead.numbers()}
+    numbers = {**state.numbers(), "version": learner.version, BUFFER: trainer.buffer.numbers()}
     checkpoints.save(Snapshot(state.num_steps, copied, shards, numbers, tables, part))
 
 
@@ -74,19 +72,15 @@ def write_shards(
     return dict(ranks.all_gather(checkpoints.write_shard(ranks.rank, ranks.size, rows)))
 
 
-def resume_ahead(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> Ahead | None:
-    """As `resume`; the batches that were sampled ahead, None where there is no checkpoint."""
-    loaded = resume(trainer, checkpoints, chosen)
-    if loaded is None:
-        return None
-    tensors, numbers, _ = loaded
-    return read_ahead(trainer.collector, trainer.prompts, tensors, numbers[NAME])
-
-
-def resume(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> Loaded | None:
-    """Put the trainer where `chosen` or the newest checkpoint was made, if there is one, which is
-    returned."""
+def resume(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> None:
+    """Put the trainer where `chosen` or the newest checkpoint was made, if there is one."""
     loaded = checkpoints.load(chosen)
+    if loaded is not None and BUFFER not in loaded[1] and trainer.run.settings.max_staleness:
+        why = "is of an earlier version, which kept what was sampled ahead in another form"
+        if chosen is not None:
+            raise ArtifactError(f"--resume {chosen} {why}: leave --resume out to start over")
+        logger.warning("starting over: the newest checkpoint of %s %s", checkpoints.folder, why)
+        checkpoints.parts, loaded = [], None
     found = None if loaded is None else loaded[1]["num_steps"]
     if len(set(trainer.run.ranks.all_gather(found))) > 1:
         raise TrainingError(
@@ -95,12 +89,9 @@ def resume(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> L
     if chosen is not None and trainer.run.ranks.is_main:
         checkpoints.branch_from(chosen)
     trainer.run.ranks.barrier()  # the others must not find what is being retired
-    trainer.collector.in_flight = checkpoints.in_flight()
-    if loaded is None:
-        return None
-    restore(trainer, loaded)
-    logger.info("resumed after %d steps from %s", trainer.state.num_steps, checkpoints.folder)
-    return loaded
+    if loaded is not None:
+        restore(trainer, loaded)
+        logger.info("resumed after %d steps from %s", trainer.state.num_steps, checkpoints.folder)
 
 
 def restore(trainer: Trainer, loaded: Loaded) -> None:
@@ -122,8 +113,13 @@ def restore(trainer: Trainer, loaded: Loaded) -> None:
     trainer.sync_engine()
     # after the engine's probe, which a run that was not stopped would not have made
     trainer.state.fill(numbers, tables["steps"].to_dicts(), tables["curve"].to_dicts())
-    if trainer.run.settings.is_provisioned:
-        trainer.state.pool.fill(tensors, numbers[groups.NAME])
+    empty = {  # a step's own batch was not kept before
+        "progress": trainer.slots.control.progress(),
+        "num_asked": numbers["num_steps"],
+        "num_complete": 0,
+        "batches": [],
+    }
+    trainer.buffer.restore(numbers.get(BUFFER, empty), tables.get(BUFFER, table_of([])))
 
 
 def write_results(
@@ -162,7 +158,7 @@ def write_results(
     TRAIN_ROLLOUTS.write(out / "rollouts.parquet", pl.concat([TRAIN_ROLLOUTS.frame([]), *parts]))
     write_sealed(out / "flops.json", state.ledger.as_dict())
     # sampling ahead takes no time but what is waited for it
-    apart = {"validate", "branch"} | ({"generate"} if trainer.is_ahead else set())
+    apart = {"validate", "branch"} | ({"generate"} if trainer.run.settings.num_ahead else set())
     spent = sum(spent for part, spent in state.seconds.items() if part not in apart)
     seconds = {**state.seconds, "train": spent}
     rounded = {part: round(spent, 3) for part, spent in sorted(seconds.items())}

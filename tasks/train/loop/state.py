@@ -11,7 +11,6 @@ from tasks.common.ledger import Ledger
 from tasks.engines.settings import Sampling
 from tasks.models.policy import Policy
 from tasks.train.learner.ranks import Ranks
-from tasks.train.loop.groups import Pool
 from tasks.train.settings import TrainSettings
 
 
@@ -38,7 +37,7 @@ class State:
     last checkpoint. `next_validation` is the share of the run at which the curve's next point is
     due. `branch` is the share of the run at which the decayed branch ends that left the trunk after
     `branch_start` steps, None on the trunk; `branches_done` have ended. `part` is the part of a
-    step that goes on, `pool` the groups in flight beyond a step (see `provision.py`).
+    step that goes on.
     """
 
     num_steps: int = 0
@@ -52,7 +51,6 @@ class State:
     curve: list[dict[str, Any]] = field(default_factory=list)
     rollouts: list[dict[str, Any]] = field(default_factory=list)
     part: str = ""
-    pool: Pool = field(default_factory=Pool)
 
     def trained(self, account: str) -> float:
         """FLOPs of training so far in one account: generation, scoring and update."""

@@ -1,11 +1,7 @@
-"""The parts of a step: sample, select and estimate, update, charge, validate.
-
-Every random choice of a step comes from (seed, step), so a resumed run repeats exactly what a kill
-interrupted.
-"""
+"""The parts of a step: select and estimate, update, validate, record."""
 
 import logging
-import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,110 +16,63 @@ from tasks.train.buffer import flat
 from tasks.train.learner.learner import Learner
 from tasks.train.learner.micro_batches import minibatches
 from tasks.train.learner.update import UpdateStats, learning_rate, merge_stats
-from tasks.train.loop.batch import Batch, Start, Update
-from tasks.train.loop.collect import Collector, Cost, Place
+from tasks.train.loop.buffer import LEARNING_STREAM, Batch, RolloutBuffer, random_numbers
+from tasks.train.loop.collect import Collector
 from tasks.train.loop.record import describe_step, rollout_rows
 from tasks.train.loop.state import Run, State, TrainingError
 from tasks.train.rollouts import (
     Estimate,
     Features,
     Floats,
-    GroupRequest,
-    Ints,
     Observed,
     Prompts,
     Rollouts,
-    merge,
 )
 from tasks.train.settings import Guards
-from tasks.train.slots import Slots, SoFar
+from tasks.train.slots import Slots
 
 logger = logging.getLogger(__name__)
 
-SAMPLING_STREAM, LEARNING_STREAM, CONTROL_STREAM = 0, 1, 2
 PROBE_TOKENS = 8
 ROUNDING = 1e-9  # of shares of a run: 0.15 / 0.05 is not quite 3
 VALIDATION_DRAWS = 200  # of the bootstrap behind a point's interval
 
 
+@dataclass(frozen=True)
+class Update:
+    """What a step's updates came to: sums over them, the norm of each gradient before clipping, the
+    last factor of the learning rate, and whether one was not finite."""
+
+    stats: UpdateStats
+    norms: list[float]
+    rate_factor: float
+    nonfinite: bool
+
+
 @dataclass
 class Trainer:
-    """All that a loop works with. Only `learner`, `state` and the slots' states change."""
+    """All that a loop works with. Only `learner`, `state`, `buffer` and the slots' states
+    change."""
 
     run: Run
     slots: Slots
     learner: Learner
     collector: Collector
+    buffer: RolloutBuffer
     prompts: Prompts
     validation: Prompts
     guards: Guards
     max_sampler_gap: float
     state: State
 
-    @property
-    def is_ahead(self) -> bool:
-        """Whether the engine samples while the policy is updated."""
-        return self.run.settings.is_ahead
+    def is_done(self) -> bool:
+        """Whether the limit of steps, if there is one, is reached."""
+        limit = self.run.settings.max_steps
+        return limit is not None and self.state.num_steps >= limit
 
-    @property
-    def progress(self) -> float:
-        """The share of the run that is done."""
-        is_provisioned = self.run.settings.is_provisioned
-        return self.state.pool.progress if is_provisioned else self.slots.control.progress()
-
-    def rng(self, stream: int, step: int | None = None) -> np.random.Generator:
-        """The random numbers of a step, by default this one, and one purpose."""
-        step = self.state.num_steps if step is None else step
-        return np.random.default_rng([self.run.seed, step, stream])
-
-    def is_done(self, step: int | None = None) -> bool:
-        """Whether the limit of steps, if there is one, is reached; by default at this step."""
-        limit, step = self.run.settings.max_steps, self.state.num_steps if step is None else step
-        return limit is not None and step >= limit
-
-    def start(self, ahead: int = 0, promised: int = 0) -> Start:
-        """What is to be known to sample the step that is `ahead` of this one, from the policy as it
-        is now. Replay will have given as much as `promised` to the steps before it."""
-        replayed = self.slots.replay.room(self.run.settings.batch, promised)
-        return Start(self.state.num_steps + ahead, self.learner.version, replayed)
-
-    def sample(self, start: Start | None = None) -> Batch | None:
-        """The graded rollouts of a step, by default this one: control is asked until it has no more
-        requests. None at the end of the run. It touches nothing that learning changes."""
-        start = start or self.start()
-        if self.is_done(start.step):
-            return None
-        began = time.perf_counter()
-        seeds = self.rng(SAMPLING_STREAM, start.step)
-        choices = self.rng(CONTROL_STREAM, start.step)
-        parts, numbers, costs = list[Rollouts](), list[Ints](), list[Cost]()
-        first: GroupRequest | None = None
-        fresh: Rollouts | None = None
-        while request := self.slots.control.next(SoFar(fresh, len(parts), start.replayed), choices):
-            place = self.place(request, fresh, start)
-            rollouts, cost = self.collector.collect(self.prompts, request, seeds, place)
-            first = first or request
-            parts.append(rollouts)
-            numbers.append(place.groups)
-            costs.append(cost)
-            fresh = merge(parts, numbers)
-        if fresh is None or first is None:
-            return None
-        self.collector.check_recorded(start.step, len(fresh.group_B))
-        judged, done = self.collector.take_judged(), self.slots.control.progress()
-        seconds = time.perf_counter() - began
-        return Batch(first, fresh, start.replayed, costs, judged, seconds, done)
-
-    def place(self, request: GroupRequest, fresh: Rollouts | None, start: Start) -> Place:
-        """Where `request` stands, after the step's rollouts so far."""
-        num_groups = 0 if fresh is None else len(fresh.prompt_rows_Q)
-        groups = request.groups(num_groups)
-        if fresh is not None:
-            known = groups[groups < num_groups]
-            if (fresh.prompt_rows_Q[known] != request.prompt_rows[groups < num_groups]).any():
-                raise ValueError("a request extends a group of another prompt")
-        had_Q = np.bincount([] if fresh is None else fresh.group_B, minlength=groups.max() + 1)
-        return Place(start.step, start.version, groups, had_Q[groups])
+    def rng(self) -> np.random.Generator:
+        """The random numbers with which this step is learned from."""
+        return random_numbers(self.run.seed, self.state.num_steps, LEARNING_STREAM)
 
     def observe_policy(self, rollouts: Rollouts) -> Rollouts:
         """The rollouts with the policy's view of them, where a slot or a second update needs it."""
@@ -229,7 +178,7 @@ class Trainer:
 
     def make_room(self) -> None:
         """Let the engine free its memory for the learner, unless it is sampling."""
-        if not self.is_ahead:
+        if not self.run.settings.num_ahead:
             self.collector.engine.sleep()
 
     def sync_engine(self) -> None:
@@ -271,19 +220,12 @@ class Trainer:
             progress,
         )
 
-    def observe(self, fresh: Rollouts, rollouts: Rollouts) -> None:
-        """Let the methods that remember learn from the step's fresh rollouts, and the advantage
-        from all that it was taken of."""
-        if not self.is_ahead:
-            self.observe_sampled(fresh)
-        self.slots.advantage.observe(rollouts)
-        self.slots.replay.add(fresh)
-
-    def observe_sampled(self, fresh: Rollouts) -> None:
-        """Let those that decide what is sampled learn from a step's fresh rollouts. They must not
+    def observe_sampled(self, batches: Sequence[Batch]) -> None:
+        """Let those that decide what is sampled learn from what steps learned from. They must not
         be sampling."""
-        self.slots.control.observe(fresh)
-        self.slots.generate.observe(fresh)
+        for batch in batches:
+            self.slots.control.observe(batch.fresh)
+            self.slots.generate.observe(batch.fresh)
 
     def skip_nonfinite(self, rollouts: Rollouts, num_updates: int) -> None:
         """Leave the policy as the step's updates so far made it. The step's rollouts are in the
@@ -344,8 +286,8 @@ class Trainer:
         state = self.state
         row = {
             "step": state.num_steps,
-            "pass": batch.request.pass_number,
-            "phase": batch.request.phase,
+            "pass": batch.pass_number,
+            "phase": batch.phase,
             "grad_norm": float(np.mean(update.norms)) if update.norms else None,
             "updated": bool(update.norms),
             "num_updates": len(update.norms),

@@ -1,0 +1,311 @@
+"""The groups on their way from control's request to a step: they wait, are in flight, are complete.
+
+    control asks -> Batch of groups -> sampled and graded -> complete -> taken by a step
+
+`train.max_staleness` and `train.over_provision` decide how much of it there is at once:
+
+- 0 and 1.0: a step asks, samples and takes its own batch;
+- `max_staleness` above 0: the batches of the next steps are sampled, from one policy, while as many
+  are learned from (`TrainSettings.num_ahead`; AReaL, arXiv 2505.24298; periodic asynchrony, arXiv
+  2511.18871);
+- `over_provision` above 1: groups of the next step are in flight beside a step's own. Sampling ends
+  when as many groups as the step asked for are complete. The others go on later, from the tokens
+  that they have (APRIL, arXiv 2509.18521). A group that would be older than `max_staleness` in the
+  next step is waited for. Each step takes as many groups as its own request had, those that were
+  asked for first before others, so none is lost and none is left at the end.
+
+Which policy samples what follows from the steps and not from the clock, but for weights that are
+replaced in the middle of completions (`train.in_flight_updates`). What is complete first is short:
+with `over_provision` batches are easier early and longer late. The importance weights of the loss
+correct for older policies."""
+
+import itertools
+import math
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from tasks.common.params import ParamsError
+from tasks.engines.settings import Sampling
+from tasks.train.loop import recorded
+from tasks.train.loop.collect import Collector, Cost, Until
+from tasks.train.loop.groups import Group, Rollout, groups_in, rollouts_of, table_of
+from tasks.train.loop.state import TrainingError
+from tasks.train.rollouts import GroupRequest, Prompts, Rollouts
+from tasks.train.settings import TrainSettings
+from tasks.train.slots import Slots, SoFar
+
+SAMPLING_STREAM, LEARNING_STREAM, CONTROL_STREAM = 0, 1, 2  # of a step's random numbers
+KEPT = (  # of a batch, in a checkpoint, beside its groups and its cost
+    "step",
+    "replayed",
+    "num_requests",
+    "pass_number",
+    "phase",
+    "progress",
+    "judged_flops",
+    "seconds",
+)
+
+
+def random_numbers(seed: int, step: int, stream: int) -> np.random.Generator:
+    """The random numbers of a step for one purpose. They depend on nothing else, so a resumed run
+    repeats what a kill interrupted."""
+    return np.random.default_rng([seed, step, stream])
+
+
+@dataclass
+class Batch:
+    """What a step learns from: its groups, and what replay adds to them (in the batch's unit).
+
+    `progress` is the share of the run that is done with it; `cost`, `judged_flops` and `seconds`
+    are what sampling and judging took. `choices` and `seeds` are the step's random numbers of
+    control and of completions. `asked` are the places of the groups that control's last request is
+    about, until they are sampled, and `sampling` its settings where it has its own. A complete one,
+    for example: Batch(step=7, replayed=0, phase=1, progress=0.4, groups=[Group(...), Group(...)],
+    cost=Cost(2.1e9, 913, 8), seconds=1.3, ...)."""
+
+    step: int
+    replayed: int
+    choices: np.random.Generator = field(repr=False, compare=False)
+    seeds: np.random.Generator = field(repr=False, compare=False)
+    num_requests: int = 0
+    pass_number: int = 0
+    phase: int = 0
+    progress: float = 0.0
+    cost: Cost = field(default_factory=Cost)
+    judged_flops: float = 0.0
+    seconds: float = 0.0
+    groups: list[Group] = field(default_factory=list)
+    asked: list[int] = field(default_factory=list)
+    sampling: Sampling | None = None
+    fresh: Rollouts = field(init=False, repr=False, compare=False)  # once its groups are complete
+
+
+class RolloutBuffer:
+    """The batches that were asked for and not taken, in the order of their steps; the first
+    `num_complete` of them are complete. `progress` is the share of the run that is done with those
+    that were taken."""
+
+    def __init__(
+        self,
+        settings: TrainSettings,
+        seed: int,
+        slots: Slots,
+        collector: Collector,
+        prompts: Prompts,
+    ) -> None:
+        self.settings, self.seed, self.slots = settings, seed, slots
+        self.collector, self.prompts = collector, prompts
+        self.batches: list[Batch] = []
+        self.num_complete = self.num_asked = 0
+        self.progress = 0.0
+        self.replayed = deque[int]()  # of the batches that `fill` asks for
+
+    @property
+    def num_early(self) -> int:
+        """How many batches are asked for before it is their turn."""
+        return int(self.settings.over_provision > 1.0)
+
+    def reserve(self, num: int, taken: Sequence[Batch] = ()) -> None:
+        """Fix what replay adds to the batches that `fill(num)` asks for. What it holds changes
+        while they are sampled and those that were `taken` are learned from."""
+        promised = sum(batch.replayed for batch in [*taken, *self.batches])
+        self.replayed.clear()
+        for _ in range(num + self.num_early - (len(self.batches) - self.num_complete)):
+            self.replayed.append(self.slots.replay.room(self.settings.batch, promised))
+            promised += self.replayed[-1]
+
+    def fill(self, num: int, version: int) -> None:
+        """Complete `num` more batches, fewer at the end of the run, with the policy after `version`
+        updates. It touches nothing that learning changes."""
+        for _ in range(num):
+            began = time.perf_counter()
+            while len(self.batches) <= self.num_complete + self.num_early and self.ask():
+                pass
+            if len(self.batches) == self.num_complete:
+                return
+            batch, *later = self.batches[self.num_complete :]
+            self.complete(batch, later, version)
+            batch.judged_flops = self.collector.take_judged()
+            batch.seconds = time.perf_counter() - began
+            self.num_complete += 1
+
+    def take(self, num: int) -> list[Batch]:
+        """The next complete batches, at most `num`; none at the end of the run."""
+        taken = self.batches[: min(num, self.num_complete)]
+        del self.batches[: len(taken)]
+        self.num_complete -= len(taken)
+        if taken:
+            self.progress = taken[-1].progress
+        return taken
+
+    def ask(self) -> bool:
+        """Have control ask for the groups of the next step; False at the end of the run."""
+        step, limit = self.num_asked, self.settings.max_steps
+        if limit is not None and step >= limit:
+            return False
+        batch = Batch(step, self.replayed.popleft(), *self.random_numbers(step))
+        if not self.ask_for_more(batch):
+            return False
+        self.batches.append(batch)
+        self.num_asked += 1
+        return True
+
+    def ask_for_more(self, batch: Batch) -> bool:
+        """Have control ask for groups of a batch, once it has seen those that the batch has; False
+        where it wants no more."""
+        control = self.slots.control
+        rollouts = batch.fresh if batch.num_requests else None
+        request = control.next(SoFar(rollouts, batch.num_requests, batch.replayed), batch.choices)
+        if request is None:
+            return False
+        if not batch.num_requests:
+            batch.pass_number, batch.phase = request.pass_number, request.phase
+        batch.num_requests += 1
+        batch.progress = control.progress()
+        self.add_groups(batch, request)
+        return True
+
+    def add_groups(self, batch: Batch, request: GroupRequest) -> None:
+        """Add what control asks for to a batch. Raises ValueError for a request that extends a
+        group of another prompt."""
+        special = (request.extends, request.sampling, request.prefixes)
+        if self.num_early and any(each is not None for each in special):
+            raise ParamsError(
+                f"train.control {self.settings.control['method']} asks for prompts in ways that "
+                "train.over_provision does not carry over: set that to 1.0"
+            )
+        token_ids = self.prompts.token_ids(request.prompt_rows)
+        if request.prefixes is not None:
+            token_ids = [ids + more for ids, more in zip(token_ids, request.prefixes, strict=True)]
+        numbers, counts = request.groups(len(batch.groups)).tolist(), request.counts.tolist()
+        seeds = iter(batch.seeds.integers(0, 2**63 - 1, size=sum(counts)).tolist())
+        for number, row, prompt, count in zip(
+            numbers, request.prompt_rows.tolist(), token_ids, counts, strict=True
+        ):
+            if number == len(batch.groups):
+                batch.groups.append(Group(row, prompt))
+            group = batch.groups[number]
+            if group.prompt_row != row:
+                raise ValueError("a request extends a group of another prompt")
+            group.rollouts += [Rollout(seed) for seed in itertools.islice(seeds, count)]
+        batch.asked, batch.sampling = numbers, request.sampling
+
+    def complete(self, batch: Batch, later: Sequence[Batch], version: int) -> None:
+        """Sample and grade the groups of a batch until control wants no more of them."""
+        record = recorded.of_step(self.collector.recorded, batch.step)
+        while batch.asked:
+            groups = [*(batch.groups[number] for number in batch.asked), *self.beside(batch, later)]
+            if record is None:
+                until = Until(len(batch.groups), batch.step - self.settings.max_carried)
+                groups, cost = self.collector.collect(
+                    self.prompts,
+                    groups,
+                    version,
+                    batch.sampling,
+                    until if self.num_early else None,
+                )
+            else:
+                groups, cost = self.take_recorded(record, batch, groups, version)
+            batch.cost += cost
+            for group in groups:
+                group.since = batch.step if group.since < 0 else group.since
+            if self.num_early:
+                self.exchange(batch, later, groups)
+            else:
+                for number, group in zip(batch.asked, groups, strict=True):
+                    batch.groups[number] = group
+            batch.asked, batch.fresh = [], rollouts_of(batch.groups)
+            self.ask_for_more(batch)
+        if record is not None:
+            recorded.check_all(record, batch.groups, batch.step)
+
+    def beside(self, batch: Batch, later: Sequence[Batch]) -> list[Group]:
+        """The groups of the next batch that are in flight beside this one's: no more than it will
+        take itself, and none of another phase of the plan."""
+        if not later or later[0].phase != batch.phase:
+            return []
+        num = math.ceil((self.settings.over_provision - 1.0) * len(batch.groups))
+        return later[0].groups[:num]
+
+    def take_recorded(
+        self, record: pl.DataFrame, batch: Batch, groups: list[Group], version: int
+    ) -> tuple[list[Group], Cost]:
+        """As `Collector.collect`, with the rollouts of the record of this step."""
+        ids, places = self.prompts.ids, [*range(len(groups))]
+        if self.num_early:
+            places, found = recorded.chosen(record, groups, ids, batch.step)
+        else:
+            found = recorded.of_groups(record, groups, batch.asked, ids, batch.step)
+            is_ours = batch.sampling in (None, self.collector.run.sampling)
+            if self.settings.in_flight_updates and is_ours:
+                recorded.check_versions(found, version, batch.step)
+            else:
+                recorded.set_versions(found, version if is_ours else -1)
+        taken, cost = self.collector.take_recorded(
+            self.prompts, [groups[place] for place in places], found
+        )
+        for place, group in zip(places, taken, strict=True):
+            groups[place] = group
+        return groups, cost
+
+    def exchange(self, batch: Batch, later: Sequence[Batch], groups: Sequence[Group]) -> None:
+        """Give the batch the first complete ones of its groups and those in flight beside them;
+        the others are the next batch's now."""
+        num = len(batch.groups)
+        complete = [group for group in groups if group.is_complete][:num]
+        if len(complete) != num:
+            what = "sampling ended"
+            if self.collector.recorded is not None:
+                what = "this is the record of another run"
+            raise TrainingError(
+                f"step {batch.step}: {len(complete)} groups are whole, and control asked for "
+                f"{num}: {what}"
+            )
+        taken = set(map(id, complete))
+        batch.groups = complete
+        if later:
+            later[0].groups[: len(groups) - num] = [g for g in groups if id(g) not in taken]
+
+    def random_numbers(self, step: int) -> tuple[np.random.Generator, np.random.Generator]:
+        """Those of control and of completions."""
+        streams = (CONTROL_STREAM, SAMPLING_STREAM)
+        control, completions = (random_numbers(self.seed, step, stream) for stream in streams)
+        return control, completions
+
+    def table(self) -> pl.DataFrame:
+        """The groups, for a checkpoint."""
+        return table_of([batch.groups for batch in self.batches])
+
+    def numbers(self) -> dict[str, Any]:
+        """What else `restore` needs, as JSON has it."""
+        return {
+            "progress": self.progress,
+            "num_asked": self.num_asked,
+            "num_complete": self.num_complete,
+            "batches": [
+                {name: getattr(batch, name) for name in KEPT} | {"cost": asdict(batch.cost)}
+                for batch in self.batches
+            ],
+        }
+
+    def restore(self, numbers: Mapping[str, Any], table: pl.DataFrame) -> None:
+        """Put the buffer where a checkpoint was made."""
+        self.progress, self.num_asked = numbers["progress"], numbers["num_asked"]
+        self.num_complete, self.batches = numbers["num_complete"], []
+        for place, values in enumerate(numbers["batches"]):
+            known = {**values, "cost": Cost(**values["cost"])}
+            groups = groups_in(table, place)
+            choices, seeds = self.random_numbers(values["step"])
+            batch = Batch(**known, choices=choices, seeds=seeds, groups=groups)
+            if place < self.num_complete:
+                batch.fresh = rollouts_of(groups)
+            else:
+                batch.asked = [*range(len(groups))]
+            self.batches.append(batch)

@@ -1,0 +1,157 @@
+"""The training loop, from top to bottom.
+
+    control -> RolloutBuffer -> [ask, sample, grade] -> Batch
+            -> select, estimate, update -> weights -> engine
+            -> observe: control, generate, advantage, replay
+
+A round is what is learned from while the engine keeps its weights: one step, or several where
+batches are sampled ahead (`sampler`). Between rounds the engine is idle and has the newest weights:
+then the policy is validated, a decayed branch begins or ends (`branches`), and a checkpoint is
+written."""
+
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tasks.common.files import ArtifactError
+from tasks.common.progress import progress
+from tasks.train.loop.branches import is_end, leave_trunk_if_due, return_to_trunk
+from tasks.train.loop.buffer import Batch
+from tasks.train.loop.charge import charge
+from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.loop.reporter import Record, Reporter
+from tasks.train.loop.sampler import Sampler
+from tasks.train.loop.save import resume, save
+from tasks.train.loop.trainer import Trainer
+from tasks.train.rollouts import merge
+from tasks.train.settings import CheckpointSettings
+
+logger = logging.getLogger(__name__)
+
+
+def train(
+    trainer: Trainer,
+    checkpoints: Checkpoints,
+    settings: CheckpointSettings,
+    record: Record,
+    num_rollouts: int | None = None,
+    chosen: Path | None = None,
+) -> dict[str, float]:
+    """Drive `trainer` to the end of its run, from the checkpoint `chosen` or the newest one on.
+    Returns the work that kills lost.
+
+    `record(values, step, charged FLOPs)` is called for every step and every point of the curve;
+    `num_rollouts` are those of the whole run, for the progress bar. KeyboardInterrupt (Ctrl-C,
+    SIGTERM) is raised after the round in flight has been finished and checkpointed.
+    """
+    ranks, state, buffer = trainer.run.ranks, trainer.state, trainer.buffer
+    resume(trainer, checkpoints, chosen)
+    trainer.score_replay()
+    lost = checkpoints.count_lost(state.num_steps) if ranks.is_main else {}
+    saved = time.monotonic()
+    with (
+        stop_requested() as stopping,
+        progress(num_rollouts, "train", "rollout") as bar,
+        Sampler(trainer) as sampler,
+    ):
+        reporter = Reporter(trainer, checkpoints, record, bar)
+        while True:
+            # leave the trunk for a decayed branch, or come back from its end
+            if is_end(trainer):
+                reporter.note(return_to_trunk(trainer, checkpoints))
+            leave_trunk_if_due(trainer, checkpoints)
+
+            # validate, before the first step and whenever the next point of the curve is due
+            reporter.note(trainer.validate_if_due(buffer.progress))
+
+            # ask, sample and grade; what was sampled is not sampled again after a kill
+            sampler.fill()
+            is_due = buffer.num_complete and time.monotonic() - saved >= settings.every_seconds
+            if any(ranks.all_gather(is_due)):
+                save(trainer, checkpoints)
+                saved = time.monotonic()
+            batches = buffer.take(max(sampler.num_ahead, 1))
+            if not batches and state.branch is not None:
+                reporter.note(return_to_trunk(trainer, checkpoints))
+                continue
+            if not batches:
+                break
+
+            # select, estimate and update, while the batches of the next round are sampled
+            sampler.begin(batches)
+            for batch in batches:
+                reporter.begin_step()
+                row = learn(trainer, batch)
+                reporter.end_step(batch, row)
+                if row["updated"]:
+                    sampler.swap()
+
+            # observe, and give the engine the new weights
+            sampler.wait()
+            trainer.observe_sampled(batches)
+            if reporter.is_updated:
+                with state.timed("update"):
+                    trainer.sync_engine()
+            reporter.end_round()
+
+            # stop
+            if any(ranks.all_gather(stopping())):
+                save(trainer, checkpoints)
+                checkpoints.wait()
+                step = state.num_steps - 1
+                raise KeyboardInterrupt(f"stopped after step {step}, which is checkpointed")
+        reporter.note(trainer.validate_if_due(buffer.progress, last=True))
+        save(trainer, checkpoints)
+        checkpoints.wait()
+    return lost
+
+
+def learn(trainer: Trainer, batch: Batch) -> dict[str, Any]:
+    """Learn from a batch; its row of STEPS."""
+    state, slots, settings = trainer.state, trainer.slots, trainer.run.settings
+    if (batch.fresh.token_versions_N() > trainer.learner.version).any():
+        raise ArtifactError(
+            f"{trainer.where()}: the record has tokens of a later policy than this step's: it is "
+            "the record of another run"
+        )
+
+    # replay, select and estimate
+    rng, rate = trainer.rng(), trainer.learning_rate(batch.progress)
+    replayed = slots.replay.draw(rng, batch.replayed, settings.batch)
+    rollouts = batch.fresh if replayed is None else merge([batch.fresh, replayed])
+    with state.timed("score"):
+        rollouts = trainer.observe_policy(rollouts)
+    estimate = trainer.estimate(rollouts, rng)
+
+    # update
+    with state.timed("update"):
+        update = trainer.update(rollouts, estimate, rate, rng)
+
+    # observe, charge, record
+    slots.advantage.observe(rollouts)
+    slots.replay.add(batch.fresh)
+    charge(trainer, batch, rollouts, estimate, update)
+    return trainer.record(batch, rollouts, estimate, update, rate)
+
+
+@contextmanager
+def stop_requested() -> Iterator[Callable[[], bool]]:
+    """Hold back Ctrl-C and SIGTERM until the step is done; a second one ends the run at once."""
+    asked: list[int] = []
+
+    def ask(number: int, frame: object) -> None:
+        if asked:
+            raise KeyboardInterrupt(signal.Signals(number).name)
+        asked.append(number)
+        logger.warning("finishing the step, then a checkpoint (once more to stop at once)")
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,131 @@
+"""What is said of a run while it goes on: the record (MLflow), the journal of executed work, the
+progress bar."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tasks.train.loop.buffer import Batch
+from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.loop.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+Record = Callable[[Mapping[str, Any], int, float], None]
+
+
+class Reporter:
+    """Told of every step, every round and every point of the curve. `is_updated` is whether a step
+    of the round moved the policy."""
+
+    def __init__(
+        self, trainer: Trainer, checkpoints: Checkpoints, record: Record, bar: Any
+    ) -> None:
+        self.trainer, self.checkpoints, self.record, self.bar = trainer, checkpoints, record, bar
+        self.rows: list[dict[str, Any]] = []
+        self.values: list[dict[str, Any]] = []
+        self.round_began, self.waited = time.perf_counter(), trainer.state.seconds["wait"]
+        bar.update(int(trainer.state.ledger.rollouts["generate"]))
+
+    @property
+    def is_updated(self) -> bool:
+        return any(row["updated"] for row in self.rows)
+
+    def note(self, point: dict[str, Any] | None) -> None:
+        """Record a new point of the validation curve and log it."""
+        if point is None:
+            return
+        name = "validation_accuracy" if point["branch"] is None else "validation_accuracy_branch"
+        self.record({name: point["accuracy"]}, point["step"], point["flops_charged"])
+        logger.info("step %d: validation accuracy %.3f", point["step"], point["accuracy"])
+
+    def begin_step(self) -> None:
+        """Note the totals before a step, from which its cost follows."""
+        state = self.trainer.state
+        self.step_began, self.parts = time.perf_counter(), dict(state.seconds)
+        self.executed, self.tokens = state.trained("executed"), state.ledger.tokens["generate"]
+        self.version = self.trainer.learner.version
+
+    def end_step(self, batch: Batch, row: dict[str, Any]) -> None:
+        """Write the step to the journal, and keep it for the record of its round."""
+        state = self.trainer.state
+        learned = time.perf_counter() - self.step_began
+        if self.trainer.run.ranks.is_main:
+            self.checkpoints.journal(
+                {
+                    "step": row["step"],
+                    "seconds": learned + batch.seconds,
+                    "flops": state.trained("executed") - self.executed,
+                    "tokens": row["tokens"] - self.tokens,
+                }
+            )
+        if self.trainer.run.settings.num_ahead:  # a step that samples itself was timed
+            state.seconds["generate"] += batch.seconds
+        parts = {part: spent - self.parts.get(part, 0.0) for part, spent in state.seconds.items()}
+        seconds = {**parts, "generate": batch.seconds}
+        self.rows.append(row)
+        old = ages(self.version, batch) if self.trainer.run.settings.max_staleness else {}
+        self.values.append({**measurements(row, seconds), **old})
+
+    def end_round(self) -> None:
+        """Record the steps of the round, with what control says of itself after it and, where both
+        sides work at once, the shares of the time in which each waited for the other."""
+        trainer, num = self.trainer, len(self.rows)
+        state, buffer, now = trainer.state, trainer.buffer, time.perf_counter()
+        seconds = max(now - self.round_began, 1e-9)
+        described = trainer.slots.control.describe().items()
+        values = {f"control/{name}": value for name, value in described}
+        if trainer.run.settings.num_ahead:
+            sampled = sum(batch.seconds for batch in buffer.batches[: buffer.num_complete])
+            waited = state.seconds["wait"] - self.waited
+            values["trainer_idle_rate"] = min(waited / seconds, 1.0)
+            values["sampler_idle_rate"] = max(1.0 - sampled / seconds, 0.0)
+            values["round_batches"] = float(num)
+        if buffer.num_early:
+            carried = [group for batch in buffer.batches for group in batch.groups]
+            values["carried_groups"] = float(sum(group.since >= 0 for group in carried))
+        self.values[-1] |= values
+        for row, measured in zip(self.rows, self.values, strict=True):
+            if state.branch is None:
+                self.record(measured, row["step"], row["flops_charged"])
+            self.show(row, seconds / num)
+        self.rows, self.values = [], []
+        self.round_began, self.waited = now, state.seconds["wait"]
+
+    def show(self, row: Mapping[str, Any], seconds: float) -> None:
+        """The step on the progress bar, which adds rate and time left. It counts the trunk's
+        rollouts alone."""
+        branch = self.trainer.state.branch
+        self.bar.update(0 if branch else row["num_rollouts"])
+        where = f"branch {branch:g}, " if branch else ""
+        tokens = row["completion_tokens_mean"] * row["num_rollouts"] / max(seconds, 1e-9)
+        self.bar.set_postfix_str(
+            f"{where}step {row['step']}, reward {row['reward_mean'] or 0:.2f}, "
+            f"mixed {row['num_mixed_groups']}/{row['num_prompts']}, {tokens:,.0f} tokens/s, "
+            f"{row['flops_charged']:.2g} FLOPs",
+            refresh=False,
+        )
+
+
+def measurements(row: Mapping[str, Any], seconds: Mapping[str, float]) -> dict[str, Any]:
+    """A step for the record: its row of STEPS, the share of mixed groups, tokens a second, and the
+    step's own seconds by part."""
+    parts = {f"seconds/{part}": spent for part, spent in seconds.items() if part != "validate"}
+    tokens = row["completion_tokens_mean"] * row["num_rollouts"]
+    return {
+        **row,
+        "mixed_rate": row["num_mixed_groups"] / row["num_prompts"],
+        "tokens_per_second": tokens / max(sum(parts.values()), 1e-9),
+        **parts,
+    }
+
+
+def ages(version: int, batch: Batch) -> dict[str, float]:
+    """By how many updates the oldest token of a batch is older than this version of the policy, and
+    the mean. Of tokens that other sampling settings wrote the version is not known."""
+    versions = batch.fresh.token_versions_N()
+    age = version - versions[versions >= 0]
+    if not len(age):
+        return {}
+    return {"staleness": float(age.max()), "staleness_mean": float(age.mean())}
