@@ -14,7 +14,7 @@ import polars as pl
 from tasks.allocate import strategies
 from tasks.common import registry
 from tasks.common.artifacts import DECISIONS, PLAN
-from tasks.common.params import ParamsError
+from tasks.common.params import ParamsError, gathered
 
 
 @dataclass(frozen=True)
@@ -73,15 +73,33 @@ def solved_words(size: int, sizes: list[int]) -> str:
 
 def load_strategy(spec: Mapping[str, Any]) -> tuple[ModuleType, Callable[..., Allocation]]:
     """The strategy a recipe names, and its `allocate` with the recipe's settings bound, for a
-    PROFILE table; both are checked by name."""
+    PROFILE table; both are checked by name, and group sizes and shares by value."""
     module = registry.load(strategies, spec.get("strategy"), "allocate.strategy")
     settings = {key: value for key, value in spec.items() if key != "strategy"}
     bound = registry.bind(module.allocate, settings, "allocate")
+    check_ranges(settings)
 
     def allocate(profile: pl.DataFrame, passes: int, rng: np.random.Generator) -> Allocation:
         return cast(Allocation, bound(profile.with_row_index("row"), passes, rng))
 
     return module, allocate
+
+
+def check_ranges(settings: Mapping[str, Any]) -> None:
+    """Raise ParamsError for group sizes below 1 and for what is no share, by the names that
+    strategies have in common."""
+    with gathered() as problems:
+        if (size := settings.get("group_size", 1)) < 1:
+            problems.add(f"allocate.group_size is {size}; it must be at least 1")
+        for name in ("trivial_above", "unsolved_rate"):
+            if not 0 <= (value := settings.get(name, 0)) <= 1:
+                problems.add(f"allocate.{name} is {value}; it must be from 0 to 1")
+        sizes = sorted(settings.get("buckets", [1]))
+        if not sizes or sizes[0] < 1 or len({*sizes}) < len(sizes):
+            problems.add(
+                f"allocate.buckets is {settings['buckets']}; it must hold distinct group sizes of "
+                "at least 1"
+            )
 
 
 def make_plan(phases: list[pl.DataFrame], profile: pl.DataFrame) -> pl.DataFrame:

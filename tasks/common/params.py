@@ -78,7 +78,8 @@ def load(path: Path) -> dict[str, Any]:
     except (UnicodeDecodeError, RecursionError) as error:
         raise ParamsError(f"{path} is not YAML: {type(error).__name__}, {error}") from error
     if not isinstance(params, dict):
-        raise ParamsError(f"{path} holds {type(params).__name__}, not sections of parameters")
+        what = "is empty" if params is None else f"holds {type(params).__name__}"
+        raise ParamsError(f"{path} {what}, not sections of parameters")
     if num_values(params, {}) > MAX_VALUES:
         raise ParamsError(
             f"{path} stands for more than {MAX_VALUES:,} values: an alias (*name) repeats another, "

@@ -5,7 +5,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from tasks import engines
 from tasks.common import registry
-from tasks.common.params import ParamsError, at_least, settings, share
+from tasks.common.params import ParamsError, above_zero, at_least, settings, share
 
 
 @settings
@@ -62,7 +62,15 @@ class EngineSettings:
     timeout_seconds: float = 600.0  # server: of one request
 
     def __post_init__(self) -> None:
-        at_least(1, engine__threads=self.threads, engine__num_processes=self.num_processes)
+        at_least(
+            1,
+            engine__threads=self.threads,
+            engine__num_processes=self.num_processes,
+            engine__num_replicas=self.num_replicas,
+            engine__max_rows=self.max_rows,
+        )
+        at_least(0, engine__max_retries=self.max_retries)
+        above_zero(engine__timeout_seconds=self.timeout_seconds)
         share(engine__memory_fraction=self.memory_fraction)
         if self.name != "auto":
             registry.check(engines, self.name, "engine.name")

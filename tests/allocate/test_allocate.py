@@ -261,9 +261,18 @@ def test_an_empty_plan_is_an_error_with_the_histogram() -> None:
             {"strategy": "uniform", "group_size": 8, "size": 1},
             r"allocate.size is unknown; allowed: group_size",
         ),
+        ({"strategy": "uniform", "group_size": 0}, r"allocate.group_size is 0; .* at least 1"),
+        ({**SGPO, "buckets": []}, r"allocate.buckets is \[\]; it must hold distinct group sizes"),
+        ({**SGPO, "buckets": [4, 4]}, r"allocate.buckets is \[4, 4\]"),
+        (
+            {**SGPO, "unsolved_rate": 1.5, "trivial_above": -0.1},
+            r"allocate.trivial_above is -0.1; .*\n.*allocate.unsolved_rate is 1.5; .* from 0 to 1",
+        ),
     ],
 )
-def test_a_recipes_strategy_is_checked_by_name(spec: dict[str, object], message: str) -> None:
+def test_a_recipes_strategy_is_checked_before_it_reads_a_profile(
+    spec: dict[str, object], message: str
+) -> None:
     with pytest.raises(ParamsError, match=message):
         load_strategy(spec)
 

@@ -12,7 +12,6 @@ import numpy as np
 import polars as pl
 
 from tasks.allocate.plan import Allocation, decide, phase, shuffled, solved_words
-from tasks.common.params import ParamsError
 
 reads_profile = True
 
@@ -27,7 +26,7 @@ def allocate(
     buckets: list[int],
 ) -> Allocation:
     """Return the visits of every pass, phase by phase, and the decision about every prompt."""
-    sizes = check_settings(buckets, unsolved_rate)
+    sizes = sorted(buckets)
     # by pass rate: trivial, never solved, and the rest, which is learnable
     known = profile.select("row", "pass_rate", "correct", "num_samples", "error")
     graded = known.filter(pl.col("pass_rate").is_not_null())
@@ -60,21 +59,6 @@ def allocate(
     ]
     decisions = pl.concat([decide(profile, *each) for each in decided])
     return Allocation(visits, decisions)
-
-
-def check_settings(buckets: list[int], unsolved_rate: float) -> list[int]:
-    """Return the buckets in order. Raises ParamsError unless they are distinct group sizes and the
-    rate is a share."""
-    sizes = sorted(buckets)
-    if not sizes or sizes[0] < 1 or len(set(sizes)) < len(sizes):
-        raise ParamsError(
-            f"allocate (sgpo).buckets is {buckets}: it must hold distinct group sizes of at least 1"
-        )
-    if not 0.0 <= unsolved_rate <= 1.0:
-        raise ParamsError(
-            f"allocate (sgpo).unsolved_rate is {unsolved_rate}: it must be a share from 0.0 to 1.0"
-        )
-    return sizes
 
 
 def group_sizes(learnable: pl.DataFrame, sizes: list[int]) -> pl.Series:

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from tasks.common.params import at_least
 from tasks.engines.engine import Ints, IsEnough, OnEnded, Request, Samples, check_lengths, never
 from tasks.engines.hf.cache import Prefill
 from tasks.engines.hf.decoding import Slots
@@ -213,7 +212,6 @@ def longest_first(prompts: Sequence[Sequence[int]], owners: Ints) -> Ints:
 def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None) -> HfEngine:
     """Return the engine for `policy`. It samples from `model` when the trainer passes its own in
     the engine's dtype, whole; of a sharded one every process samples from a copy of its own."""
-    at_least(1, engine__max_rows=settings.max_rows)
     is_shared = (
         model is not None and model.dtype == torch_dtype(settings.dtype) and not is_sharded(model)
     )

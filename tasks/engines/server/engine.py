@@ -24,7 +24,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tasks.common.files import ArtifactError
-from tasks.common.params import ParamsError, at_least
+from tasks.common.params import ParamsError
 from tasks.engines.engine import (
     IsEnough,
     NoServerError,
@@ -364,8 +364,6 @@ async def read_block_size(connection: Connection) -> int:
 
 def load(settings: EngineSettings, policy: Policy, model: PreTrainedModel | None) -> ServerEngine:
     """Return the engine for `policy`. Training needs servers that are started here."""
-    at_least(1, engine__num_replicas=settings.num_replicas, engine__max_rows=settings.max_rows)
-    at_least(0, engine__max_retries=settings.max_retries)
     if settings.urls and settings.num_replicas > 1:
         raise ParamsError(
             "engine.urls names servers and engine.num_replicas starts them: set one of the two"
