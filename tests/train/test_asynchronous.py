@@ -271,6 +271,32 @@ def test_the_trunk_goes_on_as_if_there_were_no_branches(
     assert ledger.rollouts["branch"] == 2 * 12
 
 
+@pytest.mark.parametrize("limit", [0, 1, 3])
+def test_a_branch_ends_where_its_share_of_the_run_does(
+    limit: int, guesser: Path, tmp_path: Path
+) -> None:
+    """Also in the middle of a round."""
+    changes = {"max_staleness": limit, "decay_share": 0.4, "branches": [0.41]}
+    curve = run(make_world(tmp_path, guesser, SIZES), changes).state.curve
+    (end,) = [point for point in curve if point["branch"]]
+    assert end["rollouts"] == 5 * 12
+
+
+@pytest.mark.parametrize("limit", [0, 3])
+def test_what_a_checkpoint_holds_is_not_lost_by_a_kill(
+    limit: int, guesser: Path, tmp_path: Path
+) -> None:
+    layout, changes = make_world(tmp_path, guesser, SIZES), {"max_staleness": limit}
+    with dying_after(6) as prepare, pytest.raises(Killed):
+        run(layout, changes, prepare=prepare)
+    trainer = make_trainer(layout, **changes)
+    checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=2)
+    with closing(trainer.collector.grader):
+        lost = train(trainer, checkpoints, CheckpointSettings(1e9, 2), lambda *_: None)
+    assert lost["tokens"] == 0  # a round is checkpointed once it is sampled
+    assert trainer.state.num_steps == 12
+
+
 @pytest.mark.parametrize("limit", [0, 1])
 def test_a_checkpoint_of_an_earlier_version_is_taken_up_or_said_to_be_useless(
     limit: int, guesser: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture

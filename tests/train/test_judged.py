@@ -3,11 +3,15 @@
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import polars as pl
+import pytest
 
-from tasks.common.artifacts import PROMPTS
+from tasks.common.artifacts import PROMPTS, Layout
+from tasks.common.ledger import Ledger
 from tasks.grading.background import BackgroundGrader
+from tasks.grading.verdict import JudgeUsage
 from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.loop import train
 from tasks.train.settings import CheckpointSettings
@@ -17,19 +21,52 @@ from tests.train.worlds import make_trainer, make_world
 FLOPS = 2 * 7e9 * 100  # of one verdict
 
 
-def test_judging_is_charged_as_scoring(tmp_path: Path, guesser: Path) -> None:
-    layout = make_world(tmp_path, guesser, [4, 4, 4])
+def judged_world(root: Path, policy: Path, group_sizes: list[int]) -> Layout:
+    """A world whose answers a language model judges."""
+    layout = make_world(root, policy, group_sizes)
     for split in ("train", "validation"):
         path = layout.prompts(split)
         PROMPTS.write(path, PROMPTS.read(path).with_columns(verifier=pl.lit("j")))
+    return layout
+
+
+def judged_run(layout: Layout, **changes: Any) -> tuple[Ledger, float]:
+    """The ledger of a run, and the FLOPs that its judge said to have computed."""
+    paid = 0.0
     with judge_server() as server:
-        trainer = make_trainer(layout)
+        trainer = make_trainer(layout, **changes)
         settings = replace(trainer.collector.grader.grader.settings, verifiers=configured(server))
         with closing(BackgroundGrader(settings, judged=layout.judged)) as grader:
             trainer.collector.grader = grader
+            judge_cost = grader.grader.judge_cost
+
+            def counted() -> JudgeUsage:
+                nonlocal paid
+                usage = judge_cost()
+                paid += usage.flops
+                return usage
+
+            grader.grader.judge_cost = counted  # type: ignore[method-assign]
             checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=1)
             train(trainer, checkpoints, CheckpointSettings(1e9, 1), lambda *_: None)
-    ledger = trainer.state.ledger
+    return trainer.state.ledger, paid
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3])
+def test_what_is_judged_ahead_of_a_branch_is_charged_once(
+    limit: int, tmp_path: Path, guesser: Path
+) -> None:
+    layout = judged_world(tmp_path, guesser, [4] * 36)
+    ledger, paid = judged_run(layout, max_staleness=limit, decay_share=0.4, branches=[0.5])
+    # verdicts, beside which all else is next to nothing
+    verdicts = sum(round(flops / FLOPS) for flops in ledger.executed.values())
+    assert ledger.executed["branch"] > FLOPS
+    assert verdicts == round(paid / FLOPS)
+
+
+def test_judging_is_charged_as_scoring(tmp_path: Path, guesser: Path) -> None:
+    layout = judged_world(tmp_path, guesser, [4, 4, 4])
+    ledger, _ = judged_run(layout)
     for account in (ledger.executed, ledger.charged, ledger.charged_mixed, ledger.charged_paper):
         judged = account["score"] / FLOPS
         assert judged == int(judged)

@@ -95,6 +95,40 @@ def test_every_group_is_learned_from_once_and_none_is_too_old(
     )
 
 
+def test_a_run_with_a_prompt_twice_in_flight_is_computed_again(
+    guesser: Path, tmp_path: Path
+) -> None:
+    """Its groups come in the order of the record, by which minibatches are dealt out."""
+    changes = {
+        **CHANGES,
+        "learning_rate": 3e-3,
+        "batch": {"unit": "rollouts", "size": 24, "counts": "generated"},
+        "updates": {"epochs": 1, "minibatches": 2},
+    }
+
+    def first_prompt_last(trainer: Trainer) -> None:
+        engine = trainer.collector.engine
+        assert isinstance(engine, HfEngine)
+
+        def generate_until(request: Request, is_enough: IsEnough) -> Samples:
+            order_B = np.argsort(request.owner_B() == 0, kind="stable")
+            return engine.decode(request, order_B, 4, 0.0, is_enough)
+
+        engine.generate_until = generate_until  # type: ignore[method-assign]
+
+    layouts = [make_world(tmp_path / name, guesser, [4] * 72) for name in ("first", "again")]
+    run(layouts[0], changes, prepare=first_prompt_last)
+    rows = TRAIN_ROLLOUTS.read(layouts[0].train("r", 0) / "rollouts.parquet")
+
+    def prepare(trainer: Trainer) -> None:
+        trainer.collector.recorded = rows
+
+    run(layouts[1], changes, prepare=prepare)
+    first, again = map(outputs, layouts)
+    assert first["rollouts"] == again["rollouts"]
+    assert first["weights"] == again["weights"]
+
+
 def scale(trainer: Trainer, weights: dict[str, torch.Tensor], version: int) -> None:
     """Make the policy the one of that version: its weights are scaled by so much."""
     with torch.no_grad():

@@ -16,7 +16,8 @@ from typing import Any
 from tasks.common.ledger import ACCOUNTS, Ledger
 from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.save import restore, save
-from tasks.train.loop.trainer import ROUNDING, Trainer
+from tasks.train.loop.state import ROUNDING
+from tasks.train.loop.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ def return_to_trunk(trainer: Trainer, checkpoints: Checkpoints) -> dict[str, Any
             "generate", executed=cost.flops, tokens=cost.tokens, rollouts=cost.rollouts
         )
         state.ledger.add("score", executed=judged)
-    ledger, seconds, num_done = state.ledger, sum(state.seconds.values()), state.branches_done
+    ledger, seconds, num_done = state.ledger, trainer.spent_seconds(), state.branches_done
     restore(trainer, checkpoints.held())
     state.branches_done = num_done + 1
     if point is not None:
@@ -88,8 +89,9 @@ def return_to_trunk(trainer: Trainer, checkpoints: Checkpoints) -> dict[str, Any
     before.add("branch", **generated, **trained)
     for batch in trainer.buffer.batches:  # sampled before the fork: the trunk is charged for it
         before.add("branch", **{name: -value for name, value in batch.cost.as_account().items()})
+        before.add("branch", executed=-batch.judged_flops)
     before.add("evaluate", **validated)
-    state.seconds["branch"] += seconds - sum(state.seconds.values())
+    state.seconds["branch"] += seconds - trainer.spent_seconds()
     save(trainer, checkpoints)
     if ranks.is_main:
         checkpoints.end_branch(state.num_steps)

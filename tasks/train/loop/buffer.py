@@ -35,7 +35,7 @@ from tasks.engines.settings import Sampling
 from tasks.train.loop import recorded
 from tasks.train.loop.collect import Collector, Cost, Until
 from tasks.train.loop.groups import Group, Rollout, groups_in, rollouts_of, table_of
-from tasks.train.loop.state import TrainingError
+from tasks.train.loop.state import ROUNDING, TrainingError
 from tasks.train.rollouts import GroupRequest, Prompts, Rollouts
 from tasks.train.settings import TrainSettings
 from tasks.train.slots import Slots, SoFar
@@ -84,6 +84,7 @@ class Batch:
     groups: list[Group] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
     sampling: Sampling | None = None
+    is_kept: bool = field(default=False, compare=False)  # complete, in a checkpoint
     fresh: Rollouts = field(init=False, repr=False, compare=False)  # once its groups are complete
 
 
@@ -136,9 +137,13 @@ class RolloutBuffer:
             batch.seconds = time.perf_counter() - began
             self.num_complete += 1
 
-    def take(self, num: int) -> list[Batch]:
-        """The next complete batches, at most `num`; none at the end of the run."""
+    def take(self, num: int, until: float | None = None) -> list[Batch]:
+        """The next complete batches, at most `num`, and none after the one with which the share
+        `until` of the run is done; none at the end of the run."""
         taken = self.batches[: min(num, self.num_complete)]
+        if until is not None:
+            done = [batch.progress >= until - ROUNDING for batch in taken]
+            taken = taken[: done.index(True) + 1] if any(done) else taken
         del self.batches[: len(taken)]
         self.num_complete -= len(taken)
         if taken:
@@ -150,7 +155,7 @@ class RolloutBuffer:
         step, limit = self.num_asked, self.settings.max_steps
         if limit is not None and step >= limit:
             return False
-        batch = Batch(step, self.replayed.popleft(), *self.random_numbers(step))
+        batch = Batch(step, int(self.replayed.popleft()), *self.random_numbers(step))
         if not self.ask_for_more(batch):
             return False
         self.batches.append(batch)
@@ -166,9 +171,9 @@ class RolloutBuffer:
         if request is None:
             return False
         if not batch.num_requests:
-            batch.pass_number, batch.phase = request.pass_number, request.phase
+            batch.pass_number, batch.phase = int(request.pass_number), int(request.phase)
         batch.num_requests += 1
-        batch.progress = control.progress()
+        batch.progress = float(control.progress())
         self.add_groups(batch, request)
         return True
 
@@ -192,10 +197,10 @@ class RolloutBuffer:
             if number == len(batch.groups):
                 batch.groups.append(Group(row, prompt))
             group = batch.groups[number]
-            if group.prompt_row != row:
+            if (group.prompt_row, group.prompt) != (row, prompt):
                 raise ValueError("a request extends a group of another prompt")
             group.rollouts += [Rollout(seed) for seed in itertools.islice(seeds, count)]
-        batch.asked, batch.sampling = numbers, request.sampling
+        batch.asked, batch.sampling = [*dict.fromkeys(numbers)], request.sampling
 
     def complete(self, batch: Batch, later: Sequence[Batch], version: int) -> None:
         """Sample and grade the groups of a batch until control wants no more of them."""
@@ -251,9 +256,8 @@ class RolloutBuffer:
         taken, cost = self.collector.take_recorded(
             self.prompts, [groups[place] for place in places], found
         )
-        for place, group in zip(places, taken, strict=True):
-            groups[place] = group
-        return groups, cost
+        # those that the recorded step took come first, in its order
+        return [*taken, *(group for place, group in enumerate(groups) if place not in places)], cost
 
     def exchange(self, batch: Batch, later: Sequence[Batch], groups: Sequence[Group]) -> None:
         """Give the batch the first complete ones of its groups and those in flight beside them;
@@ -280,7 +284,9 @@ class RolloutBuffer:
         return control, completions
 
     def table(self) -> pl.DataFrame:
-        """The groups, for a checkpoint."""
+        """The groups, for a checkpoint: what is complete is not lost by a kill from then on."""
+        for batch in self.batches[: self.num_complete]:
+            batch.is_kept = True
         return table_of([batch.groups for batch in self.batches])
 
     def numbers(self) -> dict[str, Any]:
@@ -305,7 +311,7 @@ class RolloutBuffer:
             choices, seeds = self.random_numbers(values["step"])
             batch = Batch(**known, choices=choices, seeds=seeds, groups=groups)
             if place < self.num_complete:
-                batch.fresh = rollouts_of(groups)
+                batch.is_kept, batch.fresh = True, rollouts_of(groups)
             else:
                 batch.asked = [*range(len(groups))]
             self.batches.append(batch)

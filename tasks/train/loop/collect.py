@@ -23,7 +23,7 @@ from tasks.grading.verdict import Verdict
 from tasks.models.policy import stop_token_ids
 from tasks.models.prompts import decode
 from tasks.train.learner.ranks import Ranks
-from tasks.train.loop.groups import Group, Rollout, request_for, samples_of
+from tasks.train.loop.groups import GOING, Group, Rollout, request_for, samples_of
 from tasks.train.loop.state import Run
 from tasks.train.rollouts import Floats, Prompts, Rollouts
 from tasks.train.slots import Asked, Generate
@@ -133,7 +133,10 @@ class Collector:
         """The samples of `request`, graded as they end."""
         if enough is None:
             asked = replace(asked, on_ended=early.on_ended)
-            return self.generate.generate(self.engine, request, asked)
+            samples = self.generate.generate(self.engine, request, asked)
+            if GOING in samples.finish_reasons:
+                raise ArtifactError(f"the engine {self.engine.name} stopped a completion by itself")
+            return samples
         if not isinstance(self.engine, StoppableEngine):
             raise ParamsError(
                 f"train.over_provision is above 1, and the engine {self.engine.name} cannot stop "

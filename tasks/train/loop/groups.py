@@ -5,7 +5,7 @@ Legend: B rollouts."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -150,7 +150,7 @@ def table_of(batches: Sequence[Sequence[Group]]) -> pl.DataFrame:
             "prompt_row": group.prompt_row,
             "prompt": group.prompt,
             "since": group.since,
-            **asdict(rollout),
+            **vars(rollout),
             "scores": json.dumps(rollout.scores),
         }
         for number, groups in enumerate(batches)

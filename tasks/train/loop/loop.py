@@ -74,7 +74,7 @@ def train(
             if any(ranks.all_gather(is_due)):
                 save(trainer, checkpoints)
                 saved = time.monotonic()
-            batches = buffer.take(max(sampler.num_ahead, 1))
+            batches = buffer.take(max(sampler.num_ahead, 1), state.branch)
             if not batches and state.branch is not None:
                 reporter.note(return_to_trunk(trainer, checkpoints))
                 continue
@@ -82,20 +82,19 @@ def train(
                 break
 
             # select, estimate and update, while the batches of the next round are sampled
+            reporter.begin_round()
             sampler.begin(batches)
             for batch in batches:
                 reporter.begin_step()
                 row = learn(trainer, batch)
-                reporter.end_step(batch, row)
                 if row["updated"]:
-                    sampler.swap()
+                    sampler.hand_over()
+                reporter.end_step(batch, row)
 
-            # observe, and give the engine the new weights
+            # observe; an engine that was sampling has the new weights after this
             sampler.wait()
             trainer.observe_sampled(batches)
-            if reporter.is_updated:
-                with state.timed("update"):
-                    trainer.sync_engine()
+            sampler.catch_up()
             reporter.end_round()
 
             # stop

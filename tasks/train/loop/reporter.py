@@ -16,8 +16,7 @@ Record = Callable[[Mapping[str, Any], int, float], None]
 
 
 class Reporter:
-    """Told of every step, every round and every point of the curve. `is_updated` is whether a step
-    of the round moved the policy."""
+    """Told of every step, every round and every point of the curve."""
 
     def __init__(
         self, trainer: Trainer, checkpoints: Checkpoints, record: Record, bar: Any
@@ -25,12 +24,7 @@ class Reporter:
         self.trainer, self.checkpoints, self.record, self.bar = trainer, checkpoints, record, bar
         self.rows: list[dict[str, Any]] = []
         self.values: list[dict[str, Any]] = []
-        self.round_began, self.waited = time.perf_counter(), trainer.state.seconds["wait"]
         bar.update(int(trainer.state.ledger.rollouts["generate"]))
-
-    @property
-    def is_updated(self) -> bool:
-        return any(row["updated"] for row in self.rows)
 
     def note(self, point: dict[str, Any] | None) -> None:
         """Record a new point of the validation curve and log it."""
@@ -39,6 +33,11 @@ class Reporter:
         name = "validation_accuracy" if point["branch"] is None else "validation_accuracy_branch"
         self.record({name: point["accuracy"]}, point["step"], point["flops_charged"])
         logger.info("step %d: validation accuracy %.3f", point["step"], point["accuracy"])
+
+    def begin_round(self) -> None:
+        """Note the time, from which the round's follows, and what was waited before."""
+        self.round_began = time.perf_counter()
+        self.waited = self.trainer.state.seconds.get("wait", 0.0)
 
     def begin_step(self) -> None:
         """Note the totals before a step, from which its cost follows."""
@@ -52,12 +51,14 @@ class Reporter:
         state = self.trainer.state
         learned = time.perf_counter() - self.step_began
         if self.trainer.run.ranks.is_main:
+            kept = batch.cost.flops + batch.judged_flops, batch.cost.tokens
+            flops, tokens = kept if batch.is_kept else (0.0, 0)  # which a kill does not lose
             self.checkpoints.journal(
                 {
                     "step": row["step"],
-                    "seconds": learned + batch.seconds,
-                    "flops": state.trained("executed") - self.executed,
-                    "tokens": row["tokens"] - self.tokens,
+                    "seconds": learned + (0.0 if batch.is_kept else batch.seconds),
+                    "flops": state.trained("executed") - self.executed - flops,
+                    "tokens": row["tokens"] - self.tokens - tokens,
                 }
             )
         if self.trainer.run.settings.num_ahead:  # a step that samples itself was timed
@@ -72,26 +73,27 @@ class Reporter:
         """Record the steps of the round, with what control says of itself after it and, where both
         sides work at once, the shares of the time in which each waited for the other."""
         trainer, num = self.trainer, len(self.rows)
-        state, buffer, now = trainer.state, trainer.buffer, time.perf_counter()
-        seconds = max(now - self.round_began, 1e-9)
+        state, buffer = trainer.state, trainer.buffer
+        seconds = max(time.perf_counter() - self.round_began, 1e-9)
         described = trainer.slots.control.describe().items()
         values = {f"control/{name}": value for name, value in described}
         if trainer.run.settings.num_ahead:
             sampled = sum(batch.seconds for batch in buffer.batches[: buffer.num_complete])
-            waited = state.seconds["wait"] - self.waited
+            waited = state.seconds.get("wait", 0.0) - self.waited
             values["trainer_idle_rate"] = min(waited / seconds, 1.0)
             values["sampler_idle_rate"] = max(1.0 - sampled / seconds, 0.0)
             values["round_batches"] = float(num)
         if buffer.num_early:
-            carried = [group for batch in buffer.batches for group in batch.groups]
+            waiting = buffer.batches[buffer.num_complete :]
+            carried = [group for batch in waiting for group in batch.groups]
             values["carried_groups"] = float(sum(group.since >= 0 for group in carried))
         self.values[-1] |= values
         for row, measured in zip(self.rows, self.values, strict=True):
             if state.branch is None:
                 self.record(measured, row["step"], row["flops_charged"])
-            self.show(row, seconds / num)
+            own = 0.0 if trainer.run.settings.num_ahead else measured["seconds/generate"]
+            self.show(row, seconds / num + own)
         self.rows, self.values = [], []
-        self.round_began, self.waited = now, state.seconds["wait"]
 
     def show(self, row: Mapping[str, Any], seconds: float) -> None:
         """The step on the progress bar, which adds rate and time left. It counts the trunk's

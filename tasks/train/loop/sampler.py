@@ -30,6 +30,7 @@ class Sampler:
         self.num_threads = torch.get_num_threads()
         self.device = torch.cuda.current_device() if torch.cuda.is_available() else None
         self.result: Future[None] | None = None
+        self.is_behind = False  # whether the engine has older weights than the learner
 
     def __enter__(self) -> "Sampler":
         if self.trainer.run.settings.in_flight_updates:  # the engine must know their version
@@ -74,15 +75,24 @@ class Sampler:
         except BaseException as error:  # it is raised again in the thread that waits
             result.set_exception(error)
 
-    def swap(self) -> None:
-        """With `train.in_flight_updates`, give the engine the new weights while it samples. Once a
-        round is sampled it gets them before the next one begins."""
-        is_busy = self.result is not None and not self.result.done()
-        if not self.trainer.run.settings.in_flight_updates:
-            return
-        if any(self.trainer.run.ranks.all_gather(is_busy)):
+    def hand_over(self) -> None:
+        """Give the engine the new weights: at once where it is idle, and with
+        `train.in_flight_updates` while it samples; else they wait for the end of the round."""
+        self.is_behind = True
+        if not self.num_ahead:
+            self.catch_up()
+        elif self.trainer.run.settings.in_flight_updates:
+            is_busy = self.result is not None and not self.result.done()
+            if any(self.trainer.run.ranks.all_gather(is_busy)):
+                with self.trainer.state.timed("update"):
+                    self.trainer.swap_weights()
+
+    def catch_up(self) -> None:
+        """Give the engine, which is idle, the newest weights, unless it has them."""
+        if self.is_behind:
             with self.trainer.state.timed("update"):
-                self.trainer.swap_weights()
+                self.trainer.sync_engine()
+        self.is_behind = False
 
     def wait(self) -> None:
         """Return when the round is sampled. Raises what sampling raised."""

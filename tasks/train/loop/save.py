@@ -157,9 +157,6 @@ def write_results(
     parts = [pl.read_parquet(checkpoints.folder / name) for name in checkpoints.parts]
     TRAIN_ROLLOUTS.write(out / "rollouts.parquet", pl.concat([TRAIN_ROLLOUTS.frame([]), *parts]))
     write_sealed(out / "flops.json", state.ledger.as_dict())
-    # sampling ahead takes no time but what is waited for it
-    apart = {"validate", "branch"} | ({"generate"} if trainer.run.settings.num_ahead else set())
-    spent = sum(spent for part, spent in state.seconds.items() if part not in apart)
-    seconds = {**state.seconds, "train": spent}
+    seconds = {**state.seconds, "train": trainer.spent_seconds("validate", "branch")}
     rounded = {part: round(spent, 3) for part, spent in sorted(seconds.items())}
     write_sealed(out / "cost.json", {"seconds": rounded, "lost": dict(lost)})

@@ -13,6 +13,8 @@ from tasks.models.policy import Policy
 from tasks.train.learner.ranks import Ranks
 from tasks.train.settings import TrainSettings
 
+ROUNDING = 1e-9  # of shares of a run: 0.15 / 0.05 is not quite 3
+
 
 class TrainingError(RuntimeError):
     """Training cannot go on; the message says at which step and why."""

@@ -19,7 +19,7 @@ from tasks.train.learner.update import UpdateStats, learning_rate, merge_stats
 from tasks.train.loop.buffer import LEARNING_STREAM, Batch, RolloutBuffer, random_numbers
 from tasks.train.loop.collect import Collector
 from tasks.train.loop.record import describe_step, rollout_rows
-from tasks.train.loop.state import Run, State, TrainingError
+from tasks.train.loop.state import ROUNDING, Run, State, TrainingError
 from tasks.train.rollouts import (
     Estimate,
     Features,
@@ -34,7 +34,6 @@ from tasks.train.slots import Slots
 logger = logging.getLogger(__name__)
 
 PROBE_TOKENS = 8
-ROUNDING = 1e-9  # of shares of a run: 0.15 / 0.05 is not quite 3
 VALIDATION_DRAWS = 200  # of the bootstrap behind a point's interval
 
 
@@ -64,6 +63,12 @@ class Trainer:
     guards: Guards
     max_sampler_gap: float
     state: State
+
+    def spent_seconds(self, *left_out: str) -> float:
+        """The seconds of all parts but those `left_out`. Sampling ahead takes no time but what is
+        waited for it."""
+        apart = {*left_out, "generate"} if self.run.settings.num_ahead else {*left_out}
+        return sum(spent for part, spent in self.state.seconds.items() if part not in apart)
 
     def is_done(self) -> bool:
         """Whether the limit of steps, if there is one, is reached."""
