@@ -17,7 +17,7 @@ MERGED = "<<<<<<< HEAD\n    cmd: y\n=======\n    cmd: z\n>>>>>>> other\n"
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"", "holds NoneType"),
+        (b"", "is empty"),
         (b"schema: '2.0'\n", "has no stages"),
         (b"stages: [1]\n", "no mapping"),
         (b"stages: {code: \xff}\n", "not YAML"),
