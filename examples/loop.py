@@ -46,10 +46,10 @@ class Loop:
         self.engine, self.grader, self.learner = engine, grader, learner
         self.tokenizer = load_tokenizer(learner.policy.folder)
         config = {"min_terms": 2, "max_terms": 6, "min_digits": 1, "max_digits": 2}
-        problems = reasoning_gym.create_dataset(
-            "chain_sum", seed=1, size=NUM_TRAIN + NUM_TEST, **config
-        )
-        self.problems = [(problem["question"], problem["answer"]) for problem in problems]
+        size = 2 * (NUM_TRAIN + NUM_TEST)
+        made = reasoning_gym.create_dataset("chain_sum", seed=1, size=size, **config)
+        distinct = {problem["question"]: problem["answer"] for problem in made}
+        self.problems = [*distinct.items()][: NUM_TRAIN + NUM_TEST]  # small ones repeat
         self.prompts = [self.tokenizer(question).input_ids for question, _ in self.problems]
 
     def rollouts(self, rows: Ints, counts: Ints, seed: str) -> Rollouts:

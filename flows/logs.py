@@ -1,4 +1,4 @@
-"""Warnings of every library reach the terminal, whoever has set up logging before."""
+"""Warnings of every library reach the terminal, also where logging was set up before."""
 
 import logging
 

@@ -204,7 +204,7 @@ def test_a_named_server_is_found_without_prefect(
 
 
 @pytest.mark.parametrize("first", ["", "from flows import pipeline, logs; logs.speak(); "])
-def test_warnings_reach_the_terminal_once_whoever_imports_prefect(first: str) -> None:
+def test_warnings_reach_the_terminal_once_also_with_prefect(first: str) -> None:
     program = f"{first}import flows.flow, logging; " + "; ".join(
         f"logging.getLogger({name!r}).warning('said by {name}')"
         for name in ("tasks.common.process", "dvc.repo", "prefect.engine")

@@ -156,7 +156,9 @@ def test_another_policy_or_sampling_is_never_mixed_in(
     assert usage.sampled_rollouts == 4
 
 
-def test_costs_are_of_the_rows_used_whoever_sampled_them(world: tuple[Policy, Layout]) -> None:
+def test_costs_are_of_the_rows_used_from_any_run(
+    world: tuple[Policy, Layout],
+) -> None:
     policy, layout = world
     _, rows, _ = draw(
         prompts_table(range(6)), policy, 4, SETTINGS, layout, cell="profile", greedy=False

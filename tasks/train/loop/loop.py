@@ -12,7 +12,7 @@ written."""
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,12 +42,10 @@ def train(
     chosen: Path | None = None,
 ) -> dict[str, float]:
     """Drive `trainer` to the end of its run, from the checkpoint `chosen` or the newest one on.
-    Returns the work that kills lost.
-
-    `record(values, step, charged FLOPs)` is called for every step and every point of the curve;
-    `num_rollouts` are those of the whole run, for the progress bar. KeyboardInterrupt (Ctrl-C,
-    SIGTERM) is raised after the round in flight has been finished and checkpointed.
-    """
+    Returns the work that kills lost. `record(values, step, charged FLOPs)` is called for every step
+    and every point of the curve; `num_rollouts` are those of the whole run, for the progress bar.
+    KeyboardInterrupt (Ctrl-C, SIGTERM) is raised after the round in flight has been finished and
+    checkpointed."""
     ranks, state, buffer = trainer.run.ranks, trainer.state, trainer.buffer
     resume(trainer, checkpoints, chosen)
     trainer.score_replay()
@@ -81,32 +79,39 @@ def train(
             if not batches:
                 break
 
-            # select, estimate and update, while the batches of the next round are sampled
-            reporter.begin_round()
-            sampler.begin(batches)
-            for batch in batches:
-                reporter.begin_step()
-                row = learn(trainer, batch)
-                if row["updated"]:
-                    sampler.hand_over()
-                reporter.end_step(batch, row)
-
-            # observe; an engine that was sampling has the new weights after this
-            sampler.wait()
-            trainer.observe_sampled(batches)
-            sampler.catch_up()
-            reporter.end_round()
+            # select, estimate, update and observe, while the next round is sampled
+            learn_round(trainer, batches, sampler, reporter)
 
             # stop
             if any(ranks.all_gather(stopping())):
                 save(trainer, checkpoints)
                 checkpoints.wait()
-                step = state.num_steps - 1
-                raise KeyboardInterrupt(f"stopped after step {step}, which is checkpointed")
+                where = f"step {state.num_steps - 1}, which is checkpointed"
+                raise KeyboardInterrupt(f"stopped after {where}")
         reporter.note(trainer.validate_if_due(buffer.progress, last=True))
         save(trainer, checkpoints)
         checkpoints.wait()
     return lost
+
+
+def learn_round(
+    trainer: Trainer, batches: Sequence[Batch], sampler: Sampler, reporter: Reporter
+) -> None:
+    """Learn from the batches of a round, while those of the next are sampled."""
+    reporter.begin_round()
+    sampler.begin(batches)
+    for batch in batches:
+        reporter.begin_step()
+        row = learn(trainer, batch)
+        if row["updated"]:
+            sampler.hand_over()
+        reporter.end_step(batch, row)
+
+    # observe; an engine that was sampling has the new weights after this
+    sampler.wait()
+    trainer.observe_sampled(batches)
+    sampler.catch_up()
+    reporter.end_round()
 
 
 def learn(trainer: Trainer, batch: Batch) -> dict[str, Any]:
