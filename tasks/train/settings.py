@@ -211,9 +211,17 @@ class TrainSettings:
         return (self.max_staleness + (self.over_provision == 1.0)) // 2
 
     @property
+    def lead(self) -> int:
+        """How many steps before its own a batch may be begun: without rounds as many as its age may
+        be, but for one where groups are carried."""
+        if self.in_flight_updates:
+            return self.max_staleness - (self.over_provision > 1.0)
+        return max(2 * self.num_ahead - 1, 0)
+
+    @property
     def max_carried(self) -> int:
         """How many steps a group may be in flight beyond its first."""
-        return self.max_staleness - max(2 * self.num_ahead - 1, 0)
+        return self.max_staleness - self.lead
 
     @property
     def bits(self) -> dict[str, int]:

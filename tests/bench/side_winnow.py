@@ -53,7 +53,7 @@ def main() -> None:
         {"recipe": options.side, "seed": options.seed, "learning_rate": options.learning_rate},
         settings.keep,
     )
-    trainer.validate_if_due(0.0)
+    trainer.add_point(0.0)
     with closing(trainer.collector.grader):
         trainer.collector.grader.grader.started(set(trainer.prompts.table["verifier"]))
         clock = Clock()

@@ -138,8 +138,8 @@ def run_steps(
 def step(trainer: Trainer, watch: Stopwatch, invent_rewards: bool) -> Rollouts:
     """One training step, as `tasks.train.loop.loop.train` makes it."""
     with watch.measure("step"):
-        trainer.buffer.reserve(1)
-        trainer.buffer.fill(1, trainer.learner.version)
+        trainer.buffer.reserve(trainer.buffer.num_sampled + 1)
+        trainer.buffer.fill(trainer.learner.version)
         (batch,) = trainer.buffer.take(1)
         if invent_rewards:
             for group in batch.groups:
@@ -154,7 +154,7 @@ def step(trainer: Trainer, watch: Stopwatch, invent_rewards: bool) -> Rollouts:
             update = trainer.update(rollouts, estimate, rate, rng)
             if update.norms:
                 trainer.sync_engine()
-        trainer.observe_sampled([batch])
+        trainer.buffer.observe(batch.step + 1)
         trainer.slots.advantage.observe(rollouts)
         trainer.slots.replay.add(batch.fresh)
         charge(trainer, batch, rollouts, estimate, update)

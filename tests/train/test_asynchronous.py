@@ -169,7 +169,8 @@ def test_what_was_sampled_ahead_is_kept_whole(guesser: Path, tmp_path: Path) -> 
     again = make_trainer(layout, max_staleness=3, generate=GENERATE)
     with closing(trainer.collector.grader), closing(again.collector.grader):
         trainer.buffer.reserve(2)
-        trainer.buffer.fill(2, version=0)
+        assert trainer.buffer.fill(version=0)
+        assert trainer.buffer.fill(version=0)
         numbers = json.loads(json.dumps(trainer.buffer.numbers()))
         again.buffer.restore(numbers, trainer.buffer.table())
     assert again.buffer.batches == trainer.buffer.batches

@@ -1,7 +1,9 @@
 """New weights in the middle of completions: whose tokens they are is kept everywhere, and none is
 older than the limit. With vLLM's servers see tests/engines/test_swaps.py."""
 
+import contextlib
 import dataclasses
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -22,7 +24,10 @@ from tasks.engines.engine import Engine, Request, Samples
 from tasks.train.loop.reporter import ages
 from tasks.train.loop.trainer import Trainer
 from tasks.train.settings import TrainSettings
-from tests.train.test_asynchronous import SIZES, run
+from tests.patience import PATIENCE
+from tests.train import test_sharding as sharding
+from tests.train.test_asynchronous import SIZES, Killed, delayed, dying_after, run
+from tests.train.test_whole_runs import changes_of
 from tests.train.worlds import make_trainer, make_world, outputs, sampled
 
 CHANGES = {
@@ -68,6 +73,7 @@ class Swapping:
             self.condition.notify_all()
 
     def swap_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+        weights = dict(weights)  # which ranks gather together, before any waits for its sampler
         with self.condition:
             while not self.is_between and is_sampling():
                 self.condition.wait(POLL_SECONDS)
@@ -169,6 +175,96 @@ def test_no_token_is_older_than_the_limit_and_the_record_says_whose_it_is(
     assert outputs(layout)["rollouts"] == outputs(again)["rollouts"]
 
 
+def test_steps_begin_while_a_later_batch_is_in_flight(guesser: Path, tmp_path: Path) -> None:
+    """The third batch goes on only when two steps have been learned from."""
+    found = list[bool]()
+
+    def prepare(trainer: Trainer) -> None:
+        engine = trainer.collector.engine = Swapping(trainer.collector.engine)
+        requests = itertools.count()
+
+        def hold() -> None:
+            if threading.current_thread().name == SAMPLER and next(requests) == 2:
+                learned = engine.condition.wait_for(lambda: engine.policy_version >= 2, PATIENCE)
+                found.append(learned)
+
+        engine.between = hold
+
+    trainer = run(
+        make_world(tmp_path, guesser, SIZES), {**CHANGES, "max_staleness": 2}, prepare=prepare
+    )
+    assert found == [True]
+    assert trainer.state.num_steps == 12
+
+
+def test_a_branch_comes_back_to_the_trunk(guesser: Path, tmp_path: Path) -> None:
+    layout = make_world(tmp_path, guesser, SIZES)
+    changes = {**CHANGES, "max_staleness": 2, "branches": [0.5], "decay_share": 0.4}
+    state = run(layout, changes, prepare=swapping([])).state
+    assert state.num_steps == 12
+    assert [point["branch"] for point in state.curve if point["branch"]] == [0.5]
+    rows = TRAIN_ROLLOUTS.read(layout.train("r", 0) / "rollouts.parquet")
+    assert rows.group_by("step").len()["len"].to_list() == [12] * 12
+    assert state.ledger.rollouts["generate"] == 12 * 12
+
+
+def unhindered(sampling: float, learning: float) -> Callable[[Trainer], None]:
+    """Weights come when they come, and each side takes up to so many seconds longer."""
+
+    def prepare(trainer: Trainer) -> None:
+        engine = Swapping(trainer.collector.engine)
+        engine.between = lambda: engine.condition.wait(POLL_SECONDS)
+        trainer.collector.engine = engine
+        delayed(sampling, learning)(trainer)
+
+    return prepare
+
+
+@pytest.mark.parametrize("name", ["grpo", "dapo", "knapsack", "winnow"])
+def test_what_is_asked_for_follows_neither_from_the_clock_nor_from_a_kill(
+    name: str, guesser: Path, tmp_path: Path
+) -> None:
+    """Weights that do not move: what is sampled does not depend on when they are new."""
+    changes = {**changes_of(name), **CHANGES, "max_staleness": 3, "learning_rate": 1e-30}
+    found = {}
+    for side, delays in (("sampling", (0.05, 0.0)), ("learning", (0.0, 0.05)), ("killed", (0, 0))):
+        layout = make_world(tmp_path / side, guesser, SIZES)
+        for last in (1, 2, 5, 7) if side == "killed" else ():
+            with dying_after(last) as dying, contextlib.suppress(Killed):
+
+                def prepare(trainer: Trainer, dying: Any = dying) -> None:
+                    dying(trainer)
+                    unhindered(0.0, 0.0)(trainer)
+
+                run(layout, changes, prepare=prepare)
+        trainer = run(layout, changes, prepare=unhindered(*delays))
+        rows = TRAIN_ROLLOUTS.read(layout.train("r", 0) / "rollouts.parquet")
+        columns = ["step", "group", "sample_index", "prompt_id", "token_ids", "reward", "replayed"]
+        states = trainer.slots.states()["control"]
+        found[side] = rows.select(columns).rows(), {k: v.tolist() for k, v in states.items()}
+    assert len(found["sampling"][0]) > 20
+    assert found["sampling"] == found["learning"] == found["killed"]
+
+
+def one_side_slow(trainer: Trainer) -> None:
+    """Sampling on the second rank, and learning on the first."""
+    is_second = trainer.run.ranks.rank == 1
+    unhindered(0.1 * is_second, 0.1 * (not is_second))(trainer)
+
+
+@pytest.mark.parametrize("shard", ["none", "fsdp2"])
+def test_two_ranks_ask_for_the_same_whichever_side_of_each_is_fast(
+    shard: str, guesser: Path, tmp_path: Path
+) -> None:
+    case = {"train": {**CHANGES, "max_staleness": 2, "learning_rate": 1e-30}}
+    found = []
+    for size, kind in ((0, "none"), (2, shard)):
+        layout = sharding.world(tmp_path / str(size), guesser, case, kind)
+        sharding.run(layout, size, 8, tmp_path / f"{size}-out", one_side_slow)
+        found.append(sharding.sampled(layout))
+    assert found[0] == found[1]
+
+
 def test_a_checkpoint_keeps_what_was_swapped_into(guesser: Path, tmp_path: Path) -> None:
     layout = make_world(tmp_path, guesser, SIZES)
     trainer = make_trainer(layout, **CHANGES)
@@ -177,7 +273,7 @@ def test_a_checkpoint_keeps_what_was_swapped_into(guesser: Path, tmp_path: Path)
         weights = {name: 1.01 * tensor for name, tensor in trainer.learner.weights().items()}
         engine.between = lambda: engine.swap_weights(weights, 2)
         trainer.buffer.reserve(1)
-        trainer.buffer.fill(1, version=0)
+        trainer.buffer.fill(version=0)
     groups = trainer.buffer.batches[0].groups
     trainer.buffer.restore(trainer.buffer.numbers(), trainer.buffer.table())
     (kept,) = trainer.buffer.take(1)
@@ -229,9 +325,8 @@ def test_a_record_with_tokens_of_other_policies_is_that_of_another_run(
     layout = make_world(tmp_path / "first", guesser, SIZES)
     run(layout, CHANGES, prepare=swapping([]))
     rows = TRAIN_ROLLOUTS.read(layout.train("r", 0) / "rollouts.parquet")
-    for number, (other, message) in enumerate(
-        [(100, "tokens of a later policy than this step's"), (-2, "has rollouts of the policy")]
-    ):
+    message = r"tokens are of the policy after \d+ updates, .* the record of another run"
+    for number, other in enumerate((100, -2)):
 
         def prepare(trainer: Trainer, other: int = other) -> None:
             swapping([])(trainer)

@@ -3,6 +3,7 @@ ranks."""
 
 import json
 import shutil
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,14 @@ def tensors_of(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {name: whole(tensor).clone().contiguous() for name, tensor in tensors.items()}
 
 
-def work(rank: int, size: int, layout: Layout, max_steps: int, out: Path) -> None:
+def work(
+    rank: int,
+    size: int,
+    layout: Layout,
+    max_steps: int,
+    out: Path,
+    prepare: Callable[[Trainer], object],
+) -> None:
     """One of `size` ranks: train from the newest checkpoint on to `max_steps`. The first one writes
     its rollouts, and all tensors as they are after the resume and at the end."""
     torch.set_num_threads(1)
@@ -71,6 +79,7 @@ def work(rank: int, size: int, layout: Layout, max_steps: int, out: Path) -> Non
         method = f"file://{out}/meeting"
         distributed.init_process_group("gloo", init_method=method, rank=rank, world_size=size)
     trainer = make_trainer(layout, ranks=Ranks(rank, max(size, 1)), max_steps=max_steps)
+    prepare(trainer)
     checkpoints = Checkpoints(layout.checkpoints, COMPONENTS, keep=1)
     with closing(trainer.collector.grader):
         resume(trainer, checkpoints, None)
@@ -87,11 +96,21 @@ def work(rank: int, size: int, layout: Layout, max_steps: int, out: Path) -> Non
         distributed.destroy_process_group()
 
 
-def run(layout: Layout, size: int, max_steps: int, out: Path) -> Path:
+def make_no_change(trainer: Trainer) -> None:
+    """What is done to a trainer before it trains, where nothing is."""
+
+
+def run(
+    layout: Layout,
+    size: int,
+    max_steps: int,
+    out: Path,
+    prepare: Callable[[Trainer], object] = make_no_change,
+) -> Path:
     """Train with `size` ranks; 0 is a process on its own, with the whole policy."""
     out.mkdir()
     ranks = [
-        FORKS.Process(target=work, args=(rank, size, layout, max_steps, out))
+        FORKS.Process(target=work, args=(rank, size, layout, max_steps, out, prepare))
         for rank in range(max(size, 1))
     ]
     for process in ranks:

@@ -187,8 +187,8 @@ def make_trainer(
 
 def sampled(trainer: Trainer) -> Batch | None:
     """The batch that a step takes; None at the end of the run."""
-    trainer.buffer.reserve(1)
-    trainer.buffer.fill(1, trainer.learner.version)
+    trainer.buffer.reserve(trainer.buffer.num_sampled + 1)
+    trainer.buffer.fill(trainer.learner.version)
     return next(iter(trainer.buffer.take(1)), None)
 
 

@@ -21,6 +21,7 @@ correct for older policies."""
 
 import itertools
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -45,6 +46,7 @@ KEPT = (  # of a batch, in a checkpoint, beside its groups and its cost
     "step",
     "replayed",
     "num_requests",
+    "asked",
     "pass_number",
     "phase",
     "progress",
@@ -91,7 +93,9 @@ class Batch:
 class RolloutBuffer:
     """The batches that were asked for and not taken, in the order of their steps; the first
     `num_complete` of them are complete. `progress` is the share of the run that is done with those
-    that were taken."""
+    that were taken; of these, control has yet to observe the `unobserved`. A thread may fill the
+    buffer while another takes or saves: all of it changes under `lock`, and groups are sampled in
+    copies."""
 
     def __init__(
         self,
@@ -104,51 +108,83 @@ class RolloutBuffer:
         self.settings, self.seed, self.slots = settings, seed, slots
         self.collector, self.prompts = collector, prompts
         self.batches: list[Batch] = []
+        self.unobserved: list[Batch] = []
         self.num_complete = self.num_asked = 0
         self.progress = 0.0
-        self.replayed = deque[int]()  # of the batches that `fill` asks for
+        self.spent = 0.0  # seconds of sampling,
+        self.began: float | None = None  # and since when the batch in flight is sampled
+        self.replayed = deque[int]()  # of the batches that are asked for next
+        self.lock = threading.Condition()
 
     @property
     def num_early(self) -> int:
         """How many batches are asked for before it is their turn."""
         return int(self.settings.over_provision > 1.0)
 
-    def reserve(self, num: int, taken: Sequence[Batch] = ()) -> None:
-        """Fix what replay adds to the batches that `fill(num)` asks for. What it holds changes
-        while they are sampled and those that were `taken` are learned from."""
-        promised = sum(batch.replayed for batch in [*taken, *self.batches])
-        self.replayed.clear()
-        for _ in range(num + self.num_early - (len(self.batches) - self.num_complete)):
-            self.replayed.append(self.slots.replay.room(self.settings.batch, promised))
-            promised += self.replayed[-1]
+    @property
+    def num_sampled(self) -> int:
+        """The steps whose batches are complete, from the first of the run on."""
+        return self.num_asked - (len(self.batches) - self.num_complete)
 
-    def fill(self, num: int, version: int) -> None:
-        """Complete `num` more batches, fewer at the end of the run, with the policy after `version`
-        updates. It touches nothing that learning changes."""
-        for _ in range(num):
-            began = time.perf_counter()
+    @property
+    def seconds(self) -> float:
+        """Of sampling so far."""
+        with self.lock:
+            return self.spent + (time.perf_counter() - self.began if self.began else 0.0)
+
+    def reserve(self, num_steps: int, taken: Sequence[Batch] = ()) -> None:
+        """Fix what replay adds to the batches of the first `num_steps`, before they are sampled.
+        What it holds changes meanwhile, and those that were `taken` are learned from."""
+        with self.lock:
+            promised = sum(batch.replayed for batch in [*taken, *self.batches])
+            promised += sum(self.replayed)
+            while self.num_asked + len(self.replayed) < num_steps + self.num_early:
+                self.replayed.append(self.slots.replay.room(self.settings.batch, promised))
+                promised += self.replayed[-1]
+
+    def fill(self, version: int) -> bool:
+        """Complete one more batch, with the policy after `version` updates; False at the end of the
+        run. It touches nothing that learning changes."""
+        with self.lock:
+            self.began = began = time.perf_counter()
+            if self.settings.in_flight_updates:  # what control has seen must not follow the clock
+                self.observe(self.num_sampled - self.settings.lead)
             while len(self.batches) <= self.num_complete + self.num_early and self.ask():
                 pass
             if len(self.batches) == self.num_complete:
-                return
+                self.began = None
+                return False
             batch, *later = self.batches[self.num_complete :]
-            self.complete(batch, later, version)
+        self.complete(batch, later, version)
+        with self.lock:
             batch.judged_flops = self.collector.take_judged()
             batch.seconds = time.perf_counter() - began
+            self.spent, self.began = self.spent + batch.seconds, None
             self.num_complete += 1
+        return True
 
     def take(self, num: int, until: float | None = None) -> list[Batch]:
         """The next complete batches, at most `num`, and none after the one with which the share
         `until` of the run is done; none at the end of the run."""
-        taken = self.batches[: min(num, self.num_complete)]
-        if until is not None:
-            done = [batch.progress >= until - ROUNDING for batch in taken]
-            taken = taken[: done.index(True) + 1] if any(done) else taken
-        del self.batches[: len(taken)]
-        self.num_complete -= len(taken)
-        if taken:
-            self.progress = taken[-1].progress
-        return taken
+        with self.lock:
+            taken = self.batches[: min(num, self.num_complete)]
+            if until is not None:
+                done = [batch.progress >= until - ROUNDING for batch in taken]
+                taken = taken[: done.index(True) + 1] if any(done) else taken
+            del self.batches[: len(taken)]
+            self.num_complete -= len(taken)
+            self.unobserved += taken
+            if taken:
+                self.progress = taken[-1].progress
+            return taken
+
+    def observe(self, num_steps: int) -> None:
+        """Let those that decide what is sampled learn from what the first `num_steps` learned from.
+        They must not be asked meanwhile."""
+        while self.unobserved and self.unobserved[0].step < num_steps:
+            batch = self.unobserved.pop(0)
+            self.slots.control.observe(batch.fresh)
+            self.slots.generate.observe(batch.fresh)
 
     def ask(self) -> bool:
         """Have control ask for the groups of the next step; False at the end of the run."""
@@ -206,7 +242,8 @@ class RolloutBuffer:
         """Sample and grade the groups of a batch until control wants no more of them."""
         record = recorded.of_step(self.collector.recorded, batch.step)
         while batch.asked:
-            groups = [*(batch.groups[number] for number in batch.asked), *self.beside(batch, later)]
+            asked = [batch.groups[number] for number in batch.asked]
+            groups = [group.copy() for group in [*asked, *self.beside(batch, later)]]
             if record is None:
                 until = Until(len(batch.groups), batch.step - self.settings.max_carried)
                 groups, cost = self.collector.collect(
@@ -218,16 +255,11 @@ class RolloutBuffer:
                 )
             else:
                 groups, cost = self.take_recorded(record, batch, groups, version)
-            batch.cost += cost
-            for group in groups:
-                group.since = batch.step if group.since < 0 else group.since
-            if self.num_early:
-                self.exchange(batch, later, groups)
-            else:
-                for number, group in zip(batch.asked, groups, strict=True):
-                    batch.groups[number] = group
-            batch.asked, batch.fresh = [], rollouts_of(batch.groups)
-            self.ask_for_more(batch)
+            with self.lock:
+                self.put_back(batch, later, groups)
+                batch.cost += cost
+                batch.asked, batch.fresh = [], rollouts_of(batch.groups)
+                self.ask_for_more(batch)
         if record is not None:
             recorded.check_all(record, batch.groups, batch.step)
 
@@ -249,9 +281,7 @@ class RolloutBuffer:
         else:
             found = recorded.of_groups(record, groups, batch.asked, ids, batch.step)
             is_ours = batch.sampling in (None, self.collector.run.sampling)
-            if self.settings.in_flight_updates and is_ours:
-                recorded.check_versions(found, version, batch.step)
-            else:
+            if not (self.settings.in_flight_updates and is_ours):
                 recorded.set_versions(found, version if is_ours else -1)
         taken, cost = self.collector.take_recorded(
             self.prompts, [groups[place] for place in places], found
@@ -259,9 +289,15 @@ class RolloutBuffer:
         # those that the recorded step took come first, in its order
         return [*taken, *(group for place, group in enumerate(groups) if place not in places)], cost
 
-    def exchange(self, batch: Batch, later: Sequence[Batch], groups: Sequence[Group]) -> None:
-        """Give the batch the first complete ones of its groups and those in flight beside them;
-        the others are the next batch's now."""
+    def put_back(self, batch: Batch, later: Sequence[Batch], groups: Sequence[Group]) -> None:
+        """Put sampled groups in the place of those that were copied. With others in flight beside
+        them the batch gets the first complete ones; the others are the next batch's now."""
+        for group in groups:
+            group.since = batch.step if group.since < 0 else group.since
+        if not self.num_early:
+            for number, group in zip(batch.asked, groups, strict=True):
+                batch.groups[number] = group
+            return
         num = len(batch.groups)
         complete = [group for group in groups if group.is_complete][:num]
         if len(complete) != num:
@@ -287,7 +323,7 @@ class RolloutBuffer:
         """The groups, for a checkpoint: what is complete is not lost by a kill from then on."""
         for batch in self.batches[: self.num_complete]:
             batch.is_kept = True
-        return table_of([batch.groups for batch in self.batches])
+        return table_of([batch.groups for batch in [*self.unobserved, *self.batches]])
 
     def numbers(self) -> dict[str, Any]:
         """What else `restore` needs, as JSON has it."""
@@ -295,23 +331,45 @@ class RolloutBuffer:
             "progress": self.progress,
             "num_asked": self.num_asked,
             "num_complete": self.num_complete,
-            "batches": [
-                {name: getattr(batch, name) for name in KEPT} | {"cost": asdict(batch.cost)}
-                for batch in self.batches
-            ],
+            "num_unobserved": len(self.unobserved),
+            "batches": [numbers_of(batch) for batch in [*self.unobserved, *self.batches]],
         }
 
     def restore(self, numbers: Mapping[str, Any], table: pl.DataFrame) -> None:
         """Put the buffer where a checkpoint was made."""
         self.progress, self.num_asked = numbers["progress"], numbers["num_asked"]
-        self.num_complete, self.batches = numbers["num_complete"], []
-        for place, values in enumerate(numbers["batches"]):
-            known = {**values, "cost": Cost(**values["cost"])}
-            groups = groups_in(table, place)
-            choices, seeds = self.random_numbers(values["step"])
-            batch = Batch(**known, choices=choices, seeds=seeds, groups=groups)
-            if place < self.num_complete:
-                batch.is_kept, batch.fresh = True, rollouts_of(groups)
-            else:
-                batch.asked = [*range(len(groups))]
-            self.batches.append(batch)
+        self.num_complete, num = numbers["num_complete"], numbers["num_unobserved"]
+        self.replayed.clear()
+        found = [
+            batch_of(values, groups_in(table, place))
+            for place, values in enumerate(numbers["batches"])
+        ]
+        self.unobserved, self.batches = found[:num], found[num:]
+        for batch in found[: num + self.num_complete]:
+            batch.is_kept, batch.fresh = True, rollouts_of(batch.groups)
+
+
+def numbers_of(batch: Batch) -> dict[str, Any]:
+    """A batch without its groups, as JSON has it."""
+    return {
+        **{name: getattr(batch, name) for name in KEPT},
+        "cost": asdict(batch.cost),
+        "sampling": None if batch.sampling is None else asdict(batch.sampling),
+        "choices": batch.choices.bit_generator.state,
+        "seeds": batch.seeds.bit_generator.state,
+    }
+
+
+def batch_of(numbers: Mapping[str, Any], groups: list[Group]) -> Batch:
+    """The inverse of `numbers_of`."""
+    choices, seeds = np.random.default_rng(), np.random.default_rng()
+    choices.bit_generator.state, seeds.bit_generator.state = numbers["choices"], numbers["seeds"]
+    own = numbers["sampling"]
+    return Batch(
+        **{name: numbers[name] for name in KEPT},
+        cost=Cost(**numbers["cost"]),
+        sampling=None if own is None else Sampling(**own),
+        choices=choices,
+        seeds=seeds,
+        groups=groups,
+    )

@@ -5,7 +5,7 @@ Legend: B rollouts."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,15 @@ class Rollout:
         """Whether it has not ended."""
         return self.reason == GOING
 
+    def copy(self) -> "Rollout":
+        """Another rollout that goes on from the same tokens."""
+        return replace(
+            self,
+            token_ids=[*self.token_ids],
+            logprobs=[*self.logprobs],
+            versions=[*self.versions],
+        )
+
     def grade(self, text: str, verdict: Verdict) -> None:
         """Take the verdict on its text."""
         self.text, self.outcome = text, verdict.outcome
@@ -76,6 +85,11 @@ class Group:
     prompt: list[int]
     rollouts: list[Rollout] = field(default_factory=list)
     since: int = -1
+
+    def copy(self) -> "Group":
+        """Another group with rollouts of its own; those that have ended are shared."""
+        rollouts = [rollout.copy() if rollout.is_going else rollout for rollout in self.rollouts]
+        return replace(self, rollouts=rollouts)
 
     @property
     def is_complete(self) -> bool:

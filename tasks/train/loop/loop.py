@@ -5,9 +5,8 @@
             -> observe: control, generate, advantage, replay
 
 A round is what is learned from while the engine keeps its weights: one step, or several where
-batches are sampled ahead (`sampler`). Between rounds the engine is idle and has the newest weights:
-then the policy is validated, a decayed branch begins or ends (`branches`), and a checkpoint is
-written."""
+batches are sampled ahead (`sampler`). Between rounds the engine has the newest weights: then the
+policy is validated, a decayed branch begins or ends (`branches`), and a checkpoint is written."""
 
 import logging
 import signal
@@ -60,19 +59,23 @@ def train(
         while True:
             # leave the trunk for a decayed branch, or come back from its end
             if is_end(trainer):
+                sampler.wait_until_idle()
                 reporter.note(return_to_trunk(trainer, checkpoints))
             leave_trunk_if_due(trainer, checkpoints)
 
             # validate, before the first step and whenever the next point of the curve is due
-            reporter.note(trainer.validate_if_due(buffer.progress))
+            if trainer.is_point_due(buffer.progress):
+                sampler.wait_until_idle()
+                reporter.note(trainer.add_point(buffer.progress))
 
             # ask, sample and grade; what was sampled is not sampled again after a kill
+            reporter.begin_round()
             sampler.fill()
             is_due = buffer.num_complete and time.monotonic() - saved >= settings.every_seconds
             if any(ranks.all_gather(is_due)):
                 save(trainer, checkpoints)
                 saved = time.monotonic()
-            batches = buffer.take(max(sampler.num_ahead, 1), state.branch)
+            batches = buffer.take(sampler.num_a_round, state.branch)
             if not batches and state.branch is not None:
                 reporter.note(return_to_trunk(trainer, checkpoints))
                 continue
@@ -88,7 +91,8 @@ def train(
                 checkpoints.wait()
                 where = f"step {state.num_steps - 1}, which is checkpointed"
                 raise KeyboardInterrupt(f"stopped after {where}")
-        reporter.note(trainer.validate_if_due(buffer.progress, last=True))
+        if not trainer.is_measured:
+            reporter.note(trainer.add_point(buffer.progress))
         save(trainer, checkpoints)
         checkpoints.wait()
     return lost
@@ -97,8 +101,8 @@ def train(
 def learn_round(
     trainer: Trainer, batches: Sequence[Batch], sampler: Sampler, reporter: Reporter
 ) -> None:
-    """Learn from the batches of a round, while those of the next are sampled."""
-    reporter.begin_round()
+    """Learn from the batches of a round, while those of the next are sampled; then have control
+    observe them, and give the engine the new weights."""
     sampler.begin(batches)
     for batch in batches:
         reporter.begin_step()
@@ -107,21 +111,14 @@ def learn_round(
             sampler.hand_over()
         reporter.end_step(batch, row)
 
-    # observe; an engine that was sampling has the new weights after this
-    sampler.wait()
-    trainer.observe_sampled(batches)
-    sampler.catch_up()
+    sampler.end_round()
     reporter.end_round()
 
 
 def learn(trainer: Trainer, batch: Batch) -> dict[str, Any]:
     """Learn from a batch; its row of STEPS."""
     state, slots, settings = trainer.state, trainer.slots, trainer.run.settings
-    if (batch.fresh.token_versions_N() > trainer.learner.version).any():
-        raise ArtifactError(
-            f"{trainer.where()}: the record has tokens of a later policy than this step's: it is "
-            "the record of another run"
-        )
+    check_ages(trainer, batch)
 
     # replay, select and estimate
     rng, rate = trainer.rng(), trainer.learning_rate(batch.progress)
@@ -140,6 +137,22 @@ def learn(trainer: Trainer, batch: Batch) -> dict[str, Any]:
     slots.replay.add(batch.fresh)
     charge(trainer, batch, rollouts, estimate, update)
     return trainer.record(batch, rollouts, estimate, update, rate)
+
+
+def check_ages(trainer: Trainer, batch: Batch) -> None:
+    """Raise ArtifactError for tokens of a later policy than that which learns from them, or of one
+    of more than `max_staleness` steps before."""
+    newest, limit = trainer.learner.version, trainer.run.settings.max_staleness
+    steps = trainer.state.steps[-limit:] if limit else []
+    oldest = newest - sum(row["num_updates"] for row in steps)
+    versions = batch.fresh.token_versions_N()
+    wrong = versions[(versions > newest) | ((versions >= 0) & (versions < oldest))]
+    if len(wrong):
+        raise ArtifactError(
+            f"{trainer.where()}: tokens are of the policy after {wrong[0]} updates, and those of "
+            f"{oldest} to {newest} are allowed: with --from-rollouts it is the record of another "
+            "run"
+        )
 
 
 @contextmanager

@@ -44,16 +44,6 @@ def set_versions(found: Sequence[Sequence[Rollout]], version: int) -> None:
         rollout.versions = [version] * len(rollout.token_ids)
 
 
-def check_versions(found: Sequence[Sequence[Rollout]], version: int, step: int) -> None:
-    """Raise ArtifactError for tokens that are older than this version of the policy."""
-    oldest = min((min(rollout.versions) for rollout in itertools.chain(*found)), default=version)
-    if 0 <= oldest < version:
-        raise ArtifactError(
-            f"step {step}: the record has rollouts of the policy after {oldest} updates, and this "
-            f"is the one after {version}: it is the record of another run"
-        )
-
-
 def chosen(
     record: pl.DataFrame, groups: Sequence[Group], ids: pl.Series, step: int
 ) -> tuple[list[int], list[list[Rollout]]]:

@@ -35,9 +35,10 @@ class Reporter:
         logger.info("step %d: validation accuracy %.3f", point["step"], point["accuracy"])
 
     def begin_round(self) -> None:
-        """Note the time, from which the round's follows, and what was waited before."""
+        """Note the time before the batches of a round are there, and what was waited until then."""
         self.round_began = time.perf_counter()
         self.waited = self.trainer.state.seconds.get("wait", 0.0)
+        self.sampled = self.trainer.buffer.seconds
 
     def begin_step(self) -> None:
         """Note the totals before a step, from which its cost follows."""
@@ -75,24 +76,24 @@ class Reporter:
         trainer, num = self.trainer, len(self.rows)
         state, buffer = trainer.state, trainer.buffer
         seconds = max(time.perf_counter() - self.round_began, 1e-9)
-        described = trainer.slots.control.describe().items()
+        with buffer.lock:
+            described = trainer.slots.control.describe().items()
+            waiting = buffer.batches[buffer.num_complete :]
+            carried = [group for batch in waiting for group in batch.groups]
         values = {f"control/{name}": value for name, value in described}
         if trainer.run.settings.num_ahead:
-            sampled = sum(batch.seconds for batch in buffer.batches[: buffer.num_complete])
+            sampled = buffer.seconds - self.sampled
             waited = state.seconds.get("wait", 0.0) - self.waited
             values["trainer_idle_rate"] = min(waited / seconds, 1.0)
             values["sampler_idle_rate"] = max(1.0 - sampled / seconds, 0.0)
             values["round_batches"] = float(num)
         if buffer.num_early:
-            waiting = buffer.batches[buffer.num_complete :]
-            carried = [group for batch in waiting for group in batch.groups]
             values["carried_groups"] = float(sum(group.since >= 0 for group in carried))
         self.values[-1] |= values
         for row, measured in zip(self.rows, self.values, strict=True):
             if state.branch is None:
                 self.record(measured, row["step"], row["flops_charged"])
-            own = 0.0 if trainer.run.settings.num_ahead else measured["seconds/generate"]
-            self.show(row, seconds / num + own)
+            self.show(row, seconds / num)
         self.rows, self.values = [], []
 
     def show(self, row: Mapping[str, Any], seconds: float) -> None:

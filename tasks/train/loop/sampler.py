@@ -5,13 +5,17 @@ Sampling ahead goes in rounds. While the batches of a round are learned from, th
 sampled, all from the policy as it was when the round began. Then both sides wait for each other,
 the methods that decide what is sampled learn of the round, the engine gets the new weights, and a
 probe shows that it has them. A round of n batches is learned from n to 2n - 1 steps after its
-policy. With `train.in_flight_updates` the engine gets the weights after every update instead, while
-it samples: a completion goes on with the new policy, and records of each token which one wrote it
-(PipelineRL, arXiv 2509.19128)."""
+policy.
+
+With `train.in_flight_updates` there are no rounds. A step begins when its batch is complete. After
+each step the engine gets the new weights, while it samples, and one batch more may be begun: that
+of `max_staleness` steps later. Control has observed the same steps then, whichever side is fast. A
+completion goes on with the new policy, and records of each token which one wrote it (PipelineRL,
+arXiv 2509.19128). Both sides wait for each other only where the policy is validated and where a
+branch ends."""
 
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
 from types import TracebackType
 from typing import Any
 
@@ -22,18 +26,23 @@ from tasks.train.loop.trainer import Trainer
 
 
 class Sampler:
-    """Has the engine, the grader, and what control remembers to itself from `begin` to `wait`."""
+    """Fills the buffer until the batches of the first `target` steps are complete. It has the
+    engine and the grader to itself while it `is_busy`."""
 
     def __init__(self, trainer: Trainer) -> None:
-        self.trainer = trainer
-        self.num_ahead = trainer.run.settings.num_ahead
+        self.trainer, self.buffer, self.lock = trainer, trainer.buffer, trainer.buffer.lock
+        self.settings, self.is_ahead = trainer.run.settings, trainer.run.settings.num_ahead > 0
+        self.has_rounds = not self.settings.in_flight_updates
+        self.num_a_round = max(self.settings.num_ahead, 1) if self.has_rounds else 1
         self.num_threads = torch.get_num_threads()
         self.device = torch.cuda.current_device() if torch.cuda.is_available() else None
-        self.result: Future[None] | None = None
+        self.target = 0
+        self.is_busy = False
+        self.error: BaseException | None = None
         self.is_behind = False  # whether the engine has older weights than the learner
 
     def __enter__(self) -> "Sampler":
-        if self.trainer.run.settings.in_flight_updates:  # the engine must know their version
+        if not self.has_rounds:  # the engine must know their version
             self.trainer.sync_engine()
         return self
 
@@ -43,49 +52,75 @@ class Sampler:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Wait for a round in flight, whatever came of it; a second interrupt does not."""
-        if self.result is not None and kind is not KeyboardInterrupt:
-            self.result.exception()
+        """Wait for the batch in flight, whatever comes of it; a second interrupt does not."""
+        with self.lock:
+            self.target = 0
+            if kind is not KeyboardInterrupt:
+                self.lock.wait_for(lambda: not self.is_busy)
 
     def fill(self) -> None:
-        """Have the next batches complete: those of a round, or one that a step samples itself."""
-        buffer, num = self.trainer.buffer, max(self.num_ahead, 1)
-        if not buffer.num_complete:
-            with self.trainer.state.timed("wait" if self.num_ahead else "generate"):
-                buffer.reserve(num)
-                buffer.fill(num, self.trainer.learner.version)
+        """Return when a batch is complete (with rounds all of one), or the run is at its end."""
+        buffer = self.buffer
+        with self.trainer.state.timed("wait" if self.is_ahead else "generate"):
+            if self.is_ahead and not (self.has_rounds and buffer.num_complete):
+                self.begin()
+                with self.lock:
+                    self.lock.wait_for(self.is_filled)
+            elif not buffer.num_complete:
+                buffer.reserve(buffer.num_sampled + 1)
+                buffer.fill(self.trainer.engine_version)
+        self.raise_error()
 
-    def begin(self, taken: Sequence[Batch]) -> None:
-        """Sample the round that comes after the batches that were `taken`, if any is ahead."""
-        if not self.num_ahead:
+    def is_filled(self) -> bool:
+        return not self.is_busy or (not self.has_rounds and self.buffer.num_complete > 0)
+
+    def begin(self, taken: Sequence[Batch] = ()) -> None:
+        """Sample what comes after the batches that were `taken`, if any is ahead."""
+        self.raise_error()
+        if not self.is_ahead:
             return
-        self.trainer.buffer.reserve(self.num_ahead, taken)
-        self.result = Future()
-        arguments = [self.result, self.trainer.learner.version]
-        # it must not keep a process alive that is to end at once
-        threading.Thread(target=self.work, args=arguments, name="sampler", daemon=True).start()
+        with self.lock:
+            self.target = self.buffer.num_sampled + self.settings.num_ahead
+            if not self.has_rounds:
+                self.target = self.trainer.state.num_steps + self.settings.lead + 1
+            self.buffer.reserve(self.target, taken)
+            if not self.is_busy and self.buffer.num_sampled < self.target:
+                self.is_busy = True
+                # it must not keep a process alive that is to end at once
+                threading.Thread(target=self.work, name="sampler", daemon=True).start()
 
-    def work(self, result: "Future[None]", version: int) -> None:
-        """In the thread: sample the round."""
+    def work(self) -> None:
+        """In the thread: sample until the target, or the end of the run."""
         try:
             torch.set_num_threads(self.num_threads)  # it is a thread's own setting
             with Stream(self.device):
-                self.trainer.buffer.fill(self.num_ahead, version)
-            result.set_result(None)
+                while self.has_work():
+                    is_end = not self.buffer.fill(self.trainer.engine_version)
+                    with self.lock:
+                        self.target = 0 if is_end else self.target
+                        self.lock.notify_all()
         except BaseException as error:  # it is raised again in the thread that waits
-            result.set_exception(error)
+            with self.lock:
+                self.error, self.is_busy = error, False
+                self.lock.notify_all()
+
+    def has_work(self) -> bool:
+        """Whether the target is not reached; the thread ends where it is."""
+        with self.lock:
+            self.is_busy = self.buffer.num_sampled < self.target
+            self.lock.notify_all()
+            return self.is_busy
 
     def hand_over(self) -> None:
-        """Give the engine the new weights: at once where it is idle, and with
-        `train.in_flight_updates` while it samples; else they wait for the end of the round."""
+        """Give the engine the new weights: at once where it is idle or takes them while it samples;
+        else they wait for the end of the round."""
         self.is_behind = True
-        if not self.num_ahead:
+        if not self.has_rounds and any(self.trainer.run.ranks.all_gather(self.is_busy)):
+            with self.trainer.state.timed("update"):
+                self.trainer.swap_weights()
+            self.is_behind = False
+        elif not (self.has_rounds and self.is_ahead):
             self.catch_up()
-        elif self.trainer.run.settings.in_flight_updates:
-            is_busy = self.result is not None and not self.result.done()
-            if any(self.trainer.run.ranks.all_gather(is_busy)):
-                with self.trainer.state.timed("update"):
-                    self.trainer.swap_weights()
 
     def catch_up(self) -> None:
         """Give the engine, which is idle, the newest weights, unless it has them."""
@@ -94,12 +129,26 @@ class Sampler:
                 self.trainer.sync_engine()
         self.is_behind = False
 
-    def wait(self) -> None:
-        """Return when the round is sampled. Raises what sampling raised."""
-        if self.result is not None:
-            with self.trainer.state.timed("wait"):
-                self.result.result()
-            self.result = None
+    def end_round(self) -> None:
+        """Where there are rounds, wait for the one in flight, have control observe what was learned
+        from, and give the engine the new weights."""
+        if self.has_rounds:
+            self.wait_until_idle()
+            self.buffer.observe(self.trainer.state.num_steps)
+            self.catch_up()
+
+    def wait_until_idle(self) -> None:
+        """Return when nothing is sampled any more. Raises what sampling raised."""
+        if self.is_busy:
+            with self.trainer.state.timed("wait"), self.lock:
+                self.lock.wait_for(lambda: not self.is_busy)
+        self.raise_error()
+        if not self.has_rounds:  # it was not probed while it sampled
+            self.trainer.probe_engine()
+
+    def raise_error(self) -> None:
+        if self.error is not None:
+            raise self.error
 
 
 class Stream:

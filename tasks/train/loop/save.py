@@ -41,15 +41,18 @@ def save(trainer: Trainer, checkpoints: Checkpoints) -> None:
     if state.rollouts:
         part, state.rollouts = TRAIN_ROLLOUTS.frame(state.rollouts), []
     tensors = {name: tensor for name, tensor in tensors.items() if local_rows(tensor) is None}
-    for slot, arrays in trainer.slots.states().items():
+    with trainer.buffer.lock:
+        states, buffer = trainer.slots.states(), trainer.buffer.numbers()
+        table = trainer.buffer.table()
+    for slot, arrays in states.items():
         tensors |= {f"{METHOD}.{slot}.{k}": torch.from_numpy(v) for k, v in arrays.items()}
     tables = {
         "steps": STEPS.frame(state.steps),
         "curve": CURVE.frame(state.curve),
-        BUFFER: trainer.buffer.table(),
+        BUFFER: table,
     }
     copied = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-    numbers = {**state.numbers(), "version": learner.version, BUFFER: trainer.buffer.numbers()}
+    numbers = {**state.numbers(), "version": learner.version, BUFFER: buffer}
     checkpoints.save(Snapshot(state.num_steps, copied, shards, numbers, tables, part))
 
 
@@ -117,6 +120,7 @@ def restore(trainer: Trainer, loaded: Loaded) -> None:
         "progress": trainer.slots.control.progress(),
         "num_asked": numbers["num_steps"],
         "num_complete": 0,
+        "num_unobserved": 0,
         "batches": [],
     }
     trainer.buffer.restore(numbers.get(BUFFER, empty), tables.get(BUFFER, table_of([])))

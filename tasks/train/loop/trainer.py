@@ -1,7 +1,6 @@
 """The parts of a step: select and estimate, update, validate, record."""
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,6 +62,7 @@ class Trainer:
     guards: Guards
     max_sampler_gap: float
     state: State
+    engine_version: int = 0  # of the weights that the engine has
 
     def spent_seconds(self, *left_out: str) -> float:
         """The seconds of all parts but those `left_out`. Sampling ahead takes no time but what is
@@ -193,11 +193,13 @@ class Trainer:
             self.swapping_engine.set_weights(weights, version)
         else:
             self.collector.engine.set_weights(weights)
+        self.engine_version = version
         self.probe_engine()
 
     def swap_weights(self) -> None:
         """Put the policy's weights into the engine, which is sampling."""
         self.swapping_engine.swap_weights(self.learner.weights(), self.learner.version)
+        self.engine_version = self.learner.version
 
     @property
     def swapping_engine(self) -> SwappingEngine:
@@ -224,13 +226,6 @@ class Trainer:
             self.state.num_steps,
             progress,
         )
-
-    def observe_sampled(self, batches: Sequence[Batch]) -> None:
-        """Let those that decide what is sampled learn from what steps learned from. They must not
-        be sampling."""
-        for batch in batches:
-            self.slots.control.observe(batch.fresh)
-            self.slots.generate.observe(batch.fresh)
 
     def skip_nonfinite(self, rollouts: Rollouts, num_updates: int) -> None:
         """Leave the policy as the step's updates so far made it. The step's rollouts are in the
@@ -314,19 +309,24 @@ class Trainer:
         state.num_steps += 1
         return row
 
-    def validate_if_due(self, done: float, *, last: bool = False) -> dict[str, Any] | None:
-        """Add a point to the curve at the start, when the next share of the run is `done`, and at
-        the end."""
-        state, every_share = self.state, self.run.settings.validation.every_share
-        trunk = [point["step"] for point in state.curve if point["branch"] is None]
-        is_measured = trunk[-1:] == [state.num_steps]
-        if is_measured or state.branch or (done < state.next_validation and not last):
-            return None
+    @property
+    def is_measured(self) -> bool:
+        """Whether the curve has a point of this step, or a branch is trained, which has but one."""
+        trunk = [point["step"] for point in self.state.curve if point["branch"] is None]
+        return self.state.branch is not None or trunk[-1:] == [self.state.num_steps]
+
+    def is_point_due(self, done: float) -> bool:
+        """Whether the curve is due for a point: at the start, and when the next share of the run is
+        `done`."""
+        return not self.is_measured and done >= self.state.next_validation
+
+    def add_point(self, done: float) -> dict[str, Any]:
+        """Add a point to the curve."""
+        every_share = self.run.settings.validation.every_share
         num_shares = int(done / every_share + ROUNDING)
-        state.next_validation = (num_shares + 1) * every_share - ROUNDING
-        point = self.validate()
-        state.curve.append(point)
-        return point
+        self.state.next_validation = (num_shares + 1) * every_share - ROUNDING
+        self.state.curve.append(self.validate())
+        return self.state.curve[-1]
 
     def validate(self) -> dict[str, Any]:
         """The policy's point of the curve."""
