@@ -197,17 +197,6 @@ def test_steps_begin_while_a_later_batch_is_in_flight(guesser: Path, tmp_path: P
     assert trainer.state.num_steps == 12
 
 
-def test_a_branch_comes_back_to_the_trunk(guesser: Path, tmp_path: Path) -> None:
-    layout = make_world(tmp_path, guesser, SIZES)
-    changes = {**CHANGES, "max_staleness": 2, "branches": [0.5], "decay_share": 0.4}
-    state = run(layout, changes, prepare=swapping([])).state
-    assert state.num_steps == 12
-    assert [point["branch"] for point in state.curve if point["branch"]] == [0.5]
-    rows = TRAIN_ROLLOUTS.read(layout.train("r", 0) / "rollouts.parquet")
-    assert rows.group_by("step").len()["len"].to_list() == [12] * 12
-    assert state.ledger.rollouts["generate"] == 12 * 12
-
-
 def unhindered(sampling: float, learning: float) -> Callable[[Trainer], None]:
     """Weights come when they come, and each side takes up to so many seconds longer."""
 

@@ -1,0 +1,135 @@
+"""How old a policy may be, groups beside a step's own, weights that are replaced in flight, and
+branches: every combination that is allowed goes on after kills as if there had been none."""
+
+import contextlib
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.common import params
+from tasks.common.params import ParamsError
+from tasks.engines.engine import IsEnough, Request, Samples
+from tasks.engines.hf.engine import HfEngine
+from tasks.train.loop.trainer import Trainer
+from tasks.train.settings import TrainSettings
+from tests.train import test_sharding as sharding
+from tests.train.test_asynchronous import Killed, dying_after, run
+from tests.train.test_in_flight import POLL_SECONDS, Swapping
+from tests.train.worlds import make_world, outputs
+
+SIZES = [4, 2, 6] * 12
+OLDEST, SURPLUS, IN_FLIGHT, BRANCHES = (0, 1, 2, 3), (1.0, 1.5), (False, True), ([], [0.5])
+EVERY = list(itertools.product(OLDEST, SURPLUS, IN_FLIGHT))
+REFUSED = {
+    (0, 1.0, True),  # an engine that never samples during an update
+    (0, 1.5, False),  # groups that go on in the next step are older
+    (0, 1.5, True),
+    (1, 1.5, True),  # a step of age is for groups that go on, and none is left
+}
+
+
+def changes_of(oldest: int, surplus: float, *, in_flight: bool) -> dict[str, Any]:
+    """The settings. With weights in flight, which one samples what follows from the clock, so they
+    do not move."""
+    return {
+        "max_staleness": oldest,
+        "over_provision": surplus,
+        "in_flight_updates": in_flight,
+        "learning_rate": 1e-30 if in_flight else 3e-2,
+        "decay_share": 0.4,
+        "advantage": {"method": "rloo"},
+    }
+
+
+class StoppableSwapping(Swapping):
+    """It takes new weights between the parts of a batch, and between batches."""
+
+    def generate_until(self, request: Request, is_enough: IsEnough) -> Samples:
+        assert isinstance(self.engine, HfEngine)
+        with self.condition:
+            self.is_between = True
+            self.condition.wait(POLL_SECONDS)
+            self.is_between = False
+            samples = self.engine.generate_until(request, is_enough)
+        versions = [[self.policy_version] * len(ids) for ids in samples.token_ids]
+        return dataclasses.replace(samples, versions=versions)
+
+
+def prepare(trainer: Trainer) -> None:
+    if trainer.run.settings.in_flight_updates:
+        engine = StoppableSwapping(trainer.collector.engine)
+        engine.between = lambda: engine.condition.wait(POLL_SECONDS)
+        trainer.collector.engine = engine
+
+
+def compared(found: dict[str, Any], *, in_flight: bool) -> dict[str, Any]:
+    """What must be the same: all of it, but for whose tokens they are, and what that costs."""
+    if not in_flight:
+        return found
+    apart = {"version", "versions", "sampler_logprobs", "advantage"}
+    rows = [{k: v for k, v in row.items() if k not in apart} for row in found["rollouts"]]
+    points = [(point["step"], point["branch"], point["accuracy"]) for point in found["curve"]]
+    return {"rollouts": rows, "curve": points}
+
+
+@pytest.mark.parametrize("branches", BRANCHES)
+@pytest.mark.parametrize(
+    ("oldest", "surplus", "in_flight"), [each for each in EVERY if each not in REFUSED]
+)
+def test_a_killed_run_ends_as_one_that_was_not(
+    oldest: int,
+    surplus: float,
+    in_flight: bool,
+    branches: list[float],
+    guesser: Path,
+    tmp_path: Path,
+) -> None:
+    changes = {**changes_of(oldest, surplus, in_flight=in_flight), "branches": branches}
+    layouts = [make_world(tmp_path / side, guesser, SIZES) for side in ("whole", "killed")]
+    whole = run(layouts[0], changes, prepare=prepare)
+    assert whole.state.num_steps == 12
+    assert [p["branch"] for p in whole.state.curve if p["branch"]] == branches
+    assert whole.state.ledger.rollouts["generate"] == sum(SIZES)
+    kills = 0
+    for last in (1, 4, 5, 9):
+        with dying_after(last) as dying, contextlib.suppress(Killed):
+
+            def both(trainer: Trainer, dying: Any = dying) -> None:
+                dying(trainer)
+                prepare(trainer)
+
+            kills += 1
+            run(layouts[1], changes, prepare=both)
+            kills -= 1
+    run(layouts[1], changes, prepare=prepare)
+    assert kills >= 3
+    first, second = (compared(outputs(layout), in_flight=in_flight) for layout in layouts)
+    assert first == second
+
+
+def test_two_ranks_with_a_part_each_go_on_as_if_they_had_not_stopped(
+    guesser: Path, tmp_path: Path
+) -> None:
+    """All of it together."""
+    case = {"train": {**changes_of(3, 1.5, in_flight=True), "branches": [0.2]}}
+    found = []
+    for name, parts in (("whole", [8]), ("stopped", [3, 6, 8])):
+        layout = sharding.world(tmp_path / name, guesser, case, "fsdp2")
+        for num_steps in parts:
+            sharding.run(layout, 2, num_steps, tmp_path / f"{name}-{num_steps}", prepare)
+        found.append(sharding.sampled(layout))
+    assert len(found[0]) > 50
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(("oldest", "surplus", "in_flight"), sorted(REFUSED))
+def test_what_cannot_work_is_refused(
+    oldest: int, surplus: float, in_flight: bool, guesser: Path, tmp_path: Path
+) -> None:
+    values = params.load(make_world(tmp_path, guesser, SIZES).root / "params.yaml")
+    changes = changes_of(oldest, surplus, in_flight=in_flight)
+    with pytest.raises(ParamsError, match="max_staleness"):
+        params.parse({**values["train"], **changes}, TrainSettings, "train")
