@@ -29,7 +29,7 @@ from flows import (
     summary,
 )
 from flows.roots import MAIN
-from flows.rounds import Request
+from flows.rounds import FlowRequest
 from flows.stages import Stages, code_version
 
 logs.speak()  # after Prefect's import, which silences the root logger
@@ -154,7 +154,7 @@ def run_roots(
 
 
 def flow_over(
-    look: Callable[[Request], AbstractContextManager[Iterator[Stages]]],
+    look: Callable[[FlowRequest], AbstractContextManager[Iterator[Stages]]],
 ) -> Flow[Any, dict[str, str]]:
     """The flow, over the stages of each data root that `look` finds for a request."""
 
@@ -190,7 +190,7 @@ def flow_over(
             starts: What each round after the first starts from: `champion` (which is also what is
                 not named here), or RECIPE/SEED of the round before it.
         """
-        request = Request(
+        request = FlowRequest(
             recipes or [],
             [str(seed) for seed in seeds or []],
             force or [],
@@ -215,7 +215,7 @@ def flow_over(
     )
 
 
-def asked_for(request: Request) -> AbstractContextManager[Iterator[Stages]]:
+def asked_for(request: FlowRequest) -> AbstractContextManager[Iterator[Stages]]:
     """What is asked for through Prefect's API. Raises ParamsError for overrides that may not be."""
     overrides.check_from_elsewhere(request.overrides)
     return rounds.opened(request)

@@ -14,7 +14,7 @@ from typing import Any
 
 from flows import commands, lock, reasons, roots, rounds, selection
 from flows.roots import Root
-from flows.rounds import Request
+from flows.rounds import FlowRequest
 from flows.stages import CODE, changes_of, explain, forced_of
 from tasks.common import params
 
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def plan_of(dvc: commands.Dvc, root: Root, request: Request) -> str:
+def plan_of(dvc: commands.Dvc, root: Root, request: FlowRequest) -> str:
     """The plan of one data root."""
     if root.number > 1:
         roots.refresh(root)

@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     if seed is None:
         values = params.load(root.params)
         seed = params.section(values, "experiment", params.Experiment).seeds[0]
-    part = importlib.import_module("tasks.reading.rollouts")
+    part = importlib.import_module("tasks.reading.comparisons")
     wanted = part.Wanted(options.prompt, options.kind, options.prompts, options.samples)
     try:
         for text in part.read(root.layout, options.recipe, seed, wanted):

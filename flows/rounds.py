@@ -22,7 +22,7 @@ CHAMPION = "champion"
 
 
 @dataclass(frozen=True)
-class Request:
+class FlowRequest:
     """What a run is asked for: some recipes and seeds, stages to force, values of params.yaml, a
     data root, how many rounds, what each round after the first starts from, how many stages may run
     side by side, and which kinds of stages run on the workers of which pools."""
@@ -65,9 +65,9 @@ class Request:
         return [root, *(Root(root.first, number) for number in range(2, self.rounds + 1))]
 
 
-def request_of(options: argparse.Namespace) -> Request:
+def request_of(options: argparse.Namespace) -> FlowRequest:
     """What a command line asks for."""
-    return Request(
+    return FlowRequest(
         options.recipe or [],
         [str(seed) for seed in options.seed or []],
         options.force or [],
@@ -102,7 +102,7 @@ def add_options(parser: argparse.ArgumentParser, *, starts: bool = True) -> None
 
 
 @contextmanager
-def opened(request: Request, recipes: str | None = None) -> Iterator[Iterator[Stages]]:
+def opened(request: FlowRequest, recipes: str | None = None) -> Iterator[Iterator[Stages]]:
     """The stages of each root of the request, to be brought up to date before the next is asked
     for; meanwhile no other flow runs in this project. `recipes` are first set in the parameters."""
     request.check()
@@ -153,7 +153,7 @@ def cells_of(values: dict[str, Any]) -> list[str]:
     return [f"{recipe}/{seed}" for recipe in chosen.recipes for seed in chosen.seeds]
 
 
-def each(dvc: commands.Dvc, request: Request) -> Iterator[Stages]:
+def each(dvc: commands.Dvc, request: FlowRequest) -> Iterator[Stages]:
     """The roots one after the other. The files of a later round are made when it is asked for."""
     starts = [*request.starts, *[CHAMPION] * request.rounds]
     before: Stages | None = None

@@ -21,7 +21,7 @@ ONE_FILE = {
     "vllm": (
         "tasks/engines/vllm.py",
         "tasks/engines/weights/nccl.py",
-        "tasks/engines/weights/worker.py",
+        "tasks/engines/weights/extension.py",
     ),
     "torchao": ("tasks/train/learner/optimizer.py", "tasks/train/learner/lora.py"),
     "ray": "tasks/engines/cluster/hosts.py",
@@ -140,7 +140,7 @@ def test_the_checker_finds_breaches(tmp_path: Path) -> None:
         "tasks/models/policy.py imports tasks.engines",
         "tasks/models/policy.py imports tasks.engines.engine",
         "tasks/train/loop.py imports tasks.allocate",
-        "tasks/train/loop.py imports tasks.allocate.plan",
+        "tasks/train/loop.py imports tasks.allocate.planning",
         "tasks/train/loop.py imports yaml",
         "tasks/train/settings.py imports tasks.store",
         "tasks/train/settings.py imports tasks.store.folder",

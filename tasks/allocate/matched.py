@@ -9,7 +9,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tasks.allocate.forecast import profiled_tokens
-from tasks.allocate.plan import phase, shuffled
+from tasks.allocate.planning import phase, shuffled
 from tasks.allocate.strategies import sgpo
 from tasks.allocate.visits import prompts_of
 from tasks.common.params import at_least

@@ -10,7 +10,7 @@ import polars as pl
 from tasks.allocate.forecast import forecast, reading_slots
 from tasks.allocate.gates import check_gates
 from tasks.allocate.judgement import judge, judgement_words
-from tasks.allocate.plan import check_decisions, load_strategy, make_plan
+from tasks.allocate.planning import check_decisions, load_strategy, make_plan
 from tasks.allocate.settings import AllocateSettings, Gates
 from tasks.allocate.visits import compare
 from tasks.common import params, recipes, stage

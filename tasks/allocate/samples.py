@@ -10,7 +10,7 @@ from tasks.common.files import ArtifactError
 from tasks.common.stage import Stage
 from tasks.engines.settings import Sampling
 from tasks.models.policy import read_policy
-from tasks.store.rollouts import read_tokens
+from tasks.store.fixed_policy import read_tokens
 from tasks.store.settings import StoreSettings
 
 

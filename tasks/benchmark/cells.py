@@ -18,7 +18,7 @@ import numpy as np
 import polars as pl
 
 from tasks.benchmark.keys import code_of, values_of
-from tasks.benchmark.protocol import Cell, Values
+from tasks.benchmark.protocol import BenchmarkCell, Values
 from tasks.benchmark.results import Line, digits
 from tasks.common import recipes
 from tasks.common.artifacts import CURVE, PLAN, PROMPTS, ROLLOUTS, TRAIN_ROLLOUTS
@@ -103,7 +103,7 @@ def prepare_family(work: Path, family: str, values: Values, policy: Layout | Non
         write_json(mark, wanted)
 
 
-def run_cell(cell: Cell, work: Path) -> Line:
+def run_cell(cell: BenchmarkCell, work: Path) -> Line:
     """Plan, train and measure a cell; its line of the results file. A failure is a line, too."""
     layout = CellLayout(work / "cells" / cell.key, family_layout(work, cell.family))
     started, cpu = time.perf_counter(), time.process_time()
@@ -132,7 +132,7 @@ def run_cell(cell: Cell, work: Path) -> Line:
     return line
 
 
-def fit_plan(cell: Cell, layout: CellLayout) -> None:
+def fit_plan(cell: BenchmarkCell, layout: CellLayout) -> None:
     """The recipe's plan of as many passes as the budget needs, the last of them thinned at random
     to the budget; the order of what is left stays. What it takes of the profile's samples is in the
     family's store."""
@@ -170,7 +170,7 @@ def thinned(plan: pl.DataFrame, budget: int, rng: np.random.Generator) -> pl.Dat
     ).select(plan.columns)
 
 
-def measure(cell: Cell, layout: CellLayout) -> Line:
+def measure(cell: BenchmarkCell, layout: CellLayout) -> Line:
     """What the cell reached and cost."""
     out = layout.train(cell.recipe, cell.seed)
     flops = read_sealed(out / "flops.json")

@@ -96,7 +96,7 @@ class Protocol:
 
 
 @dataclass(frozen=True)
-class Cell:
+class BenchmarkCell:
     """One run: what it is, the parameters that it runs with, and by stage the digest of the code
     that it can run. `measures` is `validation` for a trial of the search and `test` for a run at
     the chosen settings."""
@@ -219,7 +219,7 @@ def make_cell(
     measures: str,
     settings: Mapping[str, Any],
     root: Path = ROOT,
-) -> Cell:
+) -> BenchmarkCell:
     """The cell with its own parameters: the family's, and one recipe, which carries the settings.
     A key of the section `train` that a recipe names is whole, so what the settings change of it is
     put into the base section's value. The code is that under `root`."""
@@ -233,4 +233,4 @@ def make_cell(
         chosen = merged(chosen, dotted(key, value))
     changed |= {"experiment": {"recipes": [recipe], "seeds": [seed]}, "recipes": {recipe: chosen}}
     code = code_of(changed, recipe, root)
-    return Cell(name, recipe, budget, seed, measures, dict(settings), changed, code)
+    return BenchmarkCell(name, recipe, budget, seed, measures, dict(settings), changed, code)

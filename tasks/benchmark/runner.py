@@ -20,7 +20,7 @@ from tasks.benchmark import cells
 from tasks.benchmark.frontier import MEASURES, best_by_budget, chosen
 from tasks.benchmark.oracle import family_facts
 from tasks.benchmark.protocol import (
-    Cell,
+    BenchmarkCell,
     Contestant,
     Protocol,
     Values,
@@ -56,15 +56,17 @@ POLL_SECONDS = 10.0  # between two looks at what other machines have done
 SECONDS_ALWAYS = 20.0  # to start, to validate, to test
 
 
-Find = Callable[[Cell], Line | None]
+Find = Callable[[BenchmarkCell], Line | None]
 """The line of a cell, if it has one."""
 
 
-def runnable(protocol: Protocol, values: Values, results: Mapping[str, Line]) -> Iterator[Cell]:
+def runnable(
+    protocol: Protocol, values: Values, results: Mapping[str, Line]
+) -> Iterator[BenchmarkCell]:
     """The cells whose turn it is and that have no line, in the order in which they should run: what
     the first recipes reach is known before the last ones are tried."""
 
-    def find(cell: Cell) -> Line | None:
+    def find(cell: BenchmarkCell) -> Line | None:
         return results.get(cell.key)
 
     for contestant in protocol.contestants:
@@ -76,11 +78,13 @@ def runnable(protocol: Protocol, values: Values, results: Mapping[str, Line]) ->
 
 def turn(
     protocol: Protocol, values: Values, family: str, contestant: Contestant, find: Find
-) -> Iterator[Cell]:
+) -> Iterator[BenchmarkCell]:
     """The cells of a recipe on a family as far as the lines allow, finished ones among them."""
     owner = (family, protocol.families[family])
 
-    def made(budget: int, seed: int, measures: str, settings: Mapping[str, object]) -> Cell:
+    def made(
+        budget: int, seed: int, measures: str, settings: Mapping[str, object]
+    ) -> BenchmarkCell:
         return make_cell(values, owner, contestant.recipe, budget, seed, measures, settings)
 
     tried: list[Line] = []
@@ -226,7 +230,7 @@ def run(
         progress(None, "benchmark", "cell") as bar,
     ):
         logger.info("%d cells are done, %d can run now", num_done, total)
-        running: dict[Future[Line], Cell] = {}
+        running: dict[Future[Line], BenchmarkCell] = {}
         try:
             while True:
                 if shared:

@@ -111,7 +111,7 @@ def source_modules(values: Params, root: Path) -> list[str]:
 def verifier_modules(values: Params, root: Path) -> list[str]:
     """The verifiers in use, and the process that loads them by name."""
     files = verifiers_in_use(values, root)
-    return ["tasks.grading.worker", *named("tasks.grading.verifiers", files, root)]
+    return ["tasks.grading.verifier_worker", *named("tasks.grading.verifiers", files, root)]
 
 
 def slot_modules(train: Params, root: Path) -> list[str]:

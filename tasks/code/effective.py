@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from tasks.allocate.plan import load_strategy
+from tasks.allocate.planning import load_strategy
 from tasks.allocate.settings import AllocateSettings, Gates
 from tasks.common import recipes
 from tasks.common.params import (

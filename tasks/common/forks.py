@@ -90,7 +90,7 @@ def read_number(server: socket.socket) -> int | None:
 
 
 @dataclass(frozen=True)
-class Request:
+class ForkRequest:
     """What a command asks for: the module, its arguments and environment, and its streams."""
 
     module: str
@@ -100,7 +100,7 @@ class Request:
     streams: list[int]
 
     @classmethod
-    def receive(cls, connection: socket.socket) -> "Request":
+    def receive(cls, connection: socket.socket) -> "ForkRequest":
         """Read one from a fresh connection. Raises OSError or ValueError where it is cut short."""
         length, streams, _, _ = socket.recv_fds(connection, LENGTH, len(STREAMS))
         try:
@@ -145,7 +145,7 @@ class Fork:
         os.close(self.descriptor)
 
 
-def serve(address: str, libraries: Iterable[str] = LIBRARIES) -> Request:
+def serve(address: str, libraries: Iterable[str] = LIBRARIES) -> ForkRequest:
     """Fork once for every command that connects to the socket `address`, for as long as this
     process lives. Returns in the forks only, each with what it is to become.
 
@@ -181,10 +181,10 @@ def serve(address: str, libraries: Iterable[str] = LIBRARIES) -> Request:
 
 def fork(
     connection: socket.socket, forks: dict[int, Fork], events: selectors.BaseSelector
-) -> Request | None:
+) -> ForkRequest | None:
     """Answer one command: in the fork the request, in the server None."""
     try:
-        request = Request.receive(connection)
+        request = ForkRequest.receive(connection)
     except (OSError, ValueError):  # killed while it asked
         connection.close()
         return None

@@ -18,7 +18,7 @@ from typing import Any
 
 from tasks.common.clock import BEAT_SECONDS, RunningClock
 from tasks.common.files import ArtifactError
-from tasks.common.worker import BEAT, memory_gb
+from tasks.common.pool_worker import BEAT, memory_gb
 
 # limit of every answer: at the start a loader imports its libraries, perhaps on a busy machine
 ANSWER_SECONDS = 120.0

@@ -1,10 +1,10 @@
 """A pool of processes that answer JSON lines and can be killed: one that hangs or dies is replaced,
 and only the request at fault fails.
 
-The processes run `tasks/common/worker.py`. They are forks of one, the loader, which imports what
-they need and then only forks: a killed process costs a fork, not the imports. The loader speaks
-over a socket (see `loader`): a configuration line and its answer when it is ready (the handshake),
-then a line for each process to start (with its two pipes) or to wait for.
+The processes run `tasks/common/pool_worker.py`. They are forks of one, the loader, which imports
+what they need and then only forks: a killed process costs a fork, not the imports. The loader
+speaks over a socket (see `loader`): a configuration line and its answer when it is ready (the
+handshake), then a line for each process to start (with its two pipes) or to wait for.
 
 To a process goes a line with a list of requests, and back comes a line with replies in order; it
 may answer a list in several lines. Lists are longer the faster replies come: fast requests do not

@@ -21,10 +21,10 @@ from tasks.common.sealed import write_sealed
 from tasks.common.stage import Stage
 from tasks.common.statistics import bootstrap_interval, pass_at_k
 from tasks.evaluate.settings import Evaluate
-from tasks.grading.rollouts import graded_rollouts, write_rollouts
+from tasks.grading.graded import graded_rollouts, write_rollouts
 from tasks.grading.settings import Verify
 from tasks.models.policy import Policy
-from tasks.store.rollouts import SamplerSettings, StoredRollouts, sampling_cost
+from tasks.store.fixed_policy import SamplerSettings, StoredRollouts, sampling_cost
 from tasks.store.usage import Usage, cell_name
 
 

@@ -175,7 +175,7 @@ class Grader:
                 "memory": int(self.settings.memory_gb * 2**30),
             }
             self.pool = Pool(
-                python("tasks.grading.worker"),
+                python("tasks.grading.verifier_worker"),
                 configuration,
                 self.settings.processes,
                 self.settings.seconds,

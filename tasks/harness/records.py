@@ -26,7 +26,7 @@ HEADER = ("policy", "pass@1", "benchmark", "metric", "value", "stderr", "samples
 
 
 @dataclass(frozen=True)
-class Cell:
+class Subject:
     """A trained policy, or without a recipe the initial one."""
 
     recipe: str | None = None
@@ -49,18 +49,18 @@ class Cell:
         return layout.evaluation(self.recipe, self.seed) / "metrics.json"
 
 
-def folder(layout: Layout, cell: Cell) -> Path:
+def folder(layout: Layout, cell: Subject) -> Path:
     """Where the records of a cell stand."""
     return layout.root / "harness" / cell.name
 
 
-def path_of(layout: Layout, cell: Cell, task: str, key: Mapping[str, Any]) -> Path:
+def path_of(layout: Layout, cell: Subject, task: str, key: Mapping[str, Any]) -> Path:
     """The file of one record; `key` is everything that its numbers depend on."""
     name = re.sub(r"[^\w.-]", "-", task)
     return folder(layout, cell) / f"{name}-{digest([task, key])}.json"
 
 
-def records(layout: Layout, cell: Cell) -> Iterator[tuple[Path, Record]]:
+def records(layout: Layout, cell: Subject) -> Iterator[tuple[Path, Record]]:
     """The records of the policy that a cell has now, in the order of their files."""
     files = sorted(folder(layout, cell).glob("*.json"))
     if not files or not cell.evidence(layout).exists():
@@ -77,11 +77,11 @@ def told(path: Path) -> None:
     write_sealed(path, {**read_sealed(path), "is_told": True})
 
 
-def cells(layout: Layout) -> list[Cell]:
+def cells(layout: Layout) -> list[Subject]:
     """The cells that have records, the initial policy first."""
     trained = (layout.root / "harness").glob("*/*/")
     named = {(path.parent.name, int(path.name)) for path in trained if path.name.isdecimal()}
-    return [Cell(), *(Cell(recipe, seed) for recipe, seed in sorted(named))]
+    return [Subject(), *(Subject(recipe, seed) for recipe, seed in sorted(named))]
 
 
 def shown(record: Record) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -113,7 +113,7 @@ def table(layout: Layout) -> str:
     return aligned([HEADER, *rows]) if rows else ""
 
 
-def pass_at_1(layout: Layout, cell: Cell) -> str:
+def pass_at_1(layout: Layout, cell: Subject) -> str:
     """Of the pipeline's own evaluation; nothing where there is none."""
     with suppress(ArtifactError, KeyError):
         return f"{read_sealed(cell.metrics(layout))['pass_at_1']:.1%}"

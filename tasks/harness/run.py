@@ -26,7 +26,7 @@ from tasks.common.sealed import read_sealed, write_sealed
 from tasks.engines.loading import engine_name
 from tasks.engines.settings import EngineSettings
 from tasks.harness import files
-from tasks.harness.records import Cell, Record, path_of
+from tasks.harness.records import Record, Subject, path_of
 from tasks.models.policy import (
     Policy,
     load_tokenizer,
@@ -135,7 +135,7 @@ def sandbox_templates(utils: Any) -> None:
     utils.env.filters.update(plain.filters)
 
 
-def open_cell(layout: Layout, cell: Cell) -> Policy:
+def open_cell(layout: Layout, cell: Subject) -> Policy:
     """The policy of a cell. Raises ArtifactError where it has not been trained."""
     if cell.recipe is None or cell.seed is None:
         return read_policy(layout)
@@ -149,7 +149,7 @@ class Harness:
     """One policy on the tasks that were asked for. It is loaded for the first that must be run."""
 
     def __init__(
-        self, layout: Layout, values: Mapping[str, Any], cell: Cell, asked: Asked, index: Index
+        self, layout: Layout, values: Mapping[str, Any], cell: Subject, asked: Asked, index: Index
     ) -> None:
         self.layout, self.cell, self.asked, self.index = layout, cell, asked, index
         self.engine = params.section(dict(values), "engine", EngineSettings)
@@ -295,8 +295,8 @@ def is_number(value: Any) -> bool:
 
 
 def measure(
-    layout: Layout, values: Mapping[str, Any], cells: list[Cell], asked: Asked
-) -> Iterator[tuple[Cell, Path, Record]]:
+    layout: Layout, values: Mapping[str, Any], cells: list[Subject], asked: Asked
+) -> Iterator[tuple[Subject, Path, Record]]:
     """Yield the record of every cell and task: those that are there already, and those that are
     made now."""
     index = open_index(asked.tasks, asked.include, asked.trust_tasks)

@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import TemplateError, TemplateSyntaxError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from tasks.common import worker
+from tasks.common import pool_worker
 from tasks.common.files import ArtifactError
 from tasks.common.pool import Died, Pool, TimedOut, python
 
@@ -74,7 +74,7 @@ def in_words(reply: Any) -> str | TemplateFailed:
     return str(text) if failure is None else TemplateFailed(f"the policy's chat template {failure}")
 
 
-def prepare(configuration: Any) -> tuple[dict[str, Any], worker.Answer]:
+def prepare(configuration: Any) -> tuple[dict[str, Any], pool_worker.Answer]:
     """What the process does with the pool's configuration. The template is compiled by the workers,
     which are under limits."""
     template, tokens = configuration["template"], configuration["special_tokens"]
@@ -97,7 +97,7 @@ def answer(
     except TemplateError as error:
         return [None, f"refuses it: {error}"]
     except MemoryError:
-        return [None, f"needs more than {worker.memory_gb():.3g} GB of memory for it"]
+        return [None, f"needs more than {pool_worker.memory_gb():.3g} GB of memory for it"]
     except Exception as error:  # whatever a template raises is its own fault
         return [None, f"fails on it: {type(error).__name__}: {error}"]
     text = str(texts[0])
@@ -107,4 +107,4 @@ def answer(
 
 
 if __name__ == "__main__":
-    worker.run(prepare)
+    pool_worker.run(prepare)

@@ -10,13 +10,13 @@ from tasks.common.artifacts import PROFILE, PROMPTS
 from tasks.common.files import digest_file
 from tasks.common.ledger import ACCOUNTS
 from tasks.common.sealed import write_sealed
+from tasks.grading.graded import graded_rollouts, write_rollouts
 from tasks.grading.grader import Grader
-from tasks.grading.rollouts import graded_rollouts, write_rollouts
 from tasks.grading.settings import Verify
 from tasks.models.policy import read_policy
 from tasks.profile.profile import profile_prompts, summarize
 from tasks.profile.settings import ProfileSettings
-from tasks.store.rollouts import SamplerSettings, StoredRollouts, sampling_cost
+from tasks.store.fixed_policy import SamplerSettings, StoredRollouts, sampling_cost
 
 logger = logging.getLogger(__name__)
 

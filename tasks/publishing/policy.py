@@ -37,7 +37,7 @@ tokenizer = AutoTokenizer.from_pretrained("{place}")
 
 
 @dataclass(frozen=True)
-class Cell:
+class TrainedPolicy:
     """One trained policy."""
 
     recipe: str
@@ -49,7 +49,12 @@ class Cell:
 
 
 def push(
-    layout: Layout, values: Mapping[str, Any], cell: Cell, destination: str, *, overwrite: bool
+    layout: Layout,
+    values: Mapping[str, Any],
+    cell: TrainedPolicy,
+    destination: str,
+    *,
+    overwrite: bool,
 ) -> list[str]:
     """Write the policy of a cell to `hf://ORG/NAME`, `s3://bucket/prefix` or a folder; the names of
     the files. Raises ArtifactError for a cell that is not finished, and for a place that has files
@@ -66,7 +71,7 @@ def push(
     return sorted([*files, *texts])
 
 
-def collect(layout: Layout, values: Mapping[str, Any], cell: Cell) -> dict[str, Path]:
+def collect(layout: Layout, values: Mapping[str, Any], cell: TrainedPolicy) -> dict[str, Path]:
     """Return the files of a cell by their names at the destination."""
     train, plan = layout.train(cell.recipe, cell.seed), layout.plan(cell.recipe, cell.seed)
     named = {
@@ -89,7 +94,7 @@ def collect(layout: Layout, values: Mapping[str, Any], cell: Cell) -> dict[str, 
     return {**weights, **named}
 
 
-def settings(values: Mapping[str, Any], cell: Cell, layout: Layout) -> dict[str, Any]:
+def settings(values: Mapping[str, Any], cell: TrainedPolicy, layout: Layout) -> dict[str, Any]:
     """Return all that the cell was allocated and trained with."""
     chosen = recipes.of_cell(values, cell.recipe, layout.code_folder)
     allocate = {**values.get("allocate", {}), **chosen["allocate"]}
@@ -102,7 +107,7 @@ def settings(values: Mapping[str, Any], cell: Cell, layout: Layout) -> dict[str,
     }
 
 
-def card(layout: Layout, cell: Cell, destination: str) -> str:
+def card(layout: Layout, cell: TrainedPolicy, destination: str) -> str:
     """Return the model card: what it is, what it reached and cost, and how to load it."""
     metrics = read_sealed(layout.evaluation(cell.recipe, cell.seed) / "metrics.json")
     ledger = read_sealed(layout.train(cell.recipe, cell.seed) / "flops.json")
@@ -151,7 +156,11 @@ test.
 
 
 def to_hub(
-    name: str, files: Mapping[str, Path], texts: Mapping[str, str], cell: Cell, overwrite: bool
+    name: str,
+    files: Mapping[str, Path],
+    texts: Mapping[str, str],
+    cell: TrainedPolicy,
+    overwrite: bool,
 ) -> None:
     """Make the repository, private, where there is none, and write everything in one commit."""
     hub = HfApi()

@@ -35,7 +35,7 @@ TRAINED = ("step", "group", "prompt_id", "outcome")
 
 
 @dataclass(frozen=True)
-class Plan:
+class RecipePlan:
     """The plan of a recipe with one seed, written by `tasks.allocate`."""
 
     recipe: str
@@ -81,15 +81,15 @@ class Evidence:
     profile_cost: Json
     baseline: Json
     baseline_scores: pl.DataFrame
-    plans: list[Plan]
+    plans: list[RecipePlan]
     trained: list[Trained]
 
-    def plan(self, recipe: str, seed: int | None = None) -> Plan:
+    def plan(self, recipe: str, seed: int | None = None) -> RecipePlan:
         """The plan of a run, or that of the recipe's first seed."""
         return next(p for p in self.plans if p.recipe == recipe and seed in (None, p.seed))
 
     @property
-    def first_plans(self) -> list[Plan]:
+    def first_plans(self) -> list[RecipePlan]:
         """The plan of every recipe's first seed: seeds differ in order and in what is drawn."""
         return [self.plan(recipe) for recipe in dict.fromkeys(p.recipe for p in self.plans)]
 
@@ -123,10 +123,10 @@ def read_evidence(layout: Layout, experiment: Experiment) -> Evidence:
     )
 
 
-def read_plan(folder: Path, recipe: str, seed: int) -> Plan:
+def read_plan(folder: Path, recipe: str, seed: int) -> RecipePlan:
     """Read the plan of a recipe with one seed."""
     with naming(f"recipe '{recipe}', seed {seed}"):
-        return Plan(
+        return RecipePlan(
             recipe,
             seed,
             PLAN.read(folder / "plan.parquet"),

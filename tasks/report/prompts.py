@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from tasks.report.charts import Chart, Variant, bars, chart, colour, rows_layout, variant
-from tasks.report.evidence import Evidence, Plan, Trained
+from tasks.report.evidence import Evidence, RecipePlan, Trained
 from tasks.report.figures import colours
 from tasks.report.leaderboard import Row
 from tasks.report.transitions import CLASSES, class_of
@@ -49,7 +49,7 @@ def class_tokens(evidence: Evidence, run: Trained, mixed: Sequence[bool]) -> lis
     return [*map(int, counts), int(spent["tokens"].to_numpy().sum() - counts.sum())]
 
 
-def profile_histogram(evidence: Evidence, plan: Plan) -> Variant:
+def profile_histogram(evidence: Evidence, plan: RecipePlan) -> Variant:
     """Return the number of prompts at each pass rate, and what this recipe does with them: the
     darker the colour, the larger the group."""
     joined = evidence.profile.select("prompt_id", "pass_rate").join(

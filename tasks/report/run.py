@@ -7,6 +7,7 @@ from tasks.common.params import Experiment
 from tasks.common.sealed import write_sealed
 from tasks.common.stage import Stage
 from tasks.report import rounds
+from tasks.report.answers import shown_runs, write_rollouts
 from tasks.report.drift import Drift, drift_of, groups_of
 from tasks.report.evidence import Evidence, read_evidence
 from tasks.report.leaderboard import curve_table, fit_curves, leaderboard, summarise
@@ -16,7 +17,6 @@ from tasks.report.page import page
 from tasks.report.paired import pair
 from tasks.report.plots import plots
 from tasks.report.record import record
-from tasks.report.rollouts import shown_runs, write_rollouts
 from tasks.report.settings import ReportSettings
 from tasks.report.tables import text_table
 from tasks.report.words import stale_words

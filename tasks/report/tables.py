@@ -12,7 +12,7 @@ from tasks.report.budget import LADDER, Advice, amount
 from tasks.report.charts import css, flops_words, unit
 from tasks.report.curves import COMPARED
 from tasks.report.drift import Drift
-from tasks.report.evidence import Evidence, Plan
+from tasks.report.evidence import Evidence, RecipePlan
 from tasks.report.figures import PART_WORDS, colours
 from tasks.report.leaderboard import Row
 from tasks.report.paired import Difference
@@ -330,7 +330,7 @@ def plans_table(evidence: Evidence) -> str:
     return html_table(headers, body, raw=1)
 
 
-def group_sizes(plan: Plan) -> list[tuple[int, int]]:
+def group_sizes(plan: RecipePlan) -> list[tuple[int, int]]:
     """Return the number of visits of each group size."""
     return list(plan.visits.group_by("group_size").len().sort("group_size").iter_rows())
 

@@ -30,6 +30,9 @@ from tasks.models.policy import (
     torch_device,
 )
 from tasks.models.prompts import encode_prompts
+from tasks.train.checkpoint import finished
+from tasks.train.checkpoint.checkpoints import Checkpoints
+from tasks.train.context import RunContext
 from tasks.train.learner.learner import Learner, memory_of
 from tasks.train.learner.lora import add_adapters, quantize_base
 from tasks.train.learner.ranks import (
@@ -41,17 +44,15 @@ from tasks.train.learner.ranks import (
     what_was_lost,
 )
 from tasks.train.loading import load_slots, train_settings
-from tasks.train.loop import finished
 from tasks.train.loop.buffer import RolloutBuffer
-from tasks.train.loop.checkpoint import Checkpoints
-from tasks.train.loop.collect import MIN_JUDGED, Collector
 from tasks.train.loop.loop import train
 from tasks.train.loop.save import write_results
-from tasks.train.loop.state import Run, State, TrainingError
+from tasks.train.loop.state import State, TrainingError
 from tasks.train.loop.trainer import Trainer
 from tasks.train.plan import Plan, read_plan
 from tasks.train.profile import Profile
 from tasks.train.rollouts import Prompts
+from tasks.train.sampling.collector import MIN_JUDGED, Collector
 from tasks.train.settings import Sections, TrainSettings
 
 logger = logging.getLogger(__name__)
@@ -100,7 +101,7 @@ def main(run: stage.Stage) -> None:
         is_whole = under_dvc and ranks.is_main and finished.take_back(out, kept, key, locks)
         if any(ranks.all_gather(is_whole)):
             return
-        told = Run(policy, settings, sections.sampling, ranks, seed)
+        told = RunContext(policy, settings, sections.sampling, ranks, seed)
         grader = stack.enter_context(
             BackgroundGrader(sections.verify, judged=layout.judged, min_judged=MIN_JUDGED)
         )
@@ -206,7 +207,7 @@ def run_parameters(settings: TrainSettings, sections: Sections) -> dict[str, Any
 
 
 def build(
-    run: stage.Stage, told: Run, sections: Sections, grader: BackgroundGrader
+    run: stage.Stage, told: RunContext, sections: Sections, grader: BackgroundGrader
 ) -> tuple[Trainer, Plan]:
     """The trainer at step 0, and its plan: the initial policy in float32 (the optimizer's
     precision), the engine, the prompts."""
@@ -272,7 +273,9 @@ def max_sampler_gap(sections: Sections, settings: TrainSettings) -> float:
     return max(float(getattr(gaps, dtype)) for dtype in (sections.engine.dtype, settings.dtype))
 
 
-def read_prompts(table: pl.DataFrame, tokenizer: PreTrainedTokenizerBase, told: Run) -> Prompts:
+def read_prompts(
+    table: pl.DataFrame, tokenizer: PreTrainedTokenizerBase, told: RunContext
+) -> Prompts:
     """A PROMPTS table ready to be sampled and graded. Whether a prompt fits the policy's context is
     checked when it is encoded; the profile sampled, and so checked, every training prompt."""
     room = told.sampling.max_tokens

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tasks.allocate import strategies
 from tasks.allocate.forecast import forecast, reading_slots
-from tasks.allocate.plan import (
+from tasks.allocate.planning import (
     Allocation,
     EmptyPlanError,
     check_decisions,

@@ -8,7 +8,7 @@ import pytest
 
 from tasks.allocate import judgement
 from tasks.allocate.judgement import judge, judgement_words
-from tasks.allocate.plan import load_strategy, make_plan
+from tasks.allocate.planning import load_strategy, make_plan
 from tasks.allocate.visits import compare
 from tests.allocate.test_allocate import profile_of
 

@@ -100,7 +100,7 @@ def accuracy(root: Path, folder: Path) -> float:
     from tasks.grading.settings import Verify
     from tasks.models.folder import policy_digest
     from tasks.models.policy import open_policy
-    from tasks.store.rollouts import SamplerSettings
+    from tasks.store.fixed_policy import SamplerSettings
 
     torch.set_num_threads(1)
     layout, values = Layout(root), params.load(root / "params.yaml")

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.engines.engine import Request, Samples
-from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.loop.loop import train
 from tasks.train.loop.trainer import Trainer
 from tasks.train.settings import CheckpointSettings

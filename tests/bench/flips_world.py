@@ -153,7 +153,7 @@ def make_notes(layout: Layout) -> None:
 
 def make_record(layout: Layout) -> None:
     """What a benchmark of others and the stage `code` leave."""
-    cell = records.Cell("r", 0)
+    cell = records.Subject("r", 0)
     record = {
         "recipe": "r",
         "seed": 0,

@@ -23,7 +23,7 @@ from tasks.common import params
 from tasks.common.artifacts import PROMPTS, STORE, Layout
 from tasks.models.policy import load_model, read_policy
 from tasks.store import compaction
-from tasks.store.rollouts import SamplerSettings, StoredRollouts
+from tasks.store.fixed_policy import SamplerSettings, StoredRollouts
 from tasks.store.shards import KEYS
 from tests.bench.peak import Peak, peak_of
 from tests.bench.world import parameters

@@ -20,7 +20,7 @@ from typing import Any
 
 from tasks.engines.hf.decoding import Slots
 from tasks.engines.hf.engine import HfEngine
-from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.loop.loop import train
 from tasks.train.settings import CheckpointSettings
 from tests.bench.side_winnow import bench_trainer

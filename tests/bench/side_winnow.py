@@ -16,7 +16,7 @@ import torch
 from tasks.common import params
 from tasks.common.artifacts import Layout
 from tasks.models.policy import save_policy
-from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.loop.loop import train
 from tasks.train.loop.trainer import Trainer
 from tasks.train.settings import CheckpointSettings

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from tasks.allocate.plan import load_strategy, make_plan
+from tasks.allocate.planning import load_strategy, make_plan
 from tasks.common import params
 from tasks.common.ledger import Architecture, charged_flops
 from tasks.common.recipes import names

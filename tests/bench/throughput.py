@@ -38,10 +38,10 @@ from tasks.train.learner.correction import corrected_tokens
 from tasks.train.learner.micro_batches import MicroBatch, micro_batches
 from tasks.train.learner.update import Objective, batch_flops, token_logprobs
 from tasks.train.loop.charge import charge
-from tasks.train.loop.groups import rollouts_of
 from tasks.train.loop.state import State
 from tasks.train.loop.trainer import Trainer
 from tasks.train.rollouts import Rollouts, StepTotals
+from tasks.train.sampling.groups import rollouts_of
 from tests.bench.clock import peak_megabytes
 from tests.bench.side_winnow import bench_trainer
 from tests.bench.world import make_world

@@ -79,7 +79,7 @@ def fresh() -> None:
         ("train/methods/replay/recent.py", {"replay", "vcpo"}),
         ("allocate/strategies/band.py", {"filter_pods"}),
         ("allocate/strategies/uniform.py", {*RECIPES} - {"filter_pods"}),
-        ("allocate/plan.py", {*RECIPES}),
+        ("allocate/planning.py", {*RECIPES}),
         ("evaluate/evaluation.py", {*RECIPES}),
         ("profile/profile.py", {*RECIPES}),
         ("policy/training.py", {*RECIPES}),

@@ -11,7 +11,7 @@ import yaml
 
 from tasks.benchmark import cells
 from tasks.benchmark.cells import prepare_family, run_cell, thinned
-from tasks.benchmark.protocol import Cell, Protocol, make_cell, read_protocol, trials
+from tasks.benchmark.protocol import BenchmarkCell, Protocol, make_cell, read_protocol, trials
 from tasks.benchmark.results import append_result, digits, read_lines, read_results
 from tasks.benchmark.runner import due, expected_hours, runnable, supersede_others
 from tasks.benchmark.tables import BEGIN, END, page, write_readme, write_tables
@@ -107,7 +107,7 @@ def test_a_setting_within_a_key_leaves_the_rest_of_it(tmp_path: Path) -> None:
 
 def searched(
     protocol: Protocol, values: dict[str, Any], reach: Any
-) -> tuple[list[Cell], dict[str, Any]]:
+) -> tuple[list[BenchmarkCell], dict[str, Any]]:
     """The cells of a whole benchmark in the order of their turns, and their lines: what `reach`
     makes of a trial, and costs that grow with the budget."""
     results: dict[str, Any] = {}
@@ -144,7 +144,7 @@ def test_the_best_half_goes_on_and_the_best_is_tested(tmp_path: Path) -> None:
     protocol, values = protocol_of(tmp_path, search={**PROTOCOL["search"], "axes": axes})
     rng = np.random.default_rng(0)
 
-    def reached(cell: Cell, number: int) -> dict[str, Any]:
+    def reached(cell: BenchmarkCell, number: int) -> dict[str, Any]:
         # a failure comes last, and stops nothing
         return {"failed": "out of memory"} if number == 2 else {"validation": float(rng.random())}
 
@@ -174,7 +174,7 @@ def test_each_search_is_run_and_what_an_account_or_a_search_chooses_is_tested(
     contestants = [{**PROTOCOL["contestants"][0], "budgets": [100]}]
     protocol, values = protocol_of(tmp_path, search=search, contestants=contestants)
 
-    def reached(cell: Cell, number: int) -> dict[str, Any]:
+    def reached(cell: BenchmarkCell, number: int) -> dict[str, Any]:
         cheap = cell.settings.get("train.batch.size") == 16
         rate = (
             0.7
@@ -208,7 +208,7 @@ def test_superseded_lines_are_shown_until_the_reference_is_measured_again(tmp_pa
     protocol, values = protocol_of(tmp_path, contestants=contestants)
     rng = np.random.default_rng(0)
 
-    def reached(cell: Cell, number: int) -> dict[str, Any]:
+    def reached(cell: BenchmarkCell, number: int) -> dict[str, Any]:
         counts = rng.binomial(8, 0.5, 20)
         found = {"validation": float(rng.random()), "test": float(counts.mean() / 8)}
         return found | {"correct": digits(counts.tolist()), "trials": digits([8] * 20)}

@@ -14,7 +14,7 @@ from tasks.common.tracking import database
 from tasks.grading.judging import VerdictStore
 from tasks.store.folder import open_store
 from tasks.store.settings import StoreSettings
-from tasks.train.loop.checkpoint import Checkpoints, Snapshot
+from tasks.train.checkpoint.checkpoints import Checkpoints, Snapshot
 
 OPEN = stat.S_IRWXG | stat.S_IRWXO
 

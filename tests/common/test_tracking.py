@@ -30,7 +30,7 @@ from tasks.common.files import digest_file
 from tasks.common.journal import flatten, line_of, read_events, shorten
 from tasks.common.pipelines import current_pipeline, is_alive, process_tags, this_host
 from tasks.common.tracking import Tracker, Tracking, database, results, runs, system, track
-from tasks.common.tracking.runs import Run
+from tasks.common.tracking.runs import TrackedRun
 from tests.full import largest_file
 from tests.patience import PATIENCE
 from tests.stages import give_record
@@ -375,7 +375,7 @@ def test_a_cell_of_a_report_that_was_killed_is_closed(
     with track(LOCAL, layout, "report", None, None):
         experiment = client.get_experiment_by_name("winnow").experiment_id
         parent = runs_of(layout)["report"].data.tags["mlflow.parentRunId"]
-        run = Run(client, experiment, runs_of(layout)["report"].info.run_id, parent)
+        run = TrackedRun(client, experiment, runs_of(layout)["report"].info.run_id, parent)
         with pytest.raises(Killed):
             results.write_cell(run, event)
     assert runs_of(layout)["grpo/0"].info.status == "RUNNING"

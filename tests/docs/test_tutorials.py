@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tasks.allocate import strategies
-from tasks.allocate.plan import load_strategy, make_plan
+from tasks.allocate.planning import load_strategy, make_plan
 from tasks.common import params
 from tasks.common.recipes import recipe as recipe_of
 from tasks.grading import loading, verifiers

@@ -7,7 +7,7 @@ import pytest
 
 from flows import eval as word
 from tasks.common import params
-from tasks.harness.records import Cell
+from tasks.harness.records import Subject
 from tests.parameters import every_value
 
 VALUES = every_value()
@@ -22,18 +22,18 @@ def options(*arguments: str) -> argparse.Namespace:
 @pytest.mark.parametrize(
     ("arguments", "cells"),
     [
-        (("sgpo",), [Cell("sgpo", VALUES["experiment"]["seeds"][0])]),
-        (("sgpo", "--seed", "7", "--baseline"), [Cell(), Cell("sgpo", 7)]),
-        (("--baseline",), [Cell()]),
+        (("sgpo",), [Subject("sgpo", VALUES["experiment"]["seeds"][0])]),
+        (("sgpo", "--seed", "7", "--baseline"), [Subject(), Subject("sgpo", 7)]),
+        (("--baseline",), [Subject()]),
     ],
 )
-def test_policies_are_named(arguments: tuple[str, ...], cells: list[Cell]) -> None:
-    assert word.cells_of(options(*arguments, "--tasks", "gsm8k"), VALUES, Cell) == cells
+def test_policies_are_named(arguments: tuple[str, ...], cells: list[Subject]) -> None:
+    assert word.cells_of(options(*arguments, "--tasks", "gsm8k"), VALUES, Subject) == cells
 
 
 def test_a_policy_must_be_named() -> None:
     with pytest.raises(params.ParamsError, match="name a RECIPE, or --baseline"):
-        word.cells_of(options("--tasks", "gsm8k"), VALUES, Cell)
+        word.cells_of(options("--tasks", "gsm8k"), VALUES, Subject)
 
 
 def test_tasks_are_a_list_with_commas() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from flows import flow, serve
 from flows.overrides import applied, check_from_elsewhere
-from flows.rounds import Request
+from flows.rounds import FlowRequest
 from tasks.common import params
 from tasks.common.layout import Layout
 from tasks.common.params import ParamsError
@@ -151,7 +151,7 @@ def test_all_else_that_comes_through_the_api_is_refused_by_name(
 ) -> None:
     key = override.partition("=")[0]
     with pytest.raises(ParamsError) as refused:
-        flow.asked_for(Request([], [], [], ["train.learning_rate=1e-4", override]))
+        flow.asked_for(FlowRequest([], [], [], ["train.learning_rate=1e-4", override]))
     assert str(refused.value).startswith(f"{key} is not set through Prefect's API")
     with pytest.raises(SystemExit):
         serve.parse(["--", override])

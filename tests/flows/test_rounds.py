@@ -12,7 +12,7 @@ import yaml
 
 from flows import pipeline, rounds
 from flows.roots import Root, root_of
-from flows.rounds import Request
+from flows.rounds import FlowRequest
 from flows.selection import SelectionError
 from flows.stages import forced_of
 from tasks.common.params import ParamsError
@@ -22,8 +22,8 @@ SECOND = "data/rounds/2"
 SGPO = "data/runs/sgpo/0/train/policy"
 
 
-def request(**asked: Any) -> Request:
-    return Request([], [], [], [], **asked)
+def request(**asked: Any) -> FlowRequest:
+    return FlowRequest([], [], [], [], **asked)
 
 
 def titled(output: str, word: str) -> list[str]:
@@ -56,7 +56,7 @@ def test_a_start_that_is_not_in_the_experiment_is_refused_with_what_is() -> None
 def test_the_command_line_asks_for_the_same_as_a_form() -> None:
     options = pipeline.parse(["--rounds", "3", "--from", "sgpo/0", "--data", "other", "a.b=1"])
     asked = rounds.request_of(options)
-    assert asked == Request([], [], [], ["a.b=1"], "other", 3, ("sgpo/0",))
+    assert asked == FlowRequest([], [], [], ["a.b=1"], "other", 3, ("sgpo/0",))
     assert [root.folder for root in asked.chain] == ["other", "other/rounds/2", "other/rounds/3"]
 
 

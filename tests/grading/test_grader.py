@@ -151,7 +151,7 @@ def test_a_verifier_without_its_settings_shows_the_block_to_paste(name: str) -> 
 
 def test_the_worker_starts_without_torch() -> None:
     """It is started again for every answer that hangs, so its start must stay cheap."""
-    code = "import sys, tasks.grading.worker; sys.exit('torch' in sys.modules)"
+    code = "import sys, tasks.grading.verifier_worker; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -16,8 +16,8 @@ import pytest
 
 import tasks.grading.verifiers as verifiers
 from tasks.common.artifacts import ROLLOUTS
+from tasks.grading.graded import graded_rollouts, write_rollouts
 from tasks.grading.grader import FailureRateError
-from tasks.grading.rollouts import graded_rollouts, write_rollouts
 from tasks.grading.settings import Verify
 from tests.grading.judge_server import configured, judge_server
 from tests.patience import PATIENCE
@@ -278,4 +278,4 @@ def test_it_can_be_tried_again_in_the_same_process(spy: Path, tmp_path: Path) ->
     with pytest.raises(RuntimeError, match="sampling failed"):
         graded(Failing([rows(0, 1)]), tmp_path, Verify(1, 1000.0, 4.0, 0.5, {}))
     children = psutil.Process(os.getpid()).children(recursive=True)
-    assert [child for child in children if "tasks.grading.worker" in child.cmdline()] == []
+    assert [child for child in children if "tasks.grading.verifier_worker" in child.cmdline()] == []

@@ -17,7 +17,7 @@ from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
 from tasks.common.sealed import write_sealed
 from tasks.harness import records, run
-from tasks.harness.records import Cell
+from tasks.harness.records import Subject
 from tasks.models.folder import policy_digest
 from tasks.models.policy import load_tokenizer
 from tests.files import plant
@@ -29,7 +29,7 @@ HAS_HARNESS = importlib.util.find_spec("lm_eval") is not None
 with_harness = pytest.mark.skipif(
     not HAS_HARNESS, reason=f"lm-evaluation-harness is not installed ({run.INSTALL})"
 )
-TRAINED = Cell("grpo", 0)
+TRAINED = Subject("grpo", 0)
 ANSWERS = {"exact_match,last": 0.75, "exact_match_stderr,last": 0.25, "acc,none": 0.5}
 RESULTS = {"alias": "sums", "sample_len": 4, "acc_stderr,none": "N/A", **ANSWERS}
 TASK = """\
@@ -77,7 +77,7 @@ def asked(*tasks: str, **changes: Any) -> run.Asked:
     return run.Asked(**{**nothing, "tasks": list(tasks), "trust_tasks": False, **changes})
 
 
-def record(layout: Layout, cell: Cell, task: str, **changes: Any) -> Path:
+def record(layout: Layout, cell: Subject, task: str, **changes: Any) -> Path:
     """Write one record."""
     measured = run.measured(task, {"results": {task: RESULTS}, "n-samples": {}})
     path = records.path_of(layout, cell, task, changes)
@@ -131,7 +131,7 @@ def test_a_group_has_its_own_metrics_and_those_of_its_tasks() -> None:
 def test_the_table_stands_beside_pass_at_1(layout: Layout) -> None:
     assert records.table(layout) == ""
     record(layout, TRAINED, "sums")
-    record(layout, Cell(), "sums")
+    record(layout, Subject(), "sums")
     assert records.table(layout).splitlines() == [
         "policy   pass@1  benchmark  metric             value  stderr  samples",
         "initial   45.0%  sums       acc               0.5000            1,319",
@@ -158,7 +158,7 @@ def test_a_missing_harness_is_said_with_the_command(layout: Layout, monkeypatch)
 
 def test_a_policy_that_was_not_trained_is_named(layout: Layout) -> None:
     with pytest.raises(ArtifactError, match=r"sgpo/1 has no .*policy: run the pipeline first"):
-        run.open_cell(layout, Cell("sgpo", 1))
+        run.open_cell(layout, Subject("sgpo", 1))
 
 
 class Kind:
@@ -193,7 +193,7 @@ def answered(monkeypatch) -> list[str]:
 def test_what_was_measured_before_an_interrupt_is_not_measured_again(
     layout: Layout, answered: list[str]
 ) -> None:
-    cells, wanted = [Cell(), TRAINED], asked("one", "two")
+    cells, wanted = [Subject(), TRAINED], asked("one", "two")
     begun = run.measure(layout, VALUES, cells, wanted)
     for _ in range(3):
         next(begun)
@@ -264,7 +264,7 @@ def share_solved(folder: Path, table: Path) -> float:
 def test_the_embedded_policy_on_a_task_of_ones_own(
     layout: Layout, tasks: Path, harness_utils: Any
 ) -> None:
-    both = [Cell(), TRAINED]
+    both = [Subject(), TRAINED]
     found = list(run.measure(layout, VALUES, both, asked("sums", include=tasks)))
     values = [one["metrics"]["exact_match/last"]["value"] for _, _, one in found]
     assert values == [share_solved(layout.policy, tasks / "sums.jsonl")] * 2  # the same policy

@@ -26,7 +26,7 @@ from tasks.models.prompts import (
     render_reply,
     template_of,
 )
-from tasks.store.rollouts import StoredRollouts
+from tasks.store.fixed_policy import StoredRollouts
 from tests.policies import CORPUS, bpe_tokenizer, place_policy
 from tests.store.test_rollouts import SETTINGS
 

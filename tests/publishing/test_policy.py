@@ -13,9 +13,9 @@ from tasks.common.locations import open_location
 from tasks.common.sealed import write_sealed
 from tasks.models.folder import policy_digest
 from tasks.publishing import policy
-from tasks.publishing.policy import Cell, push
+from tasks.publishing.policy import TrainedPolicy, push
 
-CELL = Cell("sgpo", 1)
+CELL = TrainedPolicy("sgpo", 1)
 FILES = [
     *("README.md", "config.json", "curve.parquet", "forecast.json", "ledger.json"),
     *("metrics.json", "model.safetensors", "plan.parquet", "recipe.json"),
@@ -118,7 +118,7 @@ def test_a_cell_that_is_not_finished_is_named(layout: Layout, tmp_path: Path) ->
     with pytest.raises(
         ArtifactError, match=r"grpo/0 has no .*policy: run the pipeline first.*sgpo/1"
     ):
-        push(layout, VALUES, Cell("grpo", 0), str(tmp_path / "out"), overwrite=False)
+        push(layout, VALUES, TrainedPolicy("grpo", 0), str(tmp_path / "out"), overwrite=False)
     assert not (tmp_path / "out").exists()
 
 

@@ -8,8 +8,8 @@ import pytest
 from tasks.common.artifacts import OUTCOMES, PROMPTS, ROLLOUTS
 from tasks.common.files import ArtifactError
 from tasks.common.layout import Layout
+from tasks.reading.comparisons import CLASSES, Wanted, read
 from tasks.reading.escaping import escaped
-from tasks.reading.rollouts import CLASSES, Wanted, read
 
 BEFORE = {"p0": "cw", "p1": "cw", "p2": "cc", "p3": "ww"}
 AFTER = {"p0": "cc", "p1": "wt", "p2": "cc", "p3": "ww"}

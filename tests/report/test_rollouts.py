@@ -9,10 +9,8 @@ import pytest
 from tasks.common.artifacts import PROMPTS, ROLLOUTS, Layout
 from tasks.common.files import ArtifactError
 from tasks.common.params import Experiment
-from tasks.report import rollouts
-from tasks.report.evidence import read_evidence
-from tasks.report.paired import Paired, pair
-from tasks.report.rollouts import (
+from tasks.report import answers
+from tasks.report.answers import (
     CHANGES,
     TO_READ,
     change_of,
@@ -23,6 +21,8 @@ from tasks.report.rollouts import (
     shown_runs,
     write_rollouts,
 )
+from tasks.report.evidence import read_evidence
+from tasks.report.paired import Paired, pair
 from tasks.report.transitions import CLASSES, matrix
 
 BOTH = Experiment(["grpo", "sgpo"], [0, 1])
@@ -116,7 +116,7 @@ def test_the_file_holds_every_rollout_and_the_page_some(layout: Layout, tmp_path
 
 
 def test_parts_together_are_the_file(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollouts, "BYTES_PER_PART", 100)
+    monkeypatch.setattr(answers, "BYTES_PER_PART", 100)
     path = layout.baseline / "rollouts.parquet"
     found = list(read_parts(path))
     assert len(found) > 10

@@ -16,12 +16,12 @@ import torch
 from tasks.common.artifacts import PROMPTS, Layout
 from tasks.common.files import ArtifactError
 from tasks.engines.settings import Sampling
+from tasks.grading.graded import graded_rollouts
 from tasks.grading.grader import Answer, Grader
-from tasks.grading.rollouts import graded_rollouts
 from tasks.grading.settings import Verify
 from tasks.models.policy import Policy, load_model, read_policy
 from tasks.store.compaction import AUTOMATIC_FROM
-from tasks.store.rollouts import SamplerSettings, StoredRollouts, sampling_cost
+from tasks.store.fixed_policy import SamplerSettings, StoredRollouts, sampling_cost
 from tasks.store.settings import StoreSettings
 from tests.full import largest_file
 from tests.policies import ENGINE, place_policy

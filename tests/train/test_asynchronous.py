@@ -20,7 +20,7 @@ from tasks.common.artifacts import STEPS, TRAIN_ROLLOUTS, Layout
 from tasks.common.params import ParamsError
 from tasks.common.sealed import read_sealed, write_sealed
 from tasks.engines.engine import Request, Samples
-from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.loop.loop import train
 from tasks.train.loop.reporter import ages
 from tasks.train.loop.save import write_results

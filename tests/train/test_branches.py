@@ -15,7 +15,7 @@ from tasks.common.artifacts import CURVE, Layout
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
 from tasks.common.sealed import read_sealed
-from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.loop.loop import train
 from tasks.train.loop.save import write_results
 from tasks.train.loop.trainer import Trainer

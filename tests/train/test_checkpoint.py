@@ -13,7 +13,7 @@ import torch
 
 from tasks.common.files import ArtifactError, digest
 from tasks.common.sealed import read_sealed
-from tasks.train.loop.checkpoint import Checkpoints, Snapshot
+from tasks.train.checkpoint.checkpoints import Checkpoints, Snapshot
 from tasks.train.loop.loop import train
 from tasks.train.loop.save import save as save_trainer
 from tasks.train.loop.save import write_results

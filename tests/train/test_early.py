@@ -12,13 +12,13 @@ import pytest
 
 from tasks.common.artifacts import PROMPTS, TRAIN_ROLLOUTS, Layout
 from tasks.engines.engine import OnEnded, Request, Samples
-from tasks.train.loop import collect
-from tasks.train.loop.checkpoint import Checkpoints
-from tasks.train.loop.groups import Rollout
+from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.loop.loop import train
 from tasks.train.loop.record import rollout_rows
 from tasks.train.loop.trainer import Trainer
 from tasks.train.rollouts import Rollouts
+from tasks.train.sampling import collector
+from tasks.train.sampling.groups import Rollout
 from tasks.train.settings import CheckpointSettings
 from tests.patience import PATIENCE
 from tests.train.worlds import make_trainer, make_world, sampled
@@ -28,7 +28,7 @@ SIZES = [4] * 36
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collect, "EARLY_SECONDS", 0.0)
+    monkeypatch.setattr(collector, "EARLY_SECONDS", 0.0)
 
 
 def sample_with(trainer: Trainer, say: Callable[[Trainer, Samples, OnEnded], None]) -> Rollouts:
@@ -102,7 +102,7 @@ def test_a_copy_of_the_prompt_earns_nothing_whenever_it_is_judged(
     with closing(collector.grader):
         for num_said in (0, 2):
             rollouts = [Rollout(0, ids, reason="stop") for ids in token_ids]
-            early = collect.Early(collector.grader, tokenizer, golds, rollouts)
+            early = collector.Early(collector.grader, tokenizer, golds, rollouts)
             for row in range(num_said):
                 rollouts[row].token_ids = []  # the engine gives them at its end
                 early.on_ended(row, token_ids[row], "stop")

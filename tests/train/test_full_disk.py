@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tasks.common.files import digest_folder
-from tasks.train.loop import finished
+from tasks.train.checkpoint import finished
 from tests.files import plant
 from tests.full import largest_file, remount, small_disk
 from tests.stages import Result, Started, run_stage

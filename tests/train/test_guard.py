@@ -15,7 +15,7 @@ from tasks.common.ledger import decode_flops, forward_flops, prefill_flops
 from tasks.engines.engine import OnEnded, Request, Samples, sample_seed
 from tasks.engines.hf.engine import HfEngine
 from tasks.train import run as training
-from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.loop.loop import train
 from tasks.train.loop.save import resume
 from tasks.train.loop.state import TrainingError

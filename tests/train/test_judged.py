@@ -12,7 +12,7 @@ from tasks.common.artifacts import PROMPTS, Layout
 from tasks.common.ledger import Ledger
 from tasks.grading.background import BackgroundGrader
 from tasks.grading.verdict import JudgeUsage
-from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.loop.loop import train
 from tasks.train.settings import CheckpointSettings
 from tests.grading.judge_server import configured, judge_server

@@ -25,6 +25,8 @@ from tasks.models.folder import policy_digest
 from tasks.models.fused import fits
 from tasks.models.policy import load_model, load_tokenizer
 from tasks.models.weights import NamedWeights
+from tasks.train.checkpoint.checkpoints import Checkpoints
+from tasks.train.checkpoint.tensors import optimizer_tensors
 from tasks.train.learner.lora import add_adapters
 from tasks.train.learner.micro_batches import micro_batches
 from tasks.train.learner.update import (
@@ -32,9 +34,7 @@ from tasks.train.learner.update import (
     enable_activation_checkpointing,
     token_logprobs,
 )
-from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.save import save, write_results
-from tasks.train.loop.tensors import optimizer_tensors
 from tasks.train.rollouts import Rollouts, StepTotals
 from tasks.train.settings import Lora, TrainSettings
 from tests.engines.test_flops import architecture_of

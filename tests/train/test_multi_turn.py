@@ -20,8 +20,8 @@ from tasks.engines.settings import Sampling
 from tasks.grading.verifiers import numeric
 from tasks.models.prompts import render_reply
 from tasks.train.environments.environment import load_environment
-from tasks.train.loop.collect import decode_samples
 from tasks.train.methods.generate.multi_turn import Method, Settings
+from tasks.train.sampling.collector import decode_samples
 from tests.policies import character_tokenizer
 from tests.train.steps import TOKENIZER, asked_of
 from tests.train.test_branches import run as train_and_write

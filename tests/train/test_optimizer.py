@@ -17,11 +17,11 @@ from tasks.common.artifacts import Layout
 from tasks.common.params import ParamsError
 from tasks.engines.memory import training_memory
 from tasks.models.policy import load_model
+from tasks.train.checkpoint.checkpoints import Checkpoints
+from tasks.train.checkpoint.tensors import WHOLE, optimizer_tensors
 from tasks.train.learner.learner import memory_of
 from tasks.train.learner.optimizer import make_optimizer, step
-from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.loop import train
-from tasks.train.loop.tensors import WHOLE, optimizer_tensors
 from tasks.train.settings import CheckpointSettings, LearnerSettings, Sections, TrainSettings
 from tests.stages import FORKS
 from tests.train.worlds import PARAMS, make_trainer, make_world, run_in_process

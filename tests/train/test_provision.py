@@ -19,13 +19,13 @@ from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
 from tasks.engines.engine import IsEnough, Request, Samples
 from tasks.engines.hf.engine import HfEngine
+from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.loop.buffer import Batch
-from tasks.train.loop.checkpoint import Checkpoints
-from tasks.train.loop.groups import GOING, Group, Rollout, request_for, samples_of
 from tasks.train.loop.loop import train
 from tasks.train.loop.state import TrainingError
 from tasks.train.loop.trainer import Trainer
 from tasks.train.rollouts import Features
+from tasks.train.sampling.groups import GOING, Group, Rollout, request_for, samples_of
 from tasks.train.settings import CheckpointSettings, TrainSettings
 from tests.train import test_sharding as sharding
 from tests.train.test_asynchronous import Killed, dying_after, run

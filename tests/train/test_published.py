@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from tasks.train.buffer import Buffer
+from tasks.train.flat_rollouts import FlatRollouts
 from tasks.train.methods.advantage import (
     decoupled,
     efficient,
@@ -157,13 +157,13 @@ def test_a_buffer_gives_back_what_was_put_in(lengths: list[list[int]], random: A
     group_B = np.repeat(np.arange(len(lengths)), list(map(len, lengths))).tolist()
     rewards = [float(random.random() < 0.5) for _ in flat]
     rollouts = rollouts_of(rewards, group_B, flat)
-    back = Buffer.of(rollouts).rollouts()
+    back = FlatRollouts.of(rollouts).rollouts()
     assert back.samples == rollouts.samples
     assert (back.prompts, back.outcomes) == (rollouts.prompts, rollouts.outcomes)
     np.testing.assert_array_equal(back.group_B, rollouts.group_B)
     np.testing.assert_array_equal(back.rewards_B, rollouts.rewards_B)
     chosen = np.array(random.sample(range(len(lengths)), random.randint(1, len(lengths))))
-    part = Buffer.of(rollouts).take(chosen).rollouts()
+    part = FlatRollouts.of(rollouts).take(chosen).rollouts()
     assert part.completion_tokens_B().tolist() == [n for g in chosen for n in lengths[g]]
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.distributed as distributed
 
+from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.learner.ranks import Ranks, buckets
 from tasks.train.learner.update import UpdateStats
-from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.save import write_results
 from tasks.train.loop.trainer import Update
 from tests.stages import FORKS

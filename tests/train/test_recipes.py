@@ -5,7 +5,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tasks.allocate.plan import load_strategy, make_plan
+from tasks.allocate.planning import load_strategy, make_plan
 from tasks.common import recipes
 from tasks.common.artifacts import PROMPTS, SAMPLES
 from tasks.train.loading import load_slots, train_settings

@@ -18,11 +18,11 @@ from safetensors.torch import load_file, save_file
 from tasks.common.artifacts import Layout
 from tasks.models.policy import load_model
 from tasks.models.weights import whole
+from tasks.train.checkpoint.checkpoints import Checkpoints
+from tasks.train.checkpoint.tensors import SavedTensors, optimizer_tensors
 from tasks.train.learner.ranks import Ranks
-from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.loop import train
 from tasks.train.loop.save import resume
-from tasks.train.loop.tensors import SavedTensors, optimizer_tensors
 from tasks.train.loop.trainer import Trainer
 from tasks.train.settings import CheckpointSettings
 from tests.stages import FORKS

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tasks.common.artifacts import SAMPLES, STEPS, TRAIN_ROLLOUTS
 from tasks.common.ledger import charged_flops
 from tasks.common.params import ParamsError
-from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.loop.loop import learn
 from tasks.train.loop.save import resume, save
 from tasks.train.loop.trainer import Trainer

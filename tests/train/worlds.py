@@ -13,14 +13,14 @@ from tasks.common import params, stage
 from tasks.common.artifacts import PLAN, PROMPTS, SAMPLES, Layout
 from tasks.grading.background import BackgroundGrader
 from tasks.models.policy import load_model, load_tokenizer, read_policy
+from tasks.train.checkpoint.checkpoints import Checkpoints
+from tasks.train.context import RunContext
 from tasks.train.learner.ranks import Ranks
 from tasks.train.loop.buffer import Batch
-from tasks.train.loop.checkpoint import Checkpoints
-from tasks.train.loop.collect import MIN_JUDGED
 from tasks.train.loop.loop import train
-from tasks.train.loop.state import Run
 from tasks.train.loop.trainer import Trainer
 from tasks.train.run import build
+from tasks.train.sampling.collector import MIN_JUDGED
 from tasks.train.settings import CheckpointSettings, Sections, TrainSettings
 from tests.policies import place_policy
 
@@ -180,7 +180,7 @@ def make_trainer(
     settings = params.parse({**values["train"], **changes}, TrainSettings, "train")
     sections = params.sections(values, Sections)
     run = stage.Stage.unrecorded("train", values, layout, recipe, seed)
-    told = Run(read_policy(layout), settings, sections.sampling, ranks, seed)
+    told = RunContext(read_policy(layout), settings, sections.sampling, ranks, seed)
     grader = BackgroundGrader(sections.verify, min_judged=MIN_JUDGED)
     return build(run, told, sections, grader)[0]
 

@@ -4,7 +4,7 @@ random order."""
 import numpy as np
 import polars as pl
 
-from tasks.allocate.plan import Allocation, decide, phase, shuffled
+from tasks.allocate.planning import Allocation, decide, phase, shuffled
 
 reads_profile = True
 

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from tasks.allocate.matched import sgpo_plan, uniform_until
-from tasks.allocate.plan import Allocation, decide
+from tasks.allocate.planning import Allocation, decide
 
 reads_profile = False
 

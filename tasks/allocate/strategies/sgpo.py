@@ -11,7 +11,7 @@ re-profiling between passes (the paper found it worse)."""
 import numpy as np
 import polars as pl
 
-from tasks.allocate.plan import Allocation, decide, phase, shuffled, solved_words
+from tasks.allocate.planning import Allocation, decide, phase, shuffled, solved_words
 
 reads_profile = True
 

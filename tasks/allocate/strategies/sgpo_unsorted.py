@@ -7,7 +7,7 @@ bucket's size."""
 import numpy as np
 import polars as pl
 
-from tasks.allocate.plan import Allocation
+from tasks.allocate.planning import Allocation
 from tasks.allocate.strategies import sgpo
 
 reads_profile = True

@@ -45,7 +45,7 @@ from tasks.common.tracking import database, runs
 from tasks.common.tracking.events import write_event
 from tasks.common.tracking.mirrors import Mirrors
 from tasks.common.tracking.runs import (
-    Run,
+    TrackedRun,
     close_cells,
     close_dead,
     connect,
@@ -121,7 +121,7 @@ def open_stage(layout: Layout, uri: str, start: Event) -> Write:
     return partial(write_event, run)
 
 
-def opened(layout: Layout, uri: str, start: Event) -> Run:
+def opened(layout: Layout, uri: str, start: Event) -> TrackedRun:
     """The stage's run. The database under the data root is made where it is missing, and repaired
     where it is at fault."""
     own = layout.tracking.absolute() / "mlflow.db"
@@ -215,7 +215,7 @@ def close_pipeline(
     client = connect(uri)
     experiment = experiment_id(client, uri, settings.experiment)
     for parent in client.search_runs([experiment], f"tags.pipeline = '{pipeline}'", max_results=1):
-        run = Run(client, experiment, parent.info.run_id, parent.info.run_id)
+        run = TrackedRun(client, experiment, parent.info.run_id, parent.info.run_id)
         for path in [path for coordinates in cached for path in outputs(layout, *coordinates)]:
             write_tags(
                 run,

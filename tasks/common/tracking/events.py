@@ -8,7 +8,7 @@ from tasks.common.journal import Event, size_of
 from tasks.common.tracking import runs
 from tasks.common.tracking.models import write_champion, write_model
 from tasks.common.tracking.results import write_benchmark, write_cell, write_experiment
-from tasks.common.tracking.runs import Run, close_with_children, within
+from tasks.common.tracking.runs import TrackedRun, close_with_children, within
 from tasks.common.tracking.writers import (
     write_artifact,
     write_dataset,
@@ -19,7 +19,7 @@ from tasks.common.tracking.writers import (
 )
 
 
-def write_end(run: Run, event: Event) -> None:
+def write_end(run: TrackedRun, event: Event) -> None:
     """Close the run, and its cell's. A flow closes the pipeline itself; elsewhere it ends with each
     stage."""
     run.client.set_terminated(run.run_id, event["status"], event["time"])
@@ -29,7 +29,7 @@ def write_end(run: Run, event: Event) -> None:
         close_with_children(run, run.parent_id, event["time"])
 
 
-WRITERS: dict[str, Callable[[Run, Event], None]] = {
+WRITERS: dict[str, Callable[[TrackedRun, Event], None]] = {
     "params": write_params,
     "metrics": write_metrics,
     "tags": write_tags,
@@ -48,7 +48,7 @@ WRITERS: dict[str, Callable[[Run, Event], None]] = {
 UPLOAD_RATE = 5e6  # bytes a second, below which an upload is given up
 
 
-def write_event(run: Run, event: Event) -> None:
+def write_event(run: TrackedRun, event: Event) -> None:
     """Write one event into its run. Raises what MLflow raises, and TimeoutError where it takes
     longer than `CALL_SECONDS` and the time for what it uploads."""
     is_uploaded = event["kind"] == "artifact" or event.get("weights")

@@ -13,7 +13,7 @@ from typing import Any
 
 from tasks.common.files import ArtifactError, read_json, temporary_folder
 from tasks.common.journal import MAX_TAG, Event, shorten
-from tasks.common.tracking.runs import Run, producer
+from tasks.common.tracking.runs import TrackedRun, producer
 from tasks.common.tracking.writers import write_output, write_tags
 
 logger = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ ALIASES = ("candidate", "champion")
 POINTER = "at `path`"  # the tag of a model whose weights were not uploaded
 
 
-def write_model(run: Run, event: Event) -> None:
+def write_model(run: TrackedRun, event: Event) -> None:
     """Log a policy, with its weights where they are small enough."""
     from mlflow.entities import LoggedModelOutput
 
@@ -48,7 +48,7 @@ def write_model(run: Run, event: Event) -> None:
     write_output(run, event)
 
 
-def upload(run: Run, model_id: str, policy: Path) -> None:
+def upload(run: TrackedRun, model_id: str, policy: Path) -> None:
     """Upload a policy's files, laid out as MLflow's transformers models are. The files are linked
     into place: nothing is copied here."""
     from mlflow.models import Model
@@ -84,7 +84,7 @@ def flavor(policy: Path) -> dict[str, Any]:
     }
 
 
-def write_champion(run: Run, event: Event) -> None:
+def write_champion(run: TrackedRun, event: Event) -> None:
     """Mirror the report's decision: register the policies whose training wrote the evidence, under
     their aliases.
 
@@ -100,7 +100,7 @@ def write_champion(run: Run, event: Event) -> None:
         move_alias(run, name, named, found[alias])
 
 
-def move_alias(run: Run, name: str, alias: str, found: dict[str, str] | None) -> None:
+def move_alias(run: TrackedRun, name: str, alias: str, found: dict[str, str] | None) -> None:
     """Point an alias to the policy whose training wrote the file `found`, or take it away."""
     client = run.client
     run_id = found and producer(client, run.experiment_id, found["key"], found["digest"])
@@ -115,7 +115,7 @@ def move_alias(run: Run, name: str, alias: str, found: dict[str, str] | None) ->
         client.delete_registered_model_alias(name, alias)
 
 
-def version_of(run: Run, name: str, model: Any) -> str:
+def version_of(run: TrackedRun, name: str, model: Any) -> str:
     """The registered version of a logged model, made if there is none of this digest yet."""
     # a record of an older version of this program says nothing of weights
     tags = {"weights": POINTER, **{k: model.tags[k] for k in model.tags if k != "key"}}

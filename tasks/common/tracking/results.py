@@ -7,7 +7,7 @@ import psutil
 
 from tasks.common.journal import Event, refused
 from tasks.common.pipelines import process_tags
-from tasks.common.tracking.runs import DIGEST, Run, cell_name, find_cell, link, producer
+from tasks.common.tracking.runs import DIGEST, TrackedRun, cell_name, find_cell, link, producer
 from tasks.common.tracking.writers import (
     logger,
     write_dataset,
@@ -19,14 +19,14 @@ from tasks.common.tracking.writers import (
 RESULT = "cell.result"  # the tag of a cell's run that has all of a result: what it is a digest of
 
 
-def write_experiment(run: Run, event: Event) -> None:
+def write_experiment(run: TrackedRun, event: Event) -> None:
     """The experiment's parameters and summary, in the pipeline's run."""
     pipeline = replace(run, run_id=run.parent_id)
     write_metrics(pipeline, event)
     write_settings(pipeline, event)
 
 
-def write_cell(run: Run, event: Event) -> None:
+def write_cell(run: TrackedRun, event: Event) -> None:
     """A cell's settings and results in its run: the one in which its stages ran, else a new one; or
     none, where an earlier pipeline recorded the same result. That is known by a tag which comes
     last: a report that was killed begins again."""
@@ -53,7 +53,7 @@ def write_cell(run: Run, event: Event) -> None:
     client.set_terminated(target.run_id, "FINISHED")
 
 
-def write_benchmark(run: Run, event: Event) -> None:
+def write_benchmark(run: TrackedRun, event: Event) -> None:
     """A policy's results on benchmarks, in this run, and in the run of its cell where one is
     known."""
     write_metrics(run, event)
@@ -62,7 +62,7 @@ def write_benchmark(run: Run, event: Event) -> None:
         write_metrics(replace(run, run_id=cell), event)
 
 
-def cell_of(run: Run, evidence: dict[str, str]) -> str | None:
+def cell_of(run: TrackedRun, evidence: dict[str, str]) -> str | None:
     """The run of the cell whose training wrote the file `evidence`: the one that has its result,
     else the one in which it was trained."""
     key, value = evidence["key"], evidence["digest"]
@@ -74,7 +74,7 @@ def cell_of(run: Run, evidence: dict[str, str]) -> str | None:
     return training and run.client.get_run(training).data.tags.get("mlflow.parentRunId")
 
 
-def write_settings(run: Run, event: Event) -> None:
+def write_settings(run: TrackedRun, event: Event) -> None:
     """Parameters. MLflow keeps the first value of each: others are said, and the rest goes on."""
     try:
         write_params(run, event)

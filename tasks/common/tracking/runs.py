@@ -34,7 +34,7 @@ DIGEST = "digest"
 
 
 @dataclass(frozen=True)
-class Run:
+class TrackedRun:
     """One run on one server, the run of its pipeline, and the run of its cell, if it has one; and
     the round of the experiment that all of them are of."""
 
@@ -81,12 +81,12 @@ def within(seconds: float, call: Callable[[], T]) -> T:
     return result.result()
 
 
-def open_run(client: Any, uri: str, start: Event) -> Run:
+def open_run(client: Any, uri: str, start: Event) -> TrackedRun:
     """The run of a stage, made if it is not there, and likewise those of its pipeline and cell."""
     return within(CALL_SECONDS, partial(find_or_make_run, client, uri, start))
 
 
-def find_or_make_run(client: Any, uri: str, start: Event) -> Run:
+def find_or_make_run(client: Any, uri: str, start: Event) -> TrackedRun:
     """As `open_run`, however long the server takes."""
     experiment = experiment_id(client, uri, start["experiment"])
     close_dead(client, experiment)
@@ -97,7 +97,7 @@ def find_or_make_run(client: Any, uri: str, start: Event) -> Run:
     number = round_tag(start)
     found = client.search_runs([experiment], f"tags.record = '{start['record']}'", max_results=1)
     if found:
-        return Run(client, experiment, found[0].info.run_id, parent, cell or None, number)
+        return TrackedRun(client, experiment, found[0].info.run_id, parent, cell or None, number)
     tags = {
         **start["tags"],
         "kind": "stage",
@@ -106,7 +106,7 @@ def find_or_make_run(client: Any, uri: str, start: Event) -> Run:
         "mlflow.source.type": "LOCAL",
     }
     run = client.create_run(experiment, start_time=start["time"], run_name=start["name"], tags=tags)
-    return Run(client, experiment, run.info.run_id, parent, cell or None, number)
+    return TrackedRun(client, experiment, run.info.run_id, parent, cell or None, number)
 
 
 def round_tag(start: Event) -> str:
@@ -152,14 +152,14 @@ def find_cell(client: Any, experiment: str, parent: str, cell: str) -> Any:
     return next(iter(client.search_runs([experiment], where, max_results=1)), None)
 
 
-def close_with_children(run: Run, run_id: str, time: int | None) -> None:
+def close_with_children(run: TrackedRun, run_id: str, time: int | None) -> None:
     """Close a run that holds others: failed if one of them did not finish."""
     bad = f"tags.`mlflow.parentRunId` = '{run_id}' AND attributes.status != 'FINISHED'"
     failed = run.client.search_runs([run.experiment_id], bad, max_results=1)
     run.client.set_terminated(run_id, "FAILED" if failed else "FINISHED", time)
 
 
-def close_cells(pipeline: Run) -> None:
+def close_cells(pipeline: TrackedRun) -> None:
     """Close the cells of a pipeline that is over: a stage that was killed has left its own open."""
     open_cells = (
         f"tags.`mlflow.parentRunId` = '{pipeline.run_id}' AND tags.kind = 'cell' "
@@ -230,7 +230,7 @@ def producer(client: Any, experiment: str, key: str, digest: str) -> str | None:
     return str(found[0].info.run_id) if found else None
 
 
-def link(run: Run, kind: str, key: str, digest: str) -> dict[str, str]:
+def link(run: TrackedRun, kind: str, key: str, digest: str) -> dict[str, str]:
     """Tags that name an input or a cached output by digest, and the run that made it where one is
     known."""
     made_by = producer(run.client, run.experiment_id, key, digest)

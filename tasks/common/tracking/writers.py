@@ -5,7 +5,7 @@ import logging
 from pathlib import Path
 
 from tasks.common.journal import Event
-from tasks.common.tracking.runs import DIGEST, Run, link
+from tasks.common.tracking.runs import DIGEST, TrackedRun, link
 
 logger = logging.getLogger(__name__)
 
@@ -13,7 +13,7 @@ MAX_BATCH = 100
 MAX_METRICS = 1000
 
 
-def write_params(run: Run, event: Event) -> None:
+def write_params(run: TrackedRun, event: Event) -> None:
     from mlflow.entities import Param
 
     entries = [Param(key, value) for key, value in event["values"].items()]
@@ -21,7 +21,7 @@ def write_params(run: Run, event: Event) -> None:
         run.client.log_batch(run.run_id, params=entries[first : first + MAX_BATCH])
 
 
-def write_metrics(run: Run, event: Event) -> None:
+def write_metrics(run: TrackedRun, event: Event) -> None:
     from mlflow.entities import Metric
 
     entries = []
@@ -36,7 +36,7 @@ def write_metrics(run: Run, event: Event) -> None:
         run.client.log_batch(run.run_id, metrics=entries[first : first + MAX_METRICS])
 
 
-def write_tags(run: Run, event: Event) -> None:
+def write_tags(run: TrackedRun, event: Event) -> None:
     from mlflow.entities import RunTag
 
     entries = [RunTag(key, value) for key, value in event["values"].items()]
@@ -44,7 +44,7 @@ def write_tags(run: Run, event: Event) -> None:
         run.client.log_batch(run.run_id, tags=entries[first : first + MAX_BATCH])
 
 
-def write_dataset(run: Run, event: Event) -> None:
+def write_dataset(run: TrackedRun, event: Event) -> None:
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     key, digest = event["key"], event["digest"]
@@ -56,11 +56,11 @@ def write_dataset(run: Run, event: Event) -> None:
     write_tags(run, {"values": link(run, "input", key, digest)})
 
 
-def write_output(run: Run, event: Event) -> None:
+def write_output(run: TrackedRun, event: Event) -> None:
     run.client.set_tag(run.run_id, f"{DIGEST}.output.{event['key']}", event["digest"])
 
 
-def write_artifact(run: Run, event: Event) -> None:
+def write_artifact(run: TrackedRun, event: Event) -> None:
     path = Path(event["path"])
     if path.is_dir():
         run.client.log_artifacts(run.run_id, str(path), path.name)

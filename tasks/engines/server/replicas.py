@@ -374,7 +374,7 @@ def server_environment(
         **({"TMPDIR": folder} if len(folder) <= MAX_FOLDER else {}),
         "TORCHINDUCTOR_CACHE_DIR": caches,  # they would be in that folder, and lost with it
         "OMP_NUM_THREADS": str(threads),
-        "PYTHONPATH": os.pathsep.join(paths),  # the server imports `weights/worker.py`
+        "PYTHONPATH": os.pathsep.join(paths),  # the server imports `weights/extension.py`
     }
 
 

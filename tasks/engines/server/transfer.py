@@ -13,10 +13,10 @@ from tasks.engines.engine import Unavailable
 from tasks.engines.server.endpoints import QUICK_SECONDS, Connection
 
 if TYPE_CHECKING:  # the servers import it, and its code counts in the digests of stages
-    from tasks.engines.weights import worker as worker
+    pass
 
 # the class that vLLM's workers import, by the name of the backend
-EXTENSIONS = {"file": "tasks.engines.weights.worker.Extension"}
+EXTENSIONS = {"file": "tasks.engines.weights.extension.Extension"}
 INITIAL = "default"  # what vLLM calls the weights that it started with
 UNFINISHED = "unfinished"
 

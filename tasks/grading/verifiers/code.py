@@ -105,7 +105,7 @@ def verify(
         Sandbox(sandbox, memory_mb, packages),
         *(seconds, total_seconds, float_tolerance, stop_at_failure, prelude),
     )
-    return verdict_of(Run(program, tests, chosen).failures(), number_of(tests))
+    return verdict_of(Execution(program, tests, chosen).failures(), number_of(tests))
 
 
 def canonical_completion(answer: str) -> None:
@@ -139,7 +139,7 @@ def verdict_of(failures: Iterator[str | None], number: int) -> Verdict:
     return Verdict(outcome, first or f"{number} tests passed", passed / number)
 
 
-class Run:
+class Execution:
     """One program and its tests. `session` is the interpreter that has loaded the program, if one
     has."""
 

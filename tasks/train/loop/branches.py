@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tasks.common.ledger import ACCOUNTS, Ledger
-from tasks.train.loop.checkpoint import Checkpoints
+from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.loop.save import restore, save
 from tasks.train.loop.state import ROUNDING
 from tasks.train.loop.trainer import Trainer

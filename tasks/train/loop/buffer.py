@@ -33,11 +33,11 @@ import polars as pl
 
 from tasks.common.params import ParamsError
 from tasks.engines.settings import Sampling
-from tasks.train.loop import recorded
-from tasks.train.loop.collect import Collector, Cost, Until
-from tasks.train.loop.groups import Group, Rollout, groups_in, rollouts_of, table_of
 from tasks.train.loop.state import ROUNDING, TrainingError
 from tasks.train.rollouts import GroupRequest, Prompts, Rollouts
+from tasks.train.sampling import recorded
+from tasks.train.sampling.collector import Collector, Cost, Until
+from tasks.train.sampling.groups import Group, Rollout, groups_in, rollouts_of, table_of
 from tasks.train.settings import TrainSettings
 from tasks.train.slots import Slots, SoFar
 

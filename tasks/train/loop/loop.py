@@ -18,10 +18,10 @@ from typing import Any
 
 from tasks.common.files import ArtifactError
 from tasks.common.progress import progress
+from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.loop.branches import is_end, leave_trunk_if_due, return_to_trunk
 from tasks.train.loop.buffer import Batch
 from tasks.train.loop.charge import charge
-from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.reporter import Record, Reporter
 from tasks.train.loop.sampler import Sampler
 from tasks.train.loop.save import resume, save

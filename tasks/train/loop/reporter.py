@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.loop.buffer import Batch
-from tasks.train.loop.checkpoint import Checkpoints
 from tasks.train.loop.trainer import Trainer
 
 logger = logging.getLogger(__name__)

@@ -13,14 +13,14 @@ from tasks.common.files import ArtifactError, sync_folder, writing
 from tasks.common.sealed import write_sealed
 from tasks.models.folder import policy_digest
 from tasks.models.policy import save_policy
+from tasks.train.checkpoint.checkpoints import Checkpoints, Snapshot
+from tasks.train.checkpoint.stored import Loaded
+from tasks.train.checkpoint.tensors import optimizer_tensors, restore_optimizer
 from tasks.train.learner.lora import save_adapter
 from tasks.train.learner.sharding import local, local_rows
-from tasks.train.loop.checkpoint import Checkpoints, Snapshot
-from tasks.train.loop.groups import table_of
 from tasks.train.loop.state import TrainingError
-from tasks.train.loop.stored import Loaded
-from tasks.train.loop.tensors import optimizer_tensors, restore_optimizer
 from tasks.train.loop.trainer import Trainer
+from tasks.train.sampling.groups import table_of
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""A run: what it was told and never changes, and what changes and a checkpoint keeps."""
+"""What changes in a run, and a checkpoint keeps."""
 
 import time
 from collections import defaultdict
@@ -8,27 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tasks.common.ledger import Ledger
-from tasks.engines.settings import Sampling
-from tasks.models.policy import Policy
-from tasks.train.learner.ranks import Ranks
-from tasks.train.settings import TrainSettings
 
 ROUNDING = 1e-9  # of shares of a run: 0.15 / 0.05 is not quite 3
 
 
 class TrainingError(RuntimeError):
     """Training cannot go on; the message says at which step and why."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """The initial policy, the settings, this process among its ranks, and the seed."""
-
-    policy: Policy
-    settings: TrainSettings
-    sampling: Sampling
-    ranks: Ranks
-    seed: int
 
 
 @dataclass

@@ -11,14 +11,14 @@ from tasks.common.ledger import ACCOUNTS, charged_flops
 from tasks.common.params import ParamsError
 from tasks.common.statistics import bootstrap_interval
 from tasks.engines.engine import SwappingEngine
-from tasks.train.buffer import flat
+from tasks.train.context import RunContext
+from tasks.train.flat_rollouts import flat
 from tasks.train.learner.learner import Learner
 from tasks.train.learner.micro_batches import minibatches
 from tasks.train.learner.update import UpdateStats, learning_rate, merge_stats
 from tasks.train.loop.buffer import LEARNING_STREAM, Batch, RolloutBuffer, random_numbers
-from tasks.train.loop.collect import Collector
 from tasks.train.loop.record import describe_step, rollout_rows
-from tasks.train.loop.state import ROUNDING, Run, State, TrainingError
+from tasks.train.loop.state import ROUNDING, State, TrainingError
 from tasks.train.rollouts import (
     Estimate,
     Features,
@@ -27,6 +27,7 @@ from tasks.train.rollouts import (
     Prompts,
     Rollouts,
 )
+from tasks.train.sampling.collector import Collector
 from tasks.train.settings import Guards
 from tasks.train.slots import Slots
 
@@ -52,7 +53,7 @@ class Trainer:
     """All that a loop works with. Only `learner`, `state`, `buffer` and the slots' states
     change."""
 
-    run: Run
+    run: RunContext
     slots: Slots
     learner: Learner
     collector: Collector

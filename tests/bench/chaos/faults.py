@@ -304,7 +304,7 @@ def beside(world: World, event: Event) -> dict[str, object]:
 
 def graders(world: World, how: str = "") -> list[psutil.Process]:
     """The processes that grade, and the one that starts them; or one of either."""
-    found = [p for p in world.processes() if "-m tasks.grading.worker" in line_of(p)]
+    found = [p for p in world.processes() if "-m tasks.grading.verifier_worker" in line_of(p)]
     pids = {p.pid for p in found}
     return [p for p in found if not how or (p.ppid() in pids) == (how == "grader")]
 

@@ -24,7 +24,7 @@ Point = dict[str, Any]  # as `journal.point` makes them
 
 
 @dataclass(frozen=True)
-class Run:
+class MirrorRun:
     """One training: its id, which stays when it goes on after a kill; recipe and seed as its name;
     the experiment; and a folder."""
 

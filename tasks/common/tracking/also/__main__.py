@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from tasks.common.tracking.also import Run
+from tasks.common.tracking.also import MirrorRun
 
 LAST_SECONDS = 120.0  # a server that does not answer keeps this process no longer
 NICENESS = 10
@@ -31,7 +31,7 @@ def main(name: str) -> int:
             if client:
                 client.close(True)
             folder = Path(message.pop("folder"))
-            client, is_whole = module.Client(Run(**message, folder=folder)), False
+            client, is_whole = module.Client(MirrorRun(**message, folder=folder)), False
         elif what == "close" and client:
             client.close(message["finished"])
             client, is_whole = None, True

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from tasks.common.tracking.also import Point, Run, with_gflops
+from tasks.common.tracking.also import MirrorRun, Point, with_gflops
 
 
 class Client:
     """What a run reached stands under `final/`. After a kill its steps come again; what is drawn
     are the new ones."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: MirrorRun) -> None:
         self.folder = run.folder / "tensorboard" / run.group / f"{run.name}-{run.id}"
         self.config: dict[str, str] = {}
         self.writer: Any = None

@@ -4,14 +4,14 @@ says otherwise."""
 import os
 from typing import Any, cast
 
-from tasks.common.tracking.also import PROJECT, Point, Run, with_gflops
+from tasks.common.tracking.also import PROJECT, MirrorRun, Point, with_gflops
 
 
 class Client:
     """Trackio knows a run by its name, and the latest of a name is gone on with: a note in the
     folder says whether that is this one. Parameters are given when it begins."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: MirrorRun) -> None:
         os.environ.setdefault("TRACKIO_DIR", str(run.folder / "trackio"))
         self.told, self.run = run, cast(Any, None)
         self.config: dict[str, str] = {}

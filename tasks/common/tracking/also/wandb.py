@@ -2,13 +2,13 @@
 
 import os
 
-from tasks.common.tracking.also import PROJECT, Point, Run, with_gflops
+from tasks.common.tracking.also import PROJECT, MirrorRun, Point, with_gflops
 
 ENVIRONMENT = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
 
 
 class Client:
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: MirrorRun) -> None:
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         import wandb

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tasks.common.params import ParamsError, settings, share
-from tasks.train.methods.control.pool import Pool
+from tasks.train.methods.control.prompt_pool import PromptPool
 from tasks.train.plan import Plan
 from tasks.train.rollouts import Floats, GroupRequest, Rollouts
 from tasks.train.slots import Control, SoFar
@@ -45,7 +45,7 @@ class State:
 
 class Method(Control):
     def __init__(self, settings: Settings, plan: Plan) -> None:
-        self.settings, self.pool = settings, Pool.of(plan)
+        self.settings, self.pool = settings, PromptPool.of(plan)
         self.state = State(np.zeros(plan.num_prompts), np.zeros(plan.num_prompts))
 
     def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:

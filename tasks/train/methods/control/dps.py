@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tasks.common.params import at_least, settings, share
-from tasks.train.methods.control.pool import Pool
+from tasks.train.methods.control.prompt_pool import PromptPool
 from tasks.train.plan import Plan
 from tasks.train.rollouts import Floats, GroupRequest, Ints, Rollouts
 from tasks.train.slots import Control, SoFar
@@ -48,7 +48,7 @@ class State:
 
 class Method(Control):
     def __init__(self, settings: Settings, plan: Plan) -> None:
-        self.settings, self.pool = settings, Pool.of(plan)
+        self.settings, self.pool = settings, PromptPool.of(plan)
         num = plan.num_prompts
         self.state = State(
             np.ones((num, 3, 3)), np.full((num, 3), 1 / 3), np.zeros(num, dtype=np.int64)

@@ -19,7 +19,7 @@ import numpy as np
 import polars as pl
 
 from tasks.common.params import ParamsError, at_least, settings
-from tasks.train.methods.control.pool import Pool
+from tasks.train.methods.control.prompt_pool import PromptPool
 from tasks.train.pass_rates import EXAMPLE_PRIOR, Belief, PassRates, PriorSettings
 from tasks.train.plan import Plan
 from tasks.train.rollouts import Floats, GroupRequest, Rollouts
@@ -55,7 +55,7 @@ class State(Belief):
 
 class Method(Control):
     def __init__(self, settings: Settings, plan: Plan, prompts: pl.DataFrame) -> None:
-        self.settings, self.pool = settings, Pool.of(plan)
+        self.settings, self.pool = settings, PromptPool.of(plan)
         self.rates = PassRates(settings.prior, prompts)
         self.state = self.rates.belief = State(**vars(self.rates.belief))
 

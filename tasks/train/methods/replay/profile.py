@@ -11,7 +11,7 @@ import logging
 import numpy as np
 
 from tasks.common.params import at_least, settings, share
-from tasks.train.buffer import Buffer
+from tasks.train.flat_rollouts import FlatRollouts
 from tasks.train.profile import Profile
 from tasks.train.rollouts import Floats, Rollouts
 from tasks.train.settings import BatchSettings
@@ -44,7 +44,7 @@ class Method(Replay):
                 "the profile has no group with both outcomes among the plan's prompts: nothing is "
                 "replayed, and profiling is charged all the same"
             )
-        self.state = Buffer.of(profile.rollouts(prompt_rows))
+        self.state = FlatRollouts.of(profile.rollouts(prompt_rows))
 
     def room(self, batch: BatchSettings, promised: int = 0) -> int:
         """The groups that fit the share of the batch, at least one while there are any, after those
@@ -60,7 +60,7 @@ class Method(Replay):
         if num == 0:
             return None
         groups = np.arange(len(self.state.sizes_G))
-        drawn: Buffer = self.state.take(groups[:num])
+        drawn: FlatRollouts = self.state.take(groups[:num])
         self.state = self.state.take(groups[num:])
         return drawn.rollouts()
 

@@ -9,7 +9,7 @@ fresh. Scores of composite rewards are not kept."""
 import numpy as np
 
 from tasks.common.params import at_least, settings, share
-from tasks.train.buffer import Buffer
+from tasks.train.flat_rollouts import FlatRollouts
 from tasks.train.rollouts import Rollouts, mixed_groups
 from tasks.train.settings import BatchSettings
 from tasks.train.slots import Replay
@@ -30,7 +30,7 @@ EXAMPLE = Settings(share=0.5, capacity=8)
 
 class Method(Replay):
     def __init__(self, settings: Settings) -> None:
-        self.settings, self.state = settings, Buffer.empty()
+        self.settings, self.state = settings, FlatRollouts.empty()
 
     def room(self, batch: BatchSettings, promised: int = 0) -> int:
         """The share of the batch, where the buffer holds as much; else nothing. What is drawn stays
@@ -47,7 +47,7 @@ class Method(Replay):
         latest_Q = np.zeros(num_groups, dtype=np.bool_)
         latest = {int(rollouts.prompt_rows_Q[q]): int(q) for q in np.flatnonzero(mixed_Q)}
         latest_Q[list(latest.values())] = True
-        fresh = Buffer.of(graded.where(latest_Q[graded.group_B]))
+        fresh = FlatRollouts.of(graded.where(latest_Q[graded.group_B]))
         old = ~np.isin(self.state.prompt_rows_G, fresh.prompt_rows_G)
         joined = self.state.take(np.flatnonzero(old)).join(fresh)
         first = max(len(joined.sizes_G) - self.settings.capacity, 0)
@@ -60,5 +60,5 @@ class Method(Replay):
         order = rng.permutation(len(self.state.sizes_G))
         cost = self.state.cost_G(batch)[order]
         num = max(int(np.searchsorted(np.cumsum(cost), room, side="right")), 1)
-        drawn: Buffer = self.state.take(np.sort(order[:num]))
+        drawn: FlatRollouts = self.state.take(np.sort(order[:num]))
         return drawn.rollouts()

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from tasks.benchmark.cells import CellLayout, fit_plan
-from tasks.benchmark.protocol import Cell
+from tasks.benchmark.protocol import BenchmarkCell
 from tasks.common.artifacts import CURVE, Layout
 from tasks.common.files import read_json, write_json
 from tasks.common.ledger import ACCOUNTS
@@ -138,7 +138,7 @@ def train(layout: Layout, name: str, values: dict[str, Any], sizes: Sizes) -> di
     """A run over a plan of the same number of rollouts for every recipe."""
     recipe, kills = RUNS[name]
     out, budget = layout.train(recipe, 0), 128 if sizes.is_small else 4096
-    cell = Cell("hard", recipe, budget, 0, "validation", {}, values, {})
+    cell = BenchmarkCell("hard", recipe, budget, 0, "validation", {}, values, {})
     fit_plan(cell, CellLayout(layout.root, layout))  # the same one every time
     seconds, kills = run(layout, recipe, kills)
     flops = read_sealed(out / "flops.json")

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.common import worker
+from tasks.common import pool_worker
 from tasks.common.params import ParamsError
 from tasks.grading.loading import Verifier, load
 from tasks.grading.verdict import Verdict
@@ -34,7 +34,7 @@ def judge(
         formula = verifier.copy(answer, prompt)
         return Verdict("correct", "") if formula is None else Verdict("wrong", formula)
     except MemoryError:
-        limit = f"{worker.memory_gb():.3g} GB"
+        limit = f"{pool_worker.memory_gb():.3g} GB"
         return Verdict(
             "timeout", f"over the memory limit of {limit} (verify.memory_gb, or `ulimit -v`)"
         )
@@ -49,14 +49,14 @@ def reply_of(verdict: Verdict, seconds: float) -> list[Any]:
     return [verdict.outcome, answer, verdict.partial, verdict.parts, seconds]
 
 
-def prepare(configuration: Any) -> tuple[dict[str, Any], worker.Answer]:
+def prepare(configuration: Any) -> tuple[dict[str, Any], pool_worker.Answer]:
     """Load the verifiers."""
     try:
         verifiers = {
             name: load(name, configuration["configured"]) for name in configuration["names"]
         }
     except (ParamsError, ImportError, SyntaxError, AttributeError) as error:
-        raise worker.Unusable(
+        raise pool_worker.Unusable(
             f"the verifiers cannot be used: {type(error).__name__}: {error}"
         ) from error
     versions = {name: verifier.version for name, verifier in verifiers.items()}
@@ -70,4 +70,4 @@ def prepare(configuration: Any) -> tuple[dict[str, Any], worker.Answer]:
 
 
 if __name__ == "__main__":
-    worker.run(prepare)
+    pool_worker.run(prepare)

@@ -17,7 +17,7 @@ REASONS = ("stop", "length")
 
 
 @dataclass
-class Buffer:
+class FlatRollouts:
     """Groups in the order in which they came: the prompt's row, its length and the number of
     rollouts of each; of each rollout its length, reward, outcome, finish reason and the version of
     its policy; and the tokens, with the sampler's log-probabilities, whether they are the policy's
@@ -38,12 +38,12 @@ class Buffer:
     versions_N: Ints
 
     @classmethod
-    def empty(cls) -> "Buffer":
+    def empty(cls) -> "FlatRollouts":
         kinds: dict[str, Any] = {"rewards_B": float, "logprobs_N": float}
         return cls(**{f.name: np.zeros(0, kinds.get(f.name, np.int64)) for f in fields(cls)})
 
     @classmethod
-    def of(cls, rollouts: Rollouts) -> "Buffer":
+    def of(cls, rollouts: Rollouts) -> "FlatRollouts":
         """The groups of `rollouts` that have any."""
         groups, sizes = np.unique(rollouts.group_B, return_counts=True)
         prompts = [rollouts.prompts[group] for group in groups]
@@ -68,16 +68,16 @@ class Buffer:
         """What each group counts for, in the batch's unit."""
         return self.sizes_G if batch.unit == "rollouts" else np.ones_like(self.sizes_G)
 
-    def join(self, other: "Buffer") -> "Buffer":
+    def join(self, other: "FlatRollouts") -> "FlatRollouts":
         """These groups, then the other ones."""
         pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
-        return Buffer(*(np.concatenate(pair) for pair in pairs))
+        return FlatRollouts(*(np.concatenate(pair) for pair in pairs))
 
-    def take(self, groups: Ints) -> "Buffer":
+    def take(self, groups: Ints) -> "FlatRollouts":
         """The groups at these places, in that order."""
         rows = spans(self.sizes_G, groups)
         tokens = spans(self.lengths_B, rows)
-        return Buffer(
+        return FlatRollouts(
             self.prompt_rows_G[groups],
             self.prompt_lengths_G[groups],
             self.sizes_G[groups],

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import polars as pl
 
 from tasks.common.files import ArtifactError
-from tasks.train.loop.groups import Group, Rollout
+from tasks.train.sampling.groups import Group, Rollout
 
 
 def of_step(record: pl.DataFrame | None, step: int) -> pl.DataFrame | None:

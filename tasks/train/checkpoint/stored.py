@@ -8,7 +8,7 @@ import polars as pl
 from tasks.common.files import ArtifactError, digest_file
 from tasks.common.seal import DamagedError
 from tasks.common.sealed import Sealed, decode
-from tasks.train.loop.tensors import SavedTensors, Tensors, is_tensors
+from tasks.train.checkpoint.tensors import SavedTensors, Tensors, is_tensors
 
 HELD = "held"  # the folder of the trunk's last checkpoint, while a branch runs
 

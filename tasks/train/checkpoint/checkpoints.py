@@ -41,8 +41,8 @@ from tasks.common.files import (
     writing,
 )
 from tasks.common.sealed import read_sealed, write_sealed
-from tasks.train.loop.executed import LOST, journal_line, read_journal, write_journal
-from tasks.train.loop.stored import (
+from tasks.train.checkpoint.journal import LOST, journal_line, read_journal, write_journal
+from tasks.train.checkpoint.stored import (
     HELD,
     Loaded,
     branch_of,
@@ -53,7 +53,7 @@ from tasks.train.loop.stored import (
     sequence,
     verified_index,
 )
-from tasks.train.loop.tensors import WHOLE, shard_name
+from tasks.train.checkpoint.tensors import WHOLE, shard_name
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from tasks.train.slots import SoFar
 
 
 @dataclass(frozen=True)
-class Pool:
+class PromptPool:
     """The prompts of a plan by row, each with the size of its first group; the rollouts of all
     visits are the budget."""
 
@@ -21,7 +21,7 @@ class Pool:
     budget: int
 
     @classmethod
-    def of(cls, plan: Plan) -> "Pool":
+    def of(cls, plan: Plan) -> "PromptPool":
         rows, first = np.unique(plan.prompt_rows_V, return_index=True)
         return cls(plan, rows, plan.group_sizes_V[first], plan.num_rollouts())
 

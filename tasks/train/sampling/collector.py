@@ -22,10 +22,10 @@ from tasks.grading.grader import Answer
 from tasks.grading.verdict import Verdict
 from tasks.models.policy import stop_token_ids
 from tasks.models.prompts import decode
+from tasks.train.context import RunContext
 from tasks.train.learner.ranks import Ranks
-from tasks.train.loop.groups import GOING, Group, Rollout, request_for, samples_of
-from tasks.train.loop.state import Run
 from tasks.train.rollouts import Floats, Prompts, Rollouts
+from tasks.train.sampling.groups import GOING, Group, Rollout, request_for, samples_of
 from tasks.train.slots import Asked, Generate
 
 MIN_JUDGED = 1000  # answers of a run before too high a share of failures stops it
@@ -65,7 +65,7 @@ class Collector:
 
     def __init__(
         self,
-        run: Run,
+        run: RunContext,
         engine: Engine,
         generate: Generate,
         tokenizer: PreTrainedTokenizerBase,
