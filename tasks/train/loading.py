@@ -7,7 +7,6 @@ import dataclasses
 import importlib
 import logging
 from collections.abc import Mapping
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -145,10 +144,8 @@ def load_method(
     """The `Method` of the slot's file that `spec["method"]` names, with its settings; with the
     training prompts and the profile, where it reads them."""
     module, own = method_of(slot, spec)
-    # as `allocate` decides it, which does not import the file
-    file = Path(module.__file__ or "")
     for flag, value in (("reads_prompts", prompts), ("reads_profile", profile)):
-        if registry.declares(file, flag):
+        if getattr(module, flag, False):
             arguments = (*arguments, value)
     return make(module, "Method", own, f"train.{slot} ({spec['method']})", *arguments)
 

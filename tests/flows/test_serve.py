@@ -26,9 +26,15 @@ def wait_for(look: Any, seconds: float = PATIENCE) -> Any:
     raise AssertionError("waited in vain")
 
 
-def deployments(project: Project) -> list[dict[str, Any]]:
+def deployment(project: Project, served: "subprocess.Popen[str]") -> dict[str, Any]:
+    """The deployment, as soon as it is registered."""
     asked = {"deployments": {"name": {"any_": [DEPLOYMENT]}}}
-    return list(project.post("deployments/filter", asked))
+
+    def look() -> Any:
+        assert served.poll() is None, served.communicate()[0]
+        return project.post("deployments/filter", asked)
+
+    return dict(wait_for(look)[0])
 
 
 @pytest.fixture
@@ -41,11 +47,10 @@ def served(project: Project) -> Iterator["subprocess.Popen[str]"]:
     process.communicate()
 
 
-def run_now(project: Project, **parameters: Any) -> str:
+def run_now(project: Project, served: "subprocess.Popen[str]", **parameters: Any) -> str:
     """Ask for a run; its identity."""
-    deployment = wait_for(lambda: deployments(project))[0]
-    asked = {"parameters": parameters}
-    return str(project.post(f"deployments/{deployment['id']}/create_flow_run", asked)["id"])
+    path = f"deployments/{deployment(project, served)['id']}/create_flow_run"
+    return str(project.post(path, {"parameters": parameters})["id"])
 
 
 def asked_to_start(project: Project, run: str) -> str:
@@ -66,9 +71,9 @@ def test_runs_do_not_overlap_and_a_terminated_schedule_cancels_its_run_and_lets_
     project: Project, served: "subprocess.Popen[str]"
 ) -> None:
     project.behave(allocate__grpo_0="hang")
-    run = run_now(project)
+    run = run_now(project, served)
     stage = project.hanging()
-    assert asked_to_start(project, run_now(project)) == "AwaitingConcurrencySlot"
+    assert asked_to_start(project, run_now(project, served)) == "AwaitingConcurrencySlot"
     served.send_signal(signal.SIGTERM)
     output, _ = served.communicate(timeout=PATIENCE)
     assert served.returncode == 0, output
@@ -83,7 +88,7 @@ def test_a_run_that_asks_for_a_policy_of_its_own_is_refused_by_name(
 ) -> None:
     overrides = ["allocate.passes=6", "policy.trust_remote_code=true", "policy.source=/tmp/policy"]
     before = (project.root / "params.yaml").read_text()
-    run = run_now(project, overrides=overrides)
+    run = run_now(project, served, overrides=overrides)
     wait_for(lambda: state_of(project, run)[0] == "FAILED")
     assert "policy.trust_remote_code is not set through Prefect's API" in state_of(project, run)[1]
     assert (project.root / "params.yaml").read_text() == before
@@ -93,16 +98,16 @@ def test_a_run_that_asks_for_a_policy_of_its_own_is_refused_by_name(
 def test_it_is_what_prefect_yaml_says_and_watches_heartbeats(
     project: Project, served: "subprocess.Popen[str]"
 ) -> None:
-    deployment = wait_for(lambda: deployments(project))[0]
+    registered = deployment(project, served)
     (wanted,) = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
-    assert deployment["parameters"]["force"] == wanted["parameters"]["force"] == ["ingest"]
-    assert deployment["parameters"]["retries"] == wanted["parameters"]["retries"]
-    limit = deployment["global_concurrency_limit"]["limit"]
-    assert {"limit": limit, **deployment["concurrency_options"]} == wanted["concurrency_limit"] | {
+    assert registered["parameters"]["force"] == wanted["parameters"]["force"] == ["ingest"]
+    assert registered["parameters"]["retries"] == wanted["parameters"]["retries"]
+    limit = registered["global_concurrency_limit"]["limit"]
+    assert {"limit": limit, **registered["concurrency_options"]} == wanted["concurrency_limit"] | {
         "grace_period_seconds": None
     }
     assert limit == 1
-    described = deployment["parameter_openapi_schema"]["properties"]["overrides"]
+    described = registered["parameter_openapi_schema"]["properties"]["overrides"]
     assert "train.learning_rate=1e-4" in described["description"]
     found = [one for one in project.post("automations/filter", {}) if "winnow" in one["name"]]
     (automation,) = found

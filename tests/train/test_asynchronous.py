@@ -26,6 +26,7 @@ from tasks.train.loop.reporter import ages
 from tasks.train.loop.save import write_results
 from tasks.train.loop.state import TrainingError
 from tasks.train.loop.trainer import Trainer
+from tasks.train.sampling.groups import table_of
 from tasks.train.settings import CheckpointSettings, TrainSettings
 from tests.train.test_multi_turn import GENERATE
 from tests.train.test_whole_runs import changes_of
@@ -172,7 +173,7 @@ def test_what_was_sampled_ahead_is_kept_whole(guesser: Path, tmp_path: Path) -> 
         assert trainer.buffer.fill(version=0)
         assert trainer.buffer.fill(version=0)
         numbers = json.loads(json.dumps(trainer.buffer.numbers()))
-        again.buffer.restore(numbers, trainer.buffer.table())
+        again.buffer.restore(numbers, table_of(trainer.buffer.groups()))
     assert again.buffer.batches == trainer.buffer.batches
     first, second = again.buffer.take(3)
     assert (first.step, second.step) == (0, 1)

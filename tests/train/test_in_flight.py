@@ -4,6 +4,7 @@ older than the limit. With vLLM's servers see tests/engines/test_swaps.py."""
 import contextlib
 import dataclasses
 import itertools
+import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -23,6 +24,7 @@ from tasks.common.params import ParamsError
 from tasks.engines.engine import Engine, Request, Samples
 from tasks.train.loop.reporter import ages
 from tasks.train.loop.trainer import Trainer
+from tasks.train.sampling.groups import table_of
 from tasks.train.settings import TrainSettings
 from tests.patience import PATIENCE
 from tests.train import test_sharding as sharding
@@ -209,7 +211,7 @@ def unhindered(sampling: float, learning: float) -> Callable[[Trainer], None]:
     return prepare
 
 
-@pytest.mark.parametrize("name", ["grpo", "dapo", "knapsack", "winnow"])
+@pytest.mark.parametrize("name", ["grpo", "dapo", "knapsack", "winnow", "dots_replay"])
 def test_what_is_asked_for_follows_neither_from_the_clock_nor_from_a_kill(
     name: str, guesser: Path, tmp_path: Path
 ) -> None:
@@ -233,6 +235,28 @@ def test_what_is_asked_for_follows_neither_from_the_clock_nor_from_a_kill(
         found[side] = rows.select(columns).rows(), {k: v.tolist() for k, v in states.items()}
     assert len(found["sampling"][0]) > 20
     assert found["sampling"] == found["learning"] == found["killed"]
+
+
+def test_an_interrupt_waits_for_the_batch_in_flight(guesser: Path, tmp_path: Path) -> None:
+    layout = make_world(tmp_path, guesser, SIZES)
+
+    def interrupting(trainer: Trainer) -> None:
+        unhindered(0.3, 0.0)(trainer)
+        record = trainer.record
+
+        def record_and_interrupt(*arguments: Any) -> dict[str, Any]:
+            row = record(*arguments)
+            if row["step"] == 3:
+                signal.raise_signal(signal.SIGINT)
+            return row
+
+        trainer.record = record_and_interrupt  # type: ignore[method-assign]
+
+    changes = {**CHANGES, "max_staleness": 3}
+    with pytest.raises(KeyboardInterrupt, match="stopped after step 3, which is checkpointed"):
+        run(layout, changes, prepare=interrupting)
+    assert not is_sampling()
+    assert run(layout, changes, prepare=unhindered(0.0, 0.0)).state.num_steps == 12
 
 
 def one_side_slow(trainer: Trainer) -> None:
@@ -264,7 +288,7 @@ def test_a_checkpoint_keeps_what_was_swapped_into(guesser: Path, tmp_path: Path)
         trainer.buffer.reserve(1)
         trainer.buffer.fill(version=0)
     groups = trainer.buffer.batches[0].groups
-    trainer.buffer.restore(trainer.buffer.numbers(), trainer.buffer.table())
+    trainer.buffer.restore(trainer.buffer.numbers(), table_of(trainer.buffer.groups()))
     (kept,) = trainer.buffer.take(1)
     assert kept.groups == groups
     assert set(kept.fresh.token_versions_N()) == {0, 2}

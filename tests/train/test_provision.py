@@ -25,7 +25,7 @@ from tasks.train.loop.loop import train
 from tasks.train.loop.state import TrainingError
 from tasks.train.loop.trainer import Trainer
 from tasks.train.rollouts import Features
-from tasks.train.sampling.groups import GOING, Group, Rollout, request_for, samples_of
+from tasks.train.sampling.groups import GOING, Group, Rollout, request_for, samples_of, table_of
 from tasks.train.settings import CheckpointSettings, TrainSettings
 from tests.train import test_sharding as sharding
 from tests.train.test_asynchronous import Killed, dying_after, run
@@ -345,6 +345,6 @@ def test_a_checkpoint_keeps_what_is_in_flight(guesser: Path, tmp_path: Path) -> 
     waiting = trainer.buffer.batches
     assert sum(map(is_begun, waiting)) > 0
     numbers = json.loads(json.dumps(trainer.buffer.numbers()))
-    trainer.buffer.restore(numbers, trainer.buffer.table())
+    trainer.buffer.restore(numbers, table_of(trainer.buffer.groups()))
     assert trainer.buffer.batches == waiting
     assert trainer.buffer.batches is not waiting

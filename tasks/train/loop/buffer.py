@@ -37,7 +37,7 @@ from tasks.train.loop.state import ROUNDING, TrainingError
 from tasks.train.rollouts import GroupRequest, Prompts, Rollouts
 from tasks.train.sampling import recorded
 from tasks.train.sampling.collector import Collector, Cost, Until
-from tasks.train.sampling.groups import Group, Rollout, groups_in, rollouts_of, table_of
+from tasks.train.sampling.groups import Group, Rollout, groups_in, rollouts_of
 from tasks.train.settings import TrainSettings
 from tasks.train.slots import Slots, SoFar
 
@@ -139,14 +139,14 @@ class RolloutBuffer:
             promised = sum(batch.replayed for batch in [*taken, *self.batches])
             promised += sum(self.replayed)
             while self.num_asked + len(self.replayed) < num_steps + self.num_early:
-                self.replayed.append(self.slots.replay.room(self.settings.batch, promised))
+                self.replayed.append(int(self.slots.replay.room(self.settings.batch, promised)))
                 promised += self.replayed[-1]
 
     def fill(self, version: int) -> bool:
         """Complete one more batch, with the policy after `version` updates; False at the end of the
         run. It touches nothing that learning changes."""
         with self.lock:
-            self.began = began = time.perf_counter()
+            self.began = time.perf_counter()
             if self.settings.in_flight_updates:  # what control has seen must not follow the clock
                 self.observe(self.num_sampled - self.settings.lead)
             while len(self.batches) <= self.num_complete + self.num_early and self.ask():
@@ -156,11 +156,6 @@ class RolloutBuffer:
                 return False
             batch, *later = self.batches[self.num_complete :]
         self.complete(batch, later, version)
-        with self.lock:
-            batch.judged_flops = self.collector.take_judged()
-            batch.seconds = time.perf_counter() - began
-            self.spent, self.began = self.spent + batch.seconds, None
-            self.num_complete += 1
         return True
 
     def take(self, num: int, until: float | None = None) -> list[Batch]:
@@ -191,7 +186,7 @@ class RolloutBuffer:
         step, limit = self.num_asked, self.settings.max_steps
         if limit is not None and step >= limit:
             return False
-        batch = Batch(step, int(self.replayed.popleft()), *self.random_numbers(step))
+        batch = Batch(step, self.replayed.popleft(), *self.random_numbers(step))
         if not self.ask_for_more(batch):
             return False
         self.batches.append(batch)
@@ -258,10 +253,19 @@ class RolloutBuffer:
             with self.lock:
                 self.put_back(batch, later, groups)
                 batch.cost += cost
+                batch.judged_flops += self.collector.take_judged()
                 batch.asked, batch.fresh = [], rollouts_of(batch.groups)
-                self.ask_for_more(batch)
+                if not self.ask_for_more(batch):
+                    self.count_complete(batch, record)
+
+    def count_complete(self, batch: Batch, record: pl.DataFrame | None) -> None:
+        """Count a batch of which control wants no more as complete."""
         if record is not None:
             recorded.check_all(record, batch.groups, batch.step)
+        assert self.began is not None
+        batch.seconds = time.perf_counter() - self.began
+        self.spent, self.began = self.spent + batch.seconds, None
+        self.num_complete += 1
 
     def beside(self, batch: Batch, later: Sequence[Batch]) -> list[Group]:
         """The groups of the next batch that are in flight beside this one's: no more than it will
@@ -319,11 +323,12 @@ class RolloutBuffer:
         control, completions = (random_numbers(self.seed, step, stream) for stream in streams)
         return control, completions
 
-    def table(self) -> pl.DataFrame:
-        """The groups, for a checkpoint: what is complete is not lost by a kill from then on."""
+    def groups(self) -> list[list[Group]]:
+        """The groups of each batch, for a checkpoint: what is complete is not lost by a kill from
+        then on."""
         for batch in self.batches[: self.num_complete]:
             batch.is_kept = True
-        return table_of([batch.groups for batch in [*self.unobserved, *self.batches]])
+        return [[*batch.groups] for batch in [*self.unobserved, *self.batches]]
 
     def numbers(self) -> dict[str, Any]:
         """What else `restore` needs, as JSON has it."""
@@ -332,6 +337,7 @@ class RolloutBuffer:
             "num_asked": self.num_asked,
             "num_complete": self.num_complete,
             "num_unobserved": len(self.unobserved),
+            "replayed": [*self.replayed],
             "batches": [numbers_of(batch) for batch in [*self.unobserved, *self.batches]],
         }
 
@@ -339,7 +345,7 @@ class RolloutBuffer:
         """Put the buffer where a checkpoint was made."""
         self.progress, self.num_asked = numbers["progress"], numbers["num_asked"]
         self.num_complete, num = numbers["num_complete"], numbers["num_unobserved"]
-        self.replayed.clear()
+        self.replayed = deque(numbers["replayed"])
         found = [
             batch_of(values, groups_in(table, place))
             for place, values in enumerate(numbers["batches"])

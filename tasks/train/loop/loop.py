@@ -5,8 +5,8 @@
             -> observe: control, generate, advantage, replay
 
 A round is what is learned from while the engine keeps its weights: one step, or several where
-batches are sampled ahead (`sampler`). Between rounds the engine has the newest weights: then the
-policy is validated, a decayed branch begins or ends (`branches`), and a checkpoint is written."""
+batches are sampled ahead (`sampler`). Between rounds the engine has the newest weights. The policy
+is validated then, a decayed branch begins or ends (`branches`), and a checkpoint is written."""
 
 import logging
 import signal
@@ -43,7 +43,7 @@ def train(
     """Drive `trainer` to the end of its run, from the checkpoint `chosen` or the newest one on.
     Returns the work that kills lost. `record(values, step, charged FLOPs)` is called for every step
     and every point of the curve; `num_rollouts` are those of the whole run, for the progress bar.
-    KeyboardInterrupt (Ctrl-C, SIGTERM) is raised after the round in flight has been finished and
+    KeyboardInterrupt (Ctrl-C, SIGTERM) is raised after what is in flight has been finished and
     checkpointed."""
     ranks, state, buffer = trainer.run.ranks, trainer.state, trainer.buffer
     resume(trainer, checkpoints, chosen)
@@ -87,6 +87,7 @@ def train(
 
             # stop
             if any(ranks.all_gather(stopping())):
+                sampler.wait_until_idle()
                 save(trainer, checkpoints)
                 checkpoints.wait()
                 where = f"step {state.num_steps - 1}, which is checkpointed"

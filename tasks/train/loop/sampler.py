@@ -39,10 +39,9 @@ class Sampler:
         self.target = 0
         self.is_busy = False
         self.error: BaseException | None = None
-        self.is_behind = False  # whether the engine has older weights than the learner
 
     def __enter__(self) -> "Sampler":
-        if not self.has_rounds:  # the engine must know their version
+        if self.trainer.engine_version < 0:  # it must know the version of what it has
             self.trainer.sync_engine()
         return self
 
@@ -52,7 +51,7 @@ class Sampler:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Wait for the batch in flight, whatever comes of it; a second interrupt does not."""
+        """Wait for the batch in flight, whatever comes of it; an interrupt at once does not."""
         with self.lock:
             self.target = 0
             if kind is not KeyboardInterrupt:
@@ -84,21 +83,25 @@ class Sampler:
             if not self.has_rounds:
                 self.target = self.trainer.state.num_steps + self.settings.lead + 1
             self.buffer.reserve(self.target, taken)
-            if not self.is_busy and self.buffer.num_sampled < self.target:
-                self.is_busy = True
-                # it must not keep a process alive that is to end at once
-                threading.Thread(target=self.work, name="sampler", daemon=True).start()
+            self.start()
+
+    def start(self) -> None:
+        """Have the thread sample, unless the target is reached."""
+        if not self.is_busy and self.buffer.num_sampled < self.target:
+            # it must not keep a process alive that is to end at once
+            threading.Thread(target=self.work, name="sampler", daemon=True).start()
+            self.is_busy = True
 
     def work(self) -> None:
         """In the thread: sample until the target, or the end of the run."""
         try:
             torch.set_num_threads(self.num_threads)  # it is a thread's own setting
-            with Stream(self.device):
-                while self.has_work():
+            while self.has_work():
+                with Stream(self.device):
                     is_end = not self.buffer.fill(self.trainer.engine_version)
-                    with self.lock:
-                        self.target = 0 if is_end else self.target
-                        self.lock.notify_all()
+                with self.lock:
+                    self.target = 0 if is_end else self.target
+                    self.lock.notify_all()
         except BaseException as error:  # it is raised again in the thread that waits
             with self.lock:
                 self.error, self.is_busy = error, False
@@ -114,20 +117,17 @@ class Sampler:
     def hand_over(self) -> None:
         """Give the engine the new weights: at once where it is idle or takes them while it samples;
         else they wait for the end of the round."""
-        self.is_behind = True
         if not self.has_rounds and any(self.trainer.run.ranks.all_gather(self.is_busy)):
             with self.trainer.state.timed("update"):
                 self.trainer.swap_weights()
-            self.is_behind = False
         elif not (self.has_rounds and self.is_ahead):
             self.catch_up()
 
     def catch_up(self) -> None:
         """Give the engine, which is idle, the newest weights, unless it has them."""
-        if self.is_behind:
+        if self.trainer.engine_version != self.trainer.learner.version:
             with self.trainer.state.timed("update"):
                 self.trainer.sync_engine()
-        self.is_behind = False
 
     def end_round(self) -> None:
         """Where there are rounds, wait for the one in flight, have control observe what was learned
@@ -138,13 +138,19 @@ class Sampler:
             self.catch_up()
 
     def wait_until_idle(self) -> None:
-        """Return when nothing is sampled any more. Raises what sampling raised."""
+        """Return when nothing is sampled any more: with rounds the one in flight is complete, and
+        without the batch in flight, the same on every rank. Raises what sampling raised."""
+        if not self.has_rounds:
+            with self.lock:
+                self.target = min(self.target, self.buffer.num_sampled + self.is_busy)
+            last = max(self.trainer.run.ranks.all_gather(self.target))
+            with self.lock:
+                self.target = last
+                self.start()
         if self.is_busy:
             with self.trainer.state.timed("wait"), self.lock:
                 self.lock.wait_for(lambda: not self.is_busy)
         self.raise_error()
-        if not self.has_rounds:  # it was not probed while it sampled
-            self.trainer.probe_engine()
 
     def raise_error(self) -> None:
         if self.error is not None:

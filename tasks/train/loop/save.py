@@ -43,13 +43,13 @@ def save(trainer: Trainer, checkpoints: Checkpoints) -> None:
     tensors = {name: tensor for name, tensor in tensors.items() if local_rows(tensor) is None}
     with trainer.buffer.lock:
         states, buffer = trainer.slots.states(), trainer.buffer.numbers()
-        table = trainer.buffer.table()
+        groups = trainer.buffer.groups()
     for slot, arrays in states.items():
         tensors |= {f"{METHOD}.{slot}.{k}": torch.from_numpy(v) for k, v in arrays.items()}
     tables = {
         "steps": STEPS.frame(state.steps),
         "curve": CURVE.frame(state.curve),
-        BUFFER: table,
+        BUFFER: table_of(groups),
     }
     copied = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
     numbers = {**state.numbers(), "version": learner.version, BUFFER: buffer}
@@ -121,6 +121,7 @@ def restore(trainer: Trainer, loaded: Loaded) -> None:
         "num_asked": numbers["num_steps"],
         "num_complete": 0,
         "num_unobserved": 0,
+        "replayed": [],
         "batches": [],
     }
     trainer.buffer.restore(numbers.get(BUFFER, empty), tables.get(BUFFER, table_of([])))

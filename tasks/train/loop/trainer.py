@@ -63,7 +63,7 @@ class Trainer:
     guards: Guards
     max_sampler_gap: float
     state: State
-    engine_version: int = 0  # of the weights that the engine has
+    engine_version: int = -1  # of the weights that the engine has; -1: those of the policy's folder
 
     def spent_seconds(self, *left_out: str) -> float:
         """The seconds of all parts but those `left_out`. Sampling ahead takes no time but what is
@@ -331,6 +331,8 @@ class Trainer:
 
     def validate(self) -> dict[str, Any]:
         """The policy's point of the curve."""
+        if self.run.settings.in_flight_updates:  # the engine was not probed while it sampled
+            self.probe_engine()
         state, settings = self.state, self.run.settings.validation
         with state.timed("validate"):
             rates, cost = self.collector.pass_rates(self.validation, settings.num_samples)

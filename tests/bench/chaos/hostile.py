@@ -89,7 +89,7 @@ def forbidden_run(world: World, event: Event) -> dict[str, object]:
     line = [sys.executable, "-m", "flows.serve", "--every", "86400"]
     schedule = world.start(line, PREFECT_API_URL=url)
     project = Project(world.project, {"PREFECT_API_URL": url})
-    run = run_now(project, overrides=[override])
+    run = run_now(project, schedule, overrides=[override])
     wait(schedule, lambda: state_of(project, run)[0] in ("FAILED", "COMPLETED"), worlds.SECONDS)
     state, message = state_of(project, run)
     if state != "FAILED" or f"{override.partition('=')[0]} is not set through" not in message:
