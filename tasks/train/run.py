@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import os
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -68,15 +68,7 @@ def main(run: stage.Stage) -> None:
     torch.set_num_threads(sections.engine.threads)
     policy, device = read_policy(layout), torch_device(sections.engine.device)
     components = run_components(run, policy, settings, sections)
-    run.tracker.params(
-        {
-            "train": dataclasses.asdict(settings),
-            "sampling": dataclasses.asdict(sections.sampling),
-            "policy": policy.digest,
-        }
-    )
-    for name, path in input_files(run).items():
-        run.tracker.dataset(name, path, components[name], "train")
+    record_inputs(run, components)
 
     replayed = run.options.from_rollouts
     if replayed is not None:  # the record holds the trunk's rollouts alone
@@ -89,14 +81,12 @@ def main(run: stage.Stage) -> None:
     timeout = timedelta(seconds=sections.learner.collective_timeout_seconds)
     built: list[Trainer] = []
     with ExitStack() as stack:
-        stack.enter_context(naming_lost_ranks(announced_ranks(timeout), built))
+        stack.enter_context(explaining_failures(announced_ranks(timeout), built))
         ranks = join_ranks(device, timeout, always=sections.learner.shard != "none")
         if ranks.is_main:
             lock = layout.locks / f"train-{digest([components, str(replayed)])}"
-            what = f"the checkpoints of {recipe}/{seed}"
-            stack.enter_context(process.exclusive(lock, what))
-            gpus = training_gpus(sections.engine, ranks.size)
-            stack.enter_context(held(gpus))
+            stack.enter_context(process.exclusive(lock, f"the checkpoints of {recipe}/{seed}"))
+            stack.enter_context(held(training_gpus(sections.engine, ranks.size)))
         ranks.wait_for_main()  # it waits until this run owns its checkpoints, and for GPUs
         is_whole = under_dvc and ranks.is_main and finished.take_back(out, kept, key, locks)
         if any(ranks.all_gather(is_whole)):
@@ -111,17 +101,14 @@ def main(run: stage.Stage) -> None:
             components["from_rollouts"] = digest_file(replayed)
             trainer.collector.recorded = TRAIN_ROLLOUTS.read(replayed)
         checkpoints = Checkpoints(layout.checkpoints, components, sections.checkpoint.keep)
-        try:
-            lost = train(
-                trainer,
-                checkpoints,
-                sections.checkpoint,
-                run.tracker.metrics,
-                plan.num_rollouts(),
-                run.options.resume,
-            )
-        except TrainingError as error:
-            raise stage.StageError(str(error)) from error
+        lost = train(
+            trainer,
+            checkpoints,
+            sections.checkpoint,
+            run.tracker.metrics,
+            plan.num_rollouts(),
+            run.options.resume,
+        )
         write_results(trainer, checkpoints, lost, out)
         if not ranks.is_main:
             return
@@ -140,11 +127,14 @@ class LostError(stage.StageError):
 
 
 @contextmanager
-def naming_lost_ranks(ranks: Ranks, built: Sequence[Trainer]) -> Iterator[None]:
-    """Have a rank say which it is and what it did when another died or is silent. `built` holds the
-    trainer as soon as there is one."""
+def explaining_failures(ranks: Ranks, built: Sequence[Trainer]) -> Iterator[None]:
+    """Have the stage end with a sentence where training cannot go on, and a rank with which it is
+    and what it did when another died or is silent. `built` holds the trainer as soon as there is
+    one."""
     try:
         yield
+    except TrainingError as error:
+        raise stage.StageError(str(error)) from error
     except NoServerError as error:
         raise LostError(
             f"{error}. Run the same command again: it goes on from the last checkpoint"
@@ -163,6 +153,13 @@ def naming_lost_ranks(ranks: Ranks, built: Sequence[Trainer]) -> Iterator[None]:
             f"{what_was_lost(error, ranks)}: {reason}. Run the same command again: it goes on from "
             "the last checkpoint"
         ) from error
+
+
+def record_inputs(run: stage.Stage, components: Mapping[str, Any]) -> None:
+    """Record what the run depends on."""
+    run.tracker.params({name: components[name] for name in ("train", "sampling", "policy")})
+    for name, path in input_files(run).items():
+        run.tracker.dataset(name, path, components[name], "train")
 
 
 def input_files(run: stage.Stage) -> dict[str, Path]:

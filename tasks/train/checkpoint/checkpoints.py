@@ -85,6 +85,7 @@ class Checkpoints:
         self.folder, self.keep = root / digest(dict(components)), keep
         self.writer = ThreadPoolExecutor(1, "checkpoint")
         self.writing: Future[None] | None = None
+        self.saved = time.monotonic()
         self.parts: list[str] = []  # of the last checkpoint that was written or read, in order
         for deleted in root.glob(".deleted-*"):  # by a run that was killed while it tidied up
             shutil.rmtree(deleted, ignore_errors=True)
@@ -98,6 +99,11 @@ class Checkpoints:
         """Write a checkpoint in the background, the one before being done."""
         self.wait()
         self.writing = self.writer.submit(self.write, snapshot)
+        self.saved = time.monotonic()
+
+    def seconds_ago(self) -> float:
+        """The seconds since the last checkpoint of this process, or since it began."""
+        return time.monotonic() - self.saved
 
     def wait(self) -> None:
         """Return when what was saved is on the disk; raises what went wrong with it."""

@@ -61,6 +61,15 @@ class Flat:
         """The values of the micro-batch's tokens, as a tensor like another."""
         return to_device(values_N[batch.places_N], like.device).to(like.dtype)
 
+    def old_logprobs(
+        self, batch: MicroBatch, own: torch.Tensor | slice, logprobs_N: torch.Tensor
+    ) -> torch.Tensor:
+        """The log-probabilities of the micro-batch's `own` tokens before the batch's first
+        update."""
+        if self.old_N is None:
+            return logprobs_N.detach()
+        return self.of(batch, self.old_N, logprobs_N)[own]
+
     def is_current_N(self, batch: MicroBatch) -> Bools:
         """Whether a token of the micro-batch was sampled in this step, from the present policy."""
         is_current_B = (batch.versions_B == self.version) & ~batch.replayed_B
@@ -150,18 +159,11 @@ def accumulate_gradients(
         logprobs_N, entropy_N = (part[own] for part in token_logprobs(model, batch, objective))
         sampler_N = batch.sampler_logprobs_N[own]
 
-        # the tokens as the loss takes them
-        old_N = logprobs_N.detach()
-        if flat.old_N is not None:
-            old_N = flat.of(batch, flat.old_N, logprobs_N)[own]
+        old_N = flat.old_logprobs(batch, own, logprobs_N)
+        advantages_N = flat.of(batch, flat.advantages_N, logprobs_N)[own]
+        rows, correction = (batch.row_N[own], len(batch.rows)), objective.correction
         tokens, cut_N = corrected_tokens(
-            logprobs_N,
-            old_N,
-            sampler_N,
-            flat.of(batch, flat.advantages_N, logprobs_N)[own],
-            batch.row_N[own],
-            len(batch.rows),
-            objective.correction,
+            logprobs_N, old_N, sampler_N, advantages_N, *rows, correction
         )
         part, sums = objective.loss(tokens, totals)
 

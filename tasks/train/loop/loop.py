@@ -10,7 +10,6 @@ is validated then, a decayed branch begins or ends (`branches`), and a checkpoin
 
 import logging
 import signal
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,20 +42,19 @@ def train(
     """Drive `trainer` to the end of its run, from the checkpoint `chosen` or the newest one on.
     Returns the work that kills lost. `record(values, step, charged FLOPs)` is called for every step
     and every point of the curve; `num_rollouts` are those of the whole run, for the progress bar.
-    KeyboardInterrupt (Ctrl-C, SIGTERM) is raised after what is in flight has been finished and
-    checkpointed."""
+    Raises KeyboardInterrupt (Ctrl-C, SIGTERM) once what is in flight is learned or checkpointed."""
     ranks, state, buffer = trainer.run.ranks, trainer.state, trainer.buffer
     resume(trainer, checkpoints, chosen)
     trainer.score_replay()
     lost = checkpoints.count_lost(state.num_steps) if ranks.is_main else {}
-    saved = time.monotonic()
+    is_stopped = False
     with (
         stop_requested() as stopping,
         progress(num_rollouts, "train", "rollout") as bar,
         Sampler(trainer) as sampler,
     ):
         reporter = Reporter(trainer, checkpoints, record, bar)
-        while True:
+        while not is_stopped:
             # leave the trunk for a decayed branch, or come back from its end
             if is_end(trainer):
                 sampler.wait_until_idle()
@@ -71,10 +69,9 @@ def train(
             # ask, sample and grade; what was sampled is not sampled again after a kill
             reporter.begin_round()
             sampler.fill()
-            is_due = buffer.num_complete and time.monotonic() - saved >= settings.every_seconds
-            if any(ranks.all_gather(is_due)):
+            is_due = buffer.num_complete and checkpoints.seconds_ago() >= settings.every_seconds
+            if ranks.all_gather(is_due)[0]:
                 save(trainer, checkpoints)
-                saved = time.monotonic()
             batches = buffer.take(sampler.num_a_round, state.branch)
             if not batches and state.branch is not None:
                 reporter.note(return_to_trunk(trainer, checkpoints))
@@ -85,17 +82,14 @@ def train(
             # select, estimate, update and observe, while the next round is sampled
             learn_round(trainer, batches, sampler, reporter)
 
-            # stop
-            if any(ranks.all_gather(stopping())):
-                sampler.wait_until_idle()
-                save(trainer, checkpoints)
-                checkpoints.wait()
-                where = f"step {state.num_steps - 1}, which is checkpointed"
-                raise KeyboardInterrupt(f"stopped after {where}")
-        if not trainer.is_measured:
+            is_stopped = any(ranks.all_gather(stopping()))
+        sampler.wait_until_idle()
+        if not is_stopped and not trainer.is_measured:
             reporter.note(trainer.add_point(buffer.progress))
         save(trainer, checkpoints)
         checkpoints.wait()
+    if is_stopped:
+        raise KeyboardInterrupt(f"stopped after step {state.num_steps - 1}, which is checkpointed")
     return lost
 
 
