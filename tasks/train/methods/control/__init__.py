@@ -1,3 +1,3 @@
 """Controls: which prompts are sampled next. Each is a file here; the others are what they share."""
 
-SHARED = ("pool",)
+SHARED = ("prompt_pool",)
