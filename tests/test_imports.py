@@ -45,7 +45,7 @@ FLOORS = {
     "store": {"store", "engines", "models", "common"},
     "grading": {"grading", "common"},
     # it runs before everything, without torch: the settings, and how a recipe's methods get theirs
-    "code": {"code", "common", "train.loading", "allocate.plan"},
+    "code": {"code", "common", "train.loading", "allocate.planning"},
 }
 ABOVE = {"doctor"}  # it looks at everything before the stages run
 NO_STORE = {"train"}  # it samples from the engine directly
@@ -123,7 +123,7 @@ def test_the_checker_finds_breaches(tmp_path: Path) -> None:
             "tasks/engines/server.py": "def f():\n    import vllm\n",
             "tasks/models/policy.py": "from tasks.engines import engine\n",
             "tasks/grading/grader.py": "from tasks.models import policy\n",
-            "tasks/train/loop.py": "from tasks.allocate import plan\nimport yaml\n",
+            "tasks/train/loop.py": "from tasks.allocate import planning\nimport yaml\n",
             "tasks/train/settings.py": "from tasks.store import folder\n",
             "tasks/train/__main__.py": "import argparse\nfrom . import loop\n",
         },

@@ -17,7 +17,8 @@ from tasks.train.loop.loop import train
 from tasks.train.loop.record import rollout_rows
 from tasks.train.loop.trainer import Trainer
 from tasks.train.rollouts import Rollouts
-from tasks.train.sampling import collector
+from tasks.train.sampling import collector as collecting
+from tasks.train.sampling.collector import Early
 from tasks.train.sampling.groups import Rollout
 from tasks.train.settings import CheckpointSettings
 from tests.patience import PATIENCE
@@ -28,7 +29,7 @@ SIZES = [4] * 36
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collector, "EARLY_SECONDS", 0.0)
+    monkeypatch.setattr(collecting, "EARLY_SECONDS", 0.0)
 
 
 def sample_with(trainer: Trainer, say: Callable[[Trainer, Samples, OnEnded], None]) -> Rollouts:
@@ -102,7 +103,7 @@ def test_a_copy_of_the_prompt_earns_nothing_whenever_it_is_judged(
     with closing(collector.grader):
         for num_said in (0, 2):
             rollouts = [Rollout(0, ids, reason="stop") for ids in token_ids]
-            early = collector.Early(collector.grader, tokenizer, golds, rollouts)
+            early = Early(collector.grader, tokenizer, golds, rollouts)
             for row in range(num_said):
                 rollouts[row].token_ids = []  # the engine gives them at its end
                 early.on_ended(row, token_ids[row], "stop")
