@@ -143,8 +143,10 @@ class Server:
             self.does.paused = request.path == "/pause"
         if request.path == "/start_weight_update" and self.does.updating:
             return self.refuse(request, 500, "a weight update is already active")
-        if request.path == "/finish_weight_update" and not self.does.finishes:
-            return self.refuse(request, 500, "told to")
+        if request.path == "/finish_weight_update" and not (
+            self.does.finishes and self.does.updating
+        ):
+            return self.refuse(request, 500, "finish_weight_update called without a matching start")
         if request.path in ("/start_weight_update", "/finish_weight_update"):
             self.does.updating = request.path == "/start_weight_update"
         if path := body.get("update_info", {}).get("path"):

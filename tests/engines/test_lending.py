@@ -116,18 +116,22 @@ def test_the_next_trainer_gives_the_servers_its_own_weights_before_it_samples(
 def test_servers_that_were_left_in_the_middle_of_an_update_get_the_next_one(
     lend: Lend, policy: Policy
 ) -> None:
-    lender = lend(2)
+    lender = lend(3)
     first = trainer(policy, lender, "a-")
     first.set_weights(NamedWeights(scaled(policy, 1.5)))
     servers = [stub.server for stub in lender.replicas.replicas]  # type: ignore[attr-defined]
-    for server in servers:
-        server.does.paused = server.does.updating = True
-    servers[1].does.finishes = False
+    paused, updating, stuck = (server.does for server in servers)
+    for does in (paused, updating, stuck):
+        does.paused = True
+        does.updating = does is not paused
+    stuck.finishes = False
     second = trainer(policy, lender, "b-")
-    assert servers[0].does.version == "unfinished"
-    assert lender.replicas.attempts == [0, 1]  # the one that stays in it is started again
+    assert [does.paused for does in (paused, updating, stuck)] == [False] * 3
+    assert [paused.version, updating.version] == ["a-1", "unfinished"]
     second.set_weights(NamedWeights(scaled(policy, 1.5)))
-    assert names(second) == ["0-0", "1-1"]
+    assert names(second) == ["0-0", "1-0"]
+    lender.tend()
+    assert lender.replicas.attempts == [0, 0, 1]  # the one that stays in it is started again
     assert second.generate(REQUEST).token_ids == expected(policy, 1.5)
 
 

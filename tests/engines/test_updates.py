@@ -138,6 +138,8 @@ async def leave_in_the_middle(engine: Any, model: PreTrainedModel, root: Path) -
     first, *others = write(NamedWeights(model), root / "pieces", "half", piece_bytes=20_000)
     assert len(others) > 1
     async with Connection(engine.endpoints[0], 60.0) as connection:
+        await connection.request("POST", f"{connection.endpoint.root}/pause?mode=wait")
+        await transfer.leave_update(connection)  # its sender died before it began
         await transfer.begin(connection, in_flight=False)
         url = f"{connection.endpoint.root}/update_weights"
         await connection.request("POST", url, {"update_info": {"path": str(first)}})

@@ -5,15 +5,13 @@ The routes are not guarded by vLLM's API key. Servers that are started here list
 is this user's alone, or behind a gate of their own (`gate.py`)."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from contextlib import suppress
+from typing import Protocol
 
 import torch
 
 from tasks.engines.engine import Unavailable
 from tasks.engines.server.endpoints import QUICK_SECONDS, Connection
-
-if TYPE_CHECKING:  # the servers import it, and its code counts in the digests of stages
-    pass
 
 # the class that vLLM's workers import, by the name of the backend
 EXTENSIONS = {"file": "tasks.engines.weights.extension.Extension"}
@@ -58,9 +56,17 @@ async def finish(connection: Connection, version: str) -> None:
     which holds the old policy's keys and values.
 
     Raises Unavailable or ArtifactError naming the server, which must then not be used."""
+    await put_into_effect(connection, version)
+    await resume(connection)
+
+
+async def put_into_effect(connection: Connection, version: str) -> None:
+    url = f"{connection.endpoint.root}/finish_weight_update"
+    await connection.request("POST", url, {"weight_version": version})
+
+
+async def resume(connection: Connection) -> None:
     root = connection.endpoint.root
-    name = {"weight_version": version}
-    await connection.request("POST", f"{root}/finish_weight_update", name)
     answer = await connection.request("POST", f"{root}/reset_prefix_cache")
     if not answer.get("success"):
         raise Unavailable(f"{connection.endpoint.url} did not reset its prefix cache")
@@ -80,9 +86,14 @@ async def check_version(connection: Connection, version: str) -> None:
 
 async def leave_update(connection: Connection) -> None:
     """Bring a server that was left in the middle of an update out of it, or it begins no other.
-    What it then has is no policy's, and its name says so.
+    What it then has is no policy's, and its name says so. A server that was only paused refuses to
+    finish, and has the weights from before; one that cannot finish refuses the next update.
 
     Raises Unavailable or ArtifactError naming the server, which must then not be used."""
     url = f"{connection.endpoint.root}/is_paused"
     if (await connection.request("GET", url, seconds=QUICK_SECONDS))["is_paused"]:
-        await finish(connection, UNFINISHED)
+        # a connection of its own: the server closes that of a request that fails
+        async with Connection(connection.endpoint, connection.seconds) as own:
+            with suppress(Unavailable):
+                await put_into_effect(own, UNFINISHED)
+        await resume(connection)
