@@ -3,6 +3,7 @@
 import importlib
 import logging
 from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -14,10 +15,11 @@ from tasks.allocate.planning import check_decisions, load_strategy, make_plan
 from tasks.allocate.settings import AllocateSettings, Gates
 from tasks.allocate.visits import compare
 from tasks.common import params, recipes, stage
-from tasks.common.artifacts import DECISIONS, PLAN, PROFILE, SAMPLES
+from tasks.common.artifacts import DECISIONS, PLAN, PROFILE, ROLLOUTS, SAMPLES
 from tasks.common.files import digest_file
 from tasks.common.ledger import Architecture
 from tasks.common.sealed import read_sealed, write_sealed
+from tasks.common.spending import LENGTHS, CellBudget, generation_cost, rows_in
 from tasks.engines.settings import Sampling
 from tasks.train.settings import SLOTS, TrainSettings, with_method
 
@@ -82,10 +84,34 @@ def main(run: stage.Stage) -> None:
         samples = importlib.import_module(".samples", __package__).samples_of(run, plan)
         logger.info("%d samples of the profile for train.%s", len(samples), ", ".join(readers))
     SAMPLES.write(out / "samples.parquet", samples)
+    reads_profile = strategy.reads_profile or bool(readers)
+    write_budget(run, out / "budget.json", architecture, recipe if reads_profile else None)
     write_sealed(out / "forecast.json", expected)
     run.tracker.metrics({key: float(value) for key, value in expected["plan"].items()})
     for name in ("plan.parquet", "forecast.json"):
         run.tracker.artifact(out / name)
+
+
+def write_budget(
+    run: stage.Stage, path: Path, architecture: Architecture, reader: str | None
+) -> None:
+    """Write what the cell may spend; a recipe that reads the profile (`reader` is its name) pays
+    for it. Raises ParamsError where the profile alone costs as much."""
+    budget = run.section("experiment", params.Experiment).budget
+    if budget is None:
+        write_sealed(path, {"budget": None})
+        return
+    spent = 0.0
+    if reader is not None:
+        rows = ROLLOUTS.read_columns(run.layout.profile / "rollouts.parquet", list(LENGTHS))
+        spent = generation_cost(budget.account, architecture, rows_in(rows))
+    if spent >= budget.amount:
+        raise params.ParamsError(
+            f"experiment.budget is {budget.amount:.3g} of {budget.account}, and the profile, which "
+            f"recipe '{reader}' reads, took {spent:.3g} of it: raise the amount, lower "
+            "profile.num_samples, or leave the recipe out"
+        )
+    CellBudget(budget.account, budget.amount, spent).write(path)
 
 
 def warn_if_few_learnable(profile: pl.DataFrame, mixed_rate: float) -> None:

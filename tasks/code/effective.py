@@ -148,6 +148,7 @@ def of_cells(whole: Values) -> dict[str, Values]:
         train = chosen["train"]
         found[f"{name}/allocate"] = {
             "allocate": {**whole["allocate"], **chosen["allocate"]},
+            "experiment": {"budget": whole["experiment"]["budget"]},
             "gates": whole["gates"],
             "sampling": whole["sampling"],
             "train": {

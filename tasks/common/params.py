@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, Literal, TypeVar, dataclass_transform
 
 import yaml
 
@@ -46,11 +46,24 @@ def settings(cls: type[T]) -> type[T]:
 
 
 @settings
+class Budget:
+    """`experiment.budget`: what every cell spends, its profile included where the recipe reads it
+    (see `tasks/common/spending.py`)."""
+
+    account: Literal["rollouts", "tokens", "charged", "charged_mixed", "executed"] = "executed"
+    amount: float = 6.0e11  # of the account: rollouts, tokens or FLOPs
+
+    def __post_init__(self) -> None:
+        above_zero(experiment__budget__amount=self.amount)
+
+
+@settings
 class Experiment:
-    """The section `experiment`: the axes of the DVC matrix."""
+    """The section `experiment`: the axes of the DVC matrix, and what each of its cells spends."""
 
     recipes: list[str]  # files of recipes/, or keys under `recipes`; each trained from one policy
     seeds: list[int]  # of the runs of every recipe
+    budget: Budget | None = None  # the same for every cell; null: each trains along its whole plan
 
     def __post_init__(self) -> None:
         for name in ("recipes", "seeds"):

@@ -39,6 +39,17 @@ class Plan:
         """The rollouts of all visits."""
         return int(self.group_sizes_V.sum())
 
+    def start(self, position: int, done: float | None) -> int | None:
+        """The visit to go on from after those before `position`; None at the end of the plan. Where
+        a share `done` of a budget is spent, it lies in the phase that this share of the plan falls
+        in, whose visits are taken over again when all were taken; a budget has no other end."""
+        if done is None:
+            return position if position < len(self) else None
+        shares = self._rollouts_before[self._phase_ends] / self._rollouts_before[-1]
+        phase = min(int(np.searchsorted(shares, done, side="right")), len(shares) - 1)
+        first, end = int(self._phase_ends[phase - 1]) if phase else 0, int(self._phase_ends[phase])
+        return position if first <= position < end else first
+
     def rest_of_phase(self, first: int, most: int) -> Ints:
         """The visits from `first` to the end of its phase, but at most `most` of them: a phase may
         have ten million."""

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tasks.common.spending import Rows
 from tasks.engines.engine import Samples
 from tasks.engines.settings import Sampling
 
@@ -149,6 +150,10 @@ class Rollouts:
     def tokens_B(self) -> Ints:
         """Tokens of prompt and completion of each rollout."""
         return self.prompt_tokens_B() + self.completion_tokens_B()
+
+    def rows(self) -> Rows:
+        """The rollouts by length."""
+        return Rows(self.group_B, self.prompt_tokens_B(), self.completion_tokens_B())
 
     def owner_N(self) -> Ints:
         """[N] the rollout of each completion token."""

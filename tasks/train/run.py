@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from tasks.common import process, stage
 from tasks.common.artifacts import PLAN, PROMPTS, SAMPLES, TRAIN_ROLLOUTS
 from tasks.common.files import ArtifactError, digest, digest_file
+from tasks.common.spending import read_budget
 from tasks.engines.devices import held, training_gpus
 from tasks.engines.engine import NoServerError
 from tasks.engines.loading import check_shared_gpu, engine_name, load_engine
@@ -170,6 +171,7 @@ def input_files(run: stage.Stage) -> dict[str, Path]:
         "validation": layout.prompts("validation"),
         "plan": layout.plan(*coordinates) / "plan.parquet",
         "samples": layout.plan(*coordinates) / "samples.parquet",
+        "budget": layout.plan(*coordinates) / "budget.json",
     }
 
 
@@ -250,7 +252,7 @@ def build(
         slots,
         learner,
         collector,
-        RolloutBuffer(settings, told.seed, slots, collector, prompts),
+        RolloutBuffer(settings, told.seed, slots, collector, prompts, read_budget(files["budget"])),
         prompts,
         validation,
         sections.guards,

@@ -52,15 +52,20 @@ Arrays = dict[str, npt.NDArray[Any]]
 @dataclass(frozen=True)
 class SoFar:
     """A step when control is asked: its graded fresh rollouts (None before the first request), how
-    many requests they answer, and how much replay gives to the step, in the batch's unit."""
+    many requests they answer, and how much replay gives to the step, in the batch's unit. With a
+    budget `done` is the share of it that is spent, and `most` what it leaves for the step, in the
+    batch's unit; control then goes on until it is not asked again."""
 
     rollouts: Rollouts | None
     num_requests: int
     replayed: int
+    done: float | None = None
+    most: int | None = None
 
     def room(self, batch: BatchSettings) -> int:
         """How much is to be sampled, at least one."""
-        return max(batch.size - self.replayed, 1)
+        room = max(batch.size - self.replayed, 1)
+        return room if self.most is None else min(room, self.most)
 
 
 class Control(Protocol):
@@ -73,7 +78,8 @@ class Control(Protocol):
 
     def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
         """The next groups of the step, or more rollouts of groups that it has. Asked again, with
-        what was sampled, until None; None at once means that the run is at its end."""
+        what was sampled, until None; None at once means that the run is at its end. A budget ends
+        the run itself: with one there is always a next group (`SoFar.done`)."""
         ...
 
     def observe(self, rollouts: Rollouts) -> None:

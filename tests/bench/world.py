@@ -22,6 +22,7 @@ import torch
 import yaml
 
 from tasks.common.artifacts import PLAN, PROMPTS, SAMPLES, Layout
+from tasks.common.sealed import write_sealed
 from tests.parameters import every_value
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -101,6 +102,7 @@ def write_plan(
     for seed in range(seeds):
         PLAN.write(layout.plan(recipe, seed) / "plan.parquet", PLAN.frame(rows))
         SAMPLES.write(layout.plan(recipe, seed) / "samples.parquet", SAMPLES.frame([]))
+        write_sealed(layout.plan(recipe, seed) / "budget.json", {"budget": None})
     return chosen
 
 

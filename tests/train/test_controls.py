@@ -170,7 +170,7 @@ def test_greso_decides_in_windows_as_it_would_at_once(streak: int) -> None:
         if method.state.position == len(method.plan):
             break
         expected, end = decided_at_once(method, np.random.default_rng(step))
-        taken, found_end = method.draw(32, np.random.default_rng(step))
+        taken, found_end = method.draw(method.state.position, 32, np.random.default_rng(step))
         assert (taken.tolist(), found_end) == (expected, end)
         method.next(START, np.random.default_rng(step))
     assert method.state.position == len(method.plan)

@@ -25,13 +25,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import polars as pl
 
 from tasks.common.params import ParamsError
+from tasks.common.spending import CellBudget
 from tasks.engines.settings import Sampling
 from tasks.train.loop.state import ROUNDING, TrainingError
 from tasks.train.rollouts import GroupRequest, Prompts, Rollouts
@@ -42,6 +43,8 @@ from tasks.train.settings import TrainSettings
 from tasks.train.slots import Slots, SoFar
 
 SAMPLING_STREAM, LEARNING_STREAM, CONTROL_STREAM = 0, 1, 2  # of a step's random numbers
+NUM_COSTS = 8  # of the newest steps, from which the cost of the next one is predicted
+LEAST_LEFT = 0.02  # of a step's cost: a budget that has less left is spent
 KEPT = (  # of a batch, in a checkpoint, beside its groups and its cost
     "step",
     "replayed",
@@ -50,6 +53,8 @@ KEPT = (  # of a batch, in a checkpoint, beside its groups and its cost
     "pass_number",
     "phase",
     "progress",
+    "wanted",
+    "spent",
     "judged_flops",
     "seconds",
 )
@@ -65,12 +70,14 @@ def random_numbers(seed: int, step: int, stream: int) -> np.random.Generator:
 class Batch:
     """What a step learns from: its groups, and what replay adds to them (in the batch's unit).
 
-    `progress` is the share of the run that is done with it; `cost`, `judged_flops` and `seconds`
-    are what sampling and judging took. `choices` and `seeds` are the step's random numbers of
-    control and of completions. `asked` are the places of the groups that control's last request is
-    about, until they are sampled, and `sampling` its settings where it has its own. A complete one,
-    for example: Batch(step=7, replayed=0, phase=1, progress=0.4, groups=[Group(...), Group(...)],
-    cost=Cost(2.1e9, 913, 8), seconds=1.3, ...)."""
+    `progress` is the share of the run that is done with it; of a budget it is predicted until the
+    step is learned from, and `spent` is 0 until then. `wanted` is how much of the batch's unit
+    control was to ask for. `cost`, `judged_flops` and `seconds` are what sampling and judging took.
+    `choices` and `seeds` are the step's random numbers of control and of completions. `asked` are
+    the places of the groups that control's last request is about, until they are sampled, and
+    `sampling` its settings where it has its own. A complete one, for example: Batch(step=7,
+    replayed=0, phase=1, progress=0.4, groups=[Group(...), Group(...)], cost=Cost(2.1e9, 913, 8),
+    seconds=1.3, ...)."""
 
     step: int
     replayed: int
@@ -80,6 +87,8 @@ class Batch:
     pass_number: int = 0
     phase: int = 0
     progress: float = 0.0
+    wanted: int = 0
+    spent: float = 0.0
     cost: Cost = field(default_factory=Cost)
     judged_flops: float = 0.0
     seconds: float = 0.0
@@ -93,7 +102,9 @@ class Batch:
 class RolloutBuffer:
     """The batches that were asked for and not taken, in the order of their steps; the first
     `num_complete` of them are complete. `progress` is the share of the run that is done with those
-    that were taken; of these, control has yet to observe the `unobserved`. A thread may fill the
+    that were taken; of these, control has yet to observe the `unobserved`. With a `budget` the run
+    ends where that is spent, and not with the plan; `spent` is what the profile and the observed
+    steps took of it. A thread may fill the
     buffer while another takes or saves: all of it changes under `lock`, and groups are sampled in
     copies."""
 
@@ -104,14 +115,18 @@ class RolloutBuffer:
         slots: Slots,
         collector: Collector,
         prompts: Prompts,
+        budget: CellBudget | None = None,
     ) -> None:
-        self.settings, self.seed, self.slots = settings, seed, slots
+        self.settings, self.seed, self.slots, self.budget = settings, seed, slots, budget
         self.collector, self.prompts = collector, prompts
         self.batches: list[Batch] = []
         self.unobserved: list[Batch] = []
         self.num_complete = self.num_asked = 0
-        self.progress = 0.0
-        self.spent = 0.0  # seconds of sampling,
+        self.progress, self.spent = 0.0, 0.0
+        if budget is not None:
+            self.progress, self.spent = budget.profile / budget.amount, budget.profile
+        self.costs: list[float] = []  # of the newest observed steps, for one of the batch's unit
+        self.sampled_seconds = 0.0
         self.began: float | None = None  # and since when the batch in flight is sampled
         self.replayed = deque[int]()  # of the batches that are asked for next
         self.lock = threading.Condition()
@@ -130,7 +145,8 @@ class RolloutBuffer:
     def seconds(self) -> float:
         """Of sampling so far."""
         with self.lock:
-            return self.spent + (time.perf_counter() - self.began if self.began else 0.0)
+            now = time.perf_counter() - self.began if self.began else 0.0
+            return self.sampled_seconds + now
 
     def reserve(self, num_steps: int, taken: Sequence[Batch] = ()) -> None:
         """Fix what replay adds to the batches of the first `num_steps`, before they are sampled.
@@ -180,15 +196,18 @@ class RolloutBuffer:
             batch = self.unobserved.pop(0)
             self.slots.control.observe(batch.fresh)
             self.slots.generate.observe(batch.fresh)
+            self.spent += batch.spent
+            self.costs = [*self.costs, batch.spent / max(batch.wanted, 1)][-NUM_COSTS:]
 
     def ask(self) -> bool:
         """Have control ask for the groups of the next step; False at the end of the run."""
         step, limit = self.num_asked, self.settings.max_steps
-        if limit is not None and step >= limit:
+        if (limit is not None and step >= limit) or self.is_spent():
             return False
-        batch = Batch(step, self.replayed.popleft(), *self.random_numbers(step))
+        batch = Batch(step, self.replayed[0], *self.random_numbers(step))
         if not self.ask_for_more(batch):
             return False
+        self.replayed.popleft()
         self.batches.append(batch)
         self.num_asked += 1
         return True
@@ -196,17 +215,57 @@ class RolloutBuffer:
     def ask_for_more(self, batch: Batch) -> bool:
         """Have control ask for groups of a batch, once it has seen those that the batch has; False
         where it wants no more."""
-        control = self.slots.control
+        control, size = self.slots.control, self.settings.batch.size
         rollouts = batch.fresh if batch.num_requests else None
-        request = control.next(SoFar(rollouts, batch.num_requests, batch.replayed), batch.choices)
+        so_far = SoFar(rollouts, batch.num_requests, batch.replayed)
+        if self.budget is not None:
+            batch.wanted = batch.wanted or min(size, self.most_left())
+            trained = self.predicted(len(self.batches)) - self.budget.profile
+            done = min(trained / (self.budget.amount - self.budget.profile), 1.0)
+            so_far = replace(so_far, done=done, most=batch.wanted)
+        request = control.next(so_far, batch.choices)
         if request is None:
             return False
         if not batch.num_requests:
             batch.pass_number, batch.phase = int(request.pass_number), int(request.phase)
         batch.num_requests += 1
         batch.progress = float(control.progress())
+        if self.budget is not None:
+            batch.progress = min(self.predicted(len(self.batches) + 1) / self.budget.amount, 1.0)
         self.add_groups(batch, request)
         return True
+
+    def predicted(self, num_batches: int) -> float:
+        """What of the budget will be spent with the observed steps, those to observe, and the first
+        `num_batches` of the buffer, at the mean cost of the newest steps."""
+        cost = sum(self.costs) / max(len(self.costs), 1)
+        return self.spent + cost * self.settings.batch.size * (len(self.unobserved) + num_batches)
+
+    def is_spent(self) -> bool:
+        """Whether the budget leaves nothing for another step. While others are in flight it must
+        leave a whole one: what they cost is not known yet."""
+        if self.budget is None:
+            return False
+        size, cost = self.settings.batch.size, sum(self.costs) / max(len(self.costs), 1)
+        is_exact = not self.unobserved and not self.batches
+        least = cost * size * (LEAST_LEFT if is_exact else 1.0)
+        left = self.budget.amount - self.predicted(len(self.batches))
+        return left <= 0.0 or left < least
+
+    def most_left(self) -> int:
+        """How much of the batch's unit the budget leaves for the next step, at least one."""
+        assert self.budget is not None
+        if not self.costs or self.unobserved or self.batches:
+            return self.settings.batch.size
+        left, cost = self.budget.amount - self.spent, sum(self.costs) / len(self.costs)
+        return max(round(left / cost), 1) if cost else self.settings.batch.size
+
+    @property
+    def share_spent(self) -> float:
+        """The share of the budget that is spent by the steps that were learned from."""
+        assert self.budget is not None
+        spent = self.spent + sum(batch.spent for batch in self.unobserved)
+        return min(spent / self.budget.amount, 1.0)
 
     def add_groups(self, batch: Batch, request: GroupRequest) -> None:
         """Add what control asks for to a batch. Raises ValueError for a request that extends a
@@ -264,7 +323,7 @@ class RolloutBuffer:
             recorded.check_all(record, batch.groups, batch.step)
         assert self.began is not None
         batch.seconds = time.perf_counter() - self.began
-        self.spent, self.began = self.spent + batch.seconds, None
+        self.sampled_seconds, self.began = self.sampled_seconds + batch.seconds, None
         self.num_complete += 1
 
     def beside(self, batch: Batch, later: Sequence[Batch]) -> list[Group]:
@@ -334,6 +393,8 @@ class RolloutBuffer:
         """What else `restore` needs, as JSON has it."""
         return {
             "progress": self.progress,
+            "spent": self.spent,
+            "costs": self.costs,
             "num_asked": self.num_asked,
             "num_complete": self.num_complete,
             "num_unobserved": len(self.unobserved),
@@ -345,6 +406,7 @@ class RolloutBuffer:
         """Put the buffer where a checkpoint was made."""
         self.progress, self.num_asked = numbers["progress"], numbers["num_asked"]
         self.num_complete, num = numbers["num_complete"], numbers["num_unobserved"]
+        self.spent, self.costs = numbers["spent"], numbers["costs"]
         self.replayed = deque(numbers["replayed"])
         found = [
             batch_of(values, groups_in(table, place))

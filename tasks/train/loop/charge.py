@@ -1,43 +1,95 @@
-"""What a step costs, in every account of the ledger."""
+"""What a step costs: in every account of the ledger, and in that of the budget."""
 
-from tasks.common.ledger import ACCOUNTS, charged_flops, paper_training_flops
+from dataclasses import dataclass
+
+from tasks.common.ledger import ACCOUNTS, paper_training_flops
+from tasks.common.spending import GENERATED, generation_cost, pass_cost
 from tasks.train.loop.buffer import Batch
 from tasks.train.loop.trainer import Trainer, Update
-from tasks.train.rollouts import Estimate, Rollouts
+from tasks.train.rollouts import Bools, Estimate, Rollouts
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """What a step's rows cost in one account: generating them, the passes that a slot or several
+    updates ask for, the reference's pass, and the updates."""
+
+    generate: float
+    observe: float
+    reference: float
+    update: float
+
+
+def costs_of(
+    trainer: Trainer, batch: Batch, rollouts: Rollouts, estimate: Estimate, account: str
+) -> StepCosts:
+    """Return what the step costs in the account. It is known before the update, whose learning rate
+    may follow the share of the budget that is spent."""
+    architecture, learner = trainer.run.policy.architecture, trainer.learner
+
+    def of_pass(chosen: Rollouts) -> float:
+        return pass_cost(account, architecture, chosen.rows())
+
+    is_charged = account == "charged"
+    updated_B: Bools = estimate.keep_B if is_charged else learner.has_gradient(rollouts, estimate)
+    update = of_pass(rollouts.where(updated_B))
+    num_passes = learner.update_factor * trainer.run.settings.updates.epochs
+    return StepCosts(
+        generation_cost(account, architecture, batch.fresh.rows()),
+        trainer.num_observing_passes * of_pass(rollouts),
+        update if learner.reference is not None else 0.0,
+        num_passes * update,
+    )
+
+
+def spend(trainer: Trainer, batch: Batch, rollouts: Rollouts, estimate: Estimate) -> None:
+    """Count the step in the account of the budget, if there is one: `batch.progress` is then the
+    share of the budget that is spent with it."""
+    budget = trainer.buffer.budget
+    if budget is None:
+        return
+    costs = costs_of(trainer, batch, rollouts, estimate, budget.account)
+    judged = 0.0 if budget.account in GENERATED else batch.judged_flops
+    batch.spent = judged + sum(vars(costs).values())
+    trainer.buffer.progress = batch.progress = trainer.buffer.share_spent
 
 
 def charge(
     trainer: Trainer, batch: Batch, rollouts: Rollouts, estimate: Estimate, update: Update
 ) -> None:
-    """Enter the step into the accounts (see the ledger). What was replayed was generated
-    before; a rollout is charged once for every epoch."""
+    """Enter the step into the accounts (see the ledger), but for the passes of `Trainer.look`,
+    which enters them itself. What was replayed was generated before; a rollout is charged once for
+    every epoch."""
     architecture, ledger = trainer.run.policy.architecture, trainer.state.ledger
-    ledger.add("generate", **batch.cost.as_account())
-    generated = float(batch.fresh.tokens_B().sum())
     epochs = trainer.run.settings.updates.epochs
-    updated = epochs * float(rollouts.tokens_B()[estimate.keep_B].sum())
-    has_gradient_B = trainer.learner.has_gradient(rollouts, estimate)
-    mixed = epochs * float(rollouts.tokens_B()[has_gradient_B].sum())
-    has_reference, factor = trainer.learner.reference is not None, trainer.learner.update_factor
-    rollout = charged_flops(architecture, generated=generated)
-    kept = updated / epochs  # the reference does not change from epoch to epoch
-    reference = charged_flops(architecture, reference=kept) if has_reference else 0.0
+    has_reference = trainer.learner.reference is not None
+    charged, mixed = (
+        costs_of(trainer, batch, rollouts, estimate, account)
+        for account in ("charged", "charged_mixed")
+    )
+    generated = batch.fresh.rows().num_tokens
     flat = paper_training_flops(architecture, generated, has_reference=has_reference)
+    ledger.add("generate", **batch.cost.as_account())
+    ledger.add(
+        "generate",
+        charged=charged.generate,
+        charged_mixed=mixed.generate,
+        charged_paper=charged.generate,
+    )
     ledger.add(
         "score",
         executed=update.stats.reference_flops,
-        charged=reference,
-        charged_mixed=reference,
-        charged_paper=reference,
+        charged=charged.reference,
+        charged_mixed=mixed.reference,
+        charged_paper=charged.reference,
     )
     ledger.add("score", **dict.fromkeys(ACCOUNTS, batch.judged_flops))
-    ledger.add("generate", charged=rollout, charged_mixed=rollout, charged_paper=rollout)
     ledger.add(
         "update",
         executed=update.stats.flops,
-        charged=charged_flops(architecture, updated=updated, update_factor=factor),
-        charged_mixed=charged_flops(architecture, updated=mixed, update_factor=factor),
-        charged_paper=flat - rollout - reference,
-        tokens=updated,
+        charged=charged.update,
+        charged_mixed=mixed.update,
+        charged_paper=flat - charged.generate - charged.reference,
+        tokens=epochs * rollouts.where(estimate.keep_B).rows().num_tokens,
         rollouts=epochs * int(estimate.keep_B.sum()),
     )

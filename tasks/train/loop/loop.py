@@ -20,7 +20,7 @@ from tasks.common.progress import progress
 from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.loop.branches import is_end, leave_trunk_if_due, return_to_trunk
 from tasks.train.loop.buffer import Batch
-from tasks.train.loop.charge import charge
+from tasks.train.loop.charge import charge, spend
 from tasks.train.loop.reporter import Record, Reporter
 from tasks.train.loop.sampler import Sampler
 from tasks.train.loop.save import resume, save
@@ -116,14 +116,16 @@ def learn(trainer: Trainer, batch: Batch) -> dict[str, Any]:
     check_ages(trainer, batch)
 
     # replay, select and estimate
-    rng, rate = trainer.rng(), trainer.learning_rate(batch.progress)
+    rng = trainer.rng()
     replayed = slots.replay.draw(rng, batch.replayed, settings.batch)
     rollouts = batch.fresh if replayed is None else merge([batch.fresh, replayed])
     with state.timed("score"):
         rollouts = trainer.observe_policy(rollouts)
     estimate = trainer.estimate(rollouts, rng)
 
-    # update
+    # update, at the learning rate of the share of the run that is done with it
+    spend(trainer, batch, rollouts, estimate)
+    rate = trainer.learning_rate(batch.progress)
     with state.timed("update"):
         update = trainer.update(rollouts, estimate, rate, rng)
 

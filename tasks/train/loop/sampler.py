@@ -59,19 +59,26 @@ class Sampler:
 
     def fill(self) -> None:
         """Return when a batch is complete (with rounds all of one), or the run is at its end."""
-        buffer = self.buffer
-        with self.trainer.state.timed("wait" if self.is_ahead else "generate"):
+        buffer, state = self.buffer, self.trainer.state
+        with state.timed("wait" if self.is_ahead else "generate"):
             if self.is_ahead and not (self.has_rounds and buffer.num_complete):
-                self.begin()
-                with self.lock:
-                    self.lock.wait_for(self.is_filled)
+                self.wait_until_filled()
+                if buffer.budget is not None and not buffer.batches:
+                    # it ended by what steps are predicted to cost: see what they did cost
+                    buffer.observe(state.num_steps)
+                    self.wait_until_filled()
             elif not buffer.num_complete:
                 buffer.reserve(buffer.num_sampled + 1)
                 buffer.fill(self.trainer.engine_version)
         self.raise_error()
 
-    def is_filled(self) -> bool:
-        return not self.is_busy or (not self.has_rounds and self.buffer.num_complete > 0)
+    def wait_until_filled(self) -> None:
+        """Sample what is ahead, and return when a batch is complete (with rounds all of one)."""
+        self.begin()
+        with self.lock:
+            self.lock.wait_for(
+                lambda: not self.is_busy or (not self.has_rounds and self.buffer.num_complete > 0)
+            )
 
     def begin(self, taken: Sequence[Batch] = ()) -> None:
         """Sample what comes after the batches that were `taken`, if any is ahead."""

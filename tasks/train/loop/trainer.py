@@ -9,6 +9,7 @@ import torch
 
 from tasks.common.ledger import ACCOUNTS, charged_flops
 from tasks.common.params import ParamsError
+from tasks.common.spending import pass_cost
 from tasks.common.statistics import bootstrap_interval
 from tasks.engines.engine import SwappingEngine
 from tasks.train.context import RunContext
@@ -80,14 +81,20 @@ class Trainer:
         """The random numbers with which this step is learned from."""
         return random_numbers(self.run.seed, self.state.num_steps, LEARNING_STREAM)
 
-    def observe_policy(self, rollouts: Rollouts) -> Rollouts:
-        """The rollouts with the policy's view of them, where a slot or a second update needs it."""
+    @property
+    def num_observing_passes(self) -> float:
+        """What `observe_policy` takes, in forwards over the step's rollouts."""
+        features = self.features()
+        return 0.0 if features is None else 1.0 + 2.0 * features.gradient_norms
+
+    def features(self) -> Features | None:
+        """What a slot or a second update needs to see of the policy before the step's update."""
         slots = self.slots
         wanted = [slot.features for slot in (slots.select, slots.advantage) if slot.features]
         if self.run.settings.updates.is_several:
             wanted.append(Features())
         if not wanted:
-            return rollouts
+            return None
         layers = {features.hidden_layer for features in wanted} - {None}
         if len(layers) > 1:
             raise TrainingError(f"the slots ask for hidden states of several layers: {layers}")
@@ -97,7 +104,13 @@ class Trainer:
                 "a slot asks for the gradient norm of every rollout, which a rank with a part of "
                 "the policy cannot compute by itself: set learner.shard to none"
             )
-        features = Features(layers.pop() if layers else None, norms)
+        return Features(layers.pop() if layers else None, norms)
+
+    def observe_policy(self, rollouts: Rollouts) -> Rollouts:
+        """The rollouts with the policy's view of them, where a slot or a second update needs it."""
+        features = self.features()
+        if features is None:
+            return rollouts
         return replace(rollouts, observed=self.look(rollouts, features))
 
     def score_replay(self) -> None:
@@ -109,6 +122,9 @@ class Trainer:
         with self.state.timed("score"):
             logprobs_N = self.look(rollouts, Features()).logprobs_N
         self.slots.replay.score(logprobs_N)
+        if (budget := self.buffer.budget) is not None:
+            architecture = self.run.policy.architecture
+            self.buffer.spent += pass_cost(budget.account, architecture, rollouts.rows())
         logger.info("scored %d rollouts of the profile", len(rollouts.group_B))
 
     def look(self, rollouts: Rollouts, features: Features) -> Observed:

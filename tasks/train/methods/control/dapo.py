@@ -48,13 +48,15 @@ class Method(Control):
 
     def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
         """First a batch, then as many visits of the same phase as a batch of mixed groups lacks."""
-        plan, first = self.plan, self.state.position
-        if first == len(plan):
+        plan, last = self.plan, self.state.position - 1
+        first = plan.start(last + 1, so_far.done)
+        if first is None:
             return None
         if so_far.rollouts is None:
             return self.take(next_visits(plan, first, so_far))
-        missing = plan.batch.size - so_far.replayed - self.mixed_size(so_far.rollouts)
-        if missing <= 0 or plan.phases_V[first] != plan.phases_V[first - 1]:
+        wanted = min(plan.batch.size - so_far.replayed, so_far.room(plan.batch))
+        missing = wanted - self.mixed_size(so_far.rollouts)
+        if missing <= 0 or plan.phases_V[first] != plan.phases_V[last]:
             return None
         if so_far.num_requests > self.settings.max_refills:
             self.state.unfilled_steps += 1

@@ -58,9 +58,10 @@ class Method(Control):
         """The plan's next visits, then more of those that came out hard."""
         plan, state = self.plan, self.state
         if so_far.rollouts is None:
-            if state.position == len(plan):
+            first = plan.start(state.position, so_far.done)
+            if first is None:
                 return None
-            visits = next_visits(plan, state.position, so_far)
+            visits = next_visits(plan, first, so_far)
             state.position = int(visits[-1]) + 1
             request = plan.request(visits, plan.group_sizes_V[visits])
             state.first_stage += int(request.counts.sum())

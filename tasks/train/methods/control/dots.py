@@ -58,7 +58,8 @@ class Method(Control):
         weight = -np.abs(self.pass_rates() - 0.5) / self.settings.temperature
         # the largest of log-weight plus Gumbel noise are a draw without replacement
         keys = weight[pool.prompt_rows] + rng.gumbel(size=len(pool.prompt_rows))
-        request = pool.request(pool.take(np.argsort(-keys, kind="stable"), room), state.spent)
+        chosen = pool.take(np.argsort(-keys, kind="stable"), room)
+        request = pool.request(chosen, so_far, state.spent)
         state.spent += int(request.counts.sum())
         return request
 
@@ -84,7 +85,7 @@ class Method(Control):
         np.add.at(state.others, rows, size_Q - correct_Q)
 
     def progress(self) -> float:
-        return min(self.state.spent / self.pool.budget, 1.0)
+        return min(self.state.spent / self.pool.num_rollouts, 1.0)
 
     def describe(self) -> dict[str, float]:
         """The share of prompts sampled so far."""

@@ -65,7 +65,7 @@ class Method(Control):
         rows = pool.prompt_rows[drawn]
         chance = predict(state.counts[rows], state.beliefs[rows])[:, SOME]
         best = drawn[np.argsort(-chance, kind="stable")]
-        request = pool.request(pool.take(best, room), state.spent)
+        request = pool.request(pool.take(best, room), so_far, state.spent)
         state.spent += int(request.counts.sum())
         return request
 
@@ -89,7 +89,7 @@ class Method(Control):
             state.seen[row] = 1
 
     def progress(self) -> float:
-        return min(self.state.spent / self.pool.budget, 1.0)
+        return min(self.state.spent / self.pool.num_rollouts, 1.0)
 
     def describe(self) -> dict[str, float]:
         """The share of prompts seen, and the mean predicted chance of a mixed group."""

@@ -63,18 +63,21 @@ class Method(Control):
         were sampled, or at the plan's end."""
         plan, state = self.plan, self.state
         room = so_far.room(plan.batch)
-        while not so_far.num_requests and state.position < len(plan):
-            taken, end = self.draw(room, rng)
+        while not so_far.num_requests:
+            first = plan.start(state.position, so_far.done)
+            if first is None:
+                return None
+            taken, end = self.draw(first, room, rng)
             state.taken += len(taken)
-            state.skipped += end - state.position - len(taken)
+            state.skipped += end - first - len(taken)
             state.position = end
             if len(taken):
                 return plan.request(taken, plan.group_sizes_V[taken])
         return None
 
-    def draw(self, room: int, rng: np.random.Generator) -> tuple[Ints, int]:
-        """The next visits of one phase that are not skipped, as many as fit `room`, and the visit
-        after the last that was decided.
+    def draw(self, first: int, room: int, rng: np.random.Generator) -> tuple[Ints, int]:
+        """The next visits of one phase from `first` on that are not skipped, as many as fit `room`,
+        and the visit after the last that was decided.
 
         It is decided for a window of visits, which is doubled until it has a batch and one visit
         more, or all of the phase: not for ten million visits a step.
@@ -82,7 +85,7 @@ class Method(Control):
         plan = self.plan
         width, kept_V = room, np.zeros(0, dtype=np.bool_)
         while True:
-            visits = plan.rest_of_phase(self.state.position, width)
+            visits = plan.rest_of_phase(first, width)
             new = visits[len(kept_V) :]
             kept = rng.random(len(new)) >= self.skip_probability(new)
             kept_V = np.concatenate([kept_V, kept])

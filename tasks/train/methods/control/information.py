@@ -70,7 +70,7 @@ class Method(Control):
         drawn = pool.take(rng.choice(num, min(wanted, num), replace=False), wanted)
         drawn_rates = rng.beta(*self.rates.beta(pool.prompt_rows[drawn]))
         best = drawn[np.argsort(-self.worth(drawn_rates), kind="stable")]
-        request = pool.request(pool.take(best, room), state.spent)
+        request = pool.request(pool.take(best, room), so_far, state.spent)
         state.spent += int(request.counts.sum())
         return request
 
@@ -87,7 +87,7 @@ class Method(Control):
         self.rates.add(graded.prompt_rows_Q, graded.group_B, is_correct_B)
 
     def progress(self) -> float:
-        return min(self.state.spent / self.pool.budget, 1.0)
+        return min(self.state.spent / self.pool.num_rollouts, 1.0)
 
     def describe(self) -> dict[str, float]:
         """The share of prompts seen, and the mean predicted pass rate of all."""

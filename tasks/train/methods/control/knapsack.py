@@ -50,9 +50,10 @@ class Method(Control):
     def next(self, so_far: SoFar, rng: np.random.Generator) -> GroupRequest | None:
         """The plan's next visits with their rollouts shared out again; None when they were sampled,
         or at the plan's end."""
-        if so_far.num_requests or self.state.position == len(self.plan):
+        first = self.plan.start(self.state.position, so_far.done)
+        if so_far.num_requests or first is None:
             return None
-        visits = next_visits(self.plan, self.state.position, so_far)
+        visits = next_visits(self.plan, first, so_far)
         self.state.position = int(visits[-1]) + 1
         request = self.plan.request(visits, self.plan.group_sizes_V[visits])
         return replace(request, counts=self.share_out(request.prompt_rows, request.counts))

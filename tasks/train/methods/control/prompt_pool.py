@@ -12,13 +12,13 @@ from tasks.train.slots import SoFar
 
 @dataclass(frozen=True)
 class PromptPool:
-    """The prompts of a plan by row, each with the size of its first group; the rollouts of all
-    visits are the budget."""
+    """The prompts of a plan by row, each with the size of its first group. The rollouts of all
+    visits are the most that is spent, where the run has no budget of its own."""
 
     plan: Plan
     prompt_rows: Ints
     group_sizes: Ints
-    budget: int
+    num_rollouts: int
 
     @classmethod
     def of(cls, plan: Plan) -> "PromptPool":
@@ -26,16 +26,18 @@ class PromptPool:
         return cls(plan, rows, plan.group_sizes_V[first], plan.num_rollouts())
 
     def room(self, so_far: SoFar, spent: int) -> int:
-        """How much the step may take, in the batch's unit; 0 where the budget is spent."""
-        return so_far.room(self.plan.batch) if spent < self.budget else 0
+        """How much the step may take, in the batch's unit; 0 at the end of the run."""
+        is_over = so_far.done is None and spent >= self.num_rollouts
+        return 0 if is_over else so_far.room(self.plan.batch)
 
     def take(self, order: Ints, room: int) -> Ints:
         """The first places of `order` whose groups fit `room`, at least one."""
         return order[: self.plan.fit(self.group_sizes[order], room)]
 
-    def request(self, places: Ints, spent: int) -> GroupRequest:
-        """A group for each of `places`, the last ones cut to the budget."""
-        sizes = self.group_sizes[places]
-        left = np.clip(self.budget - spent - (np.cumsum(sizes) - sizes), 0, sizes)
+    def request(self, places: Ints, so_far: SoFar, spent: int) -> GroupRequest:
+        """A group for each of `places`, the last ones cut to what the plan has."""
+        sizes = left = self.group_sizes[places]
+        if so_far.done is None:
+            left = np.clip(self.num_rollouts - spent - (np.cumsum(sizes) - sizes), 0, sizes)
         places, sizes = places[left > 0], left[left > 0]
         return GroupRequest(self.prompt_rows[places], sizes, 0, 0)

@@ -70,14 +70,15 @@ class Method(Control):
         """The plan's next visits, their groups cut to the size chosen for the step; None when they
         were sampled, or at the plan's end."""
         plan, state = self.plan, self.state
-        if so_far.num_requests or state.position == len(plan):
+        first = plan.start(state.position, so_far.done)
+        if so_far.num_requests or first is None:
             return None
         state.last_size = self.choose_size(rng)
         room = so_far.room(plan.batch)
-        visits = plan.window(state.position, room)
+        visits = plan.window(first, room)
         sizes = np.minimum(plan.group_sizes_V[visits], state.last_size)
         num = plan.num_visits(sizes, room)
-        state.position += num
+        state.position = first + num
         return plan.request(visits[:num], sizes[:num])
 
     def choose_size(self, rng: np.random.Generator) -> int:

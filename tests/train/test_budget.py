@@ -1,0 +1,137 @@
+"""Runs that end where their budget is spent: equal spends, the position in the plan, kills."""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tasks.common.ledger import Architecture, decode_flops, prefill_flops
+from tasks.common.spending import CellBudget, Rows, generation_cost, pass_cost
+from tasks.train.loop.trainer import Trainer
+from tests.train.steps import plan_of
+from tests.train.test_asynchronous import Killed, dying_after, run
+from tests.train.test_combinations import prepare
+from tests.train.worlds import make_world, outputs
+
+SIZES = [4] * 12  # four steps of three groups: less than what the budgets below ask for
+ARCHITECTURE = Architecture(
+    num_matmul_parameters=1000, num_head_parameters=200, num_layers=2, attention_width=8
+)
+ROWS = Rows(np.array([0, 0, 1]), np.array([3, 3, 5]), np.array([1, 4, 2]))
+
+
+def spend(layout: Any, account: str, amount: float, profile: float = 0.0, **changes: Any) -> Trainer:
+    """A run of the world with this budget, to its end."""
+    CellBudget(account, amount, profile).write(layout.plan("r", 0) / "budget.json")
+    return run(layout, changes, prepare=prepare)
+
+
+# --- what counts
+
+
+def test_generation_reads_a_prompt_once_a_group() -> None:
+    prompts = prefill_flops(ARCHITECTURE, 3.0) + prefill_flops(ARCHITECTURE, 5.0)
+    completions = sum(decode_flops(ARCHITECTURE, p, c) for p, c in ((3, 1), (3, 4), (5, 2)))
+    assert generation_cost("executed", ARCHITECTURE, ROWS) == pytest.approx(prompts + completions)
+
+
+def test_a_pass_by_hand() -> None:
+    """8 prompt and 7 completion tokens through the body of 800, 7 through the head of 200; pairs: 9
+    and 25 of prompts, 3 + 1, 12 + 10 and 10 + 3 of completions; 2 layers of width 8, 4 a pair."""
+    expected = 2 * 800 * (8 + 7) + 2 * 200 * 7 + 4 * 2 * 8 * (9 + 25 + 4 + 22 + 13)
+    assert pass_cost("executed", ARCHITECTURE, ROWS) == expected
+
+
+def test_the_other_accounts_by_hand() -> None:
+    num_tokens = 3 + 1 + 3 + 4 + 5 + 2
+    for account in ("charged", "charged_mixed"):
+        assert generation_cost(account, ARCHITECTURE, ROWS) == 2 * 1000 * num_tokens
+        assert pass_cost(account, ARCHITECTURE, ROWS) == 2 * 1000 * num_tokens
+    assert generation_cost("rollouts", ARCHITECTURE, ROWS) == 3
+    assert generation_cost("tokens", ARCHITECTURE, ROWS) == num_tokens
+    assert pass_cost("rollouts", ARCHITECTURE, ROWS) == 0
+
+
+# --- where a run is in its plan
+
+
+@pytest.mark.parametrize(
+    ("position", "done", "expected"),
+    [
+        (0, None, 0),
+        (6, None, None),  # the plan has an end, a budget has another
+        (1, 0.0, 1),
+        (4, 0.1, 0),  # the first phase over again: its half of the rollouts is half of the budget
+        (2, 0.49, 2),
+        (2, 0.5, 4),  # the second phase begins, though the first was not taken to its end
+        (6, 0.99, 4),
+        (5, 1.0, 5),
+    ],
+)
+def test_phases_keep_their_shares(position: int, done: float | None, expected: int | None) -> None:
+    plan = plan_of([(0, 2), (0, 2), (0, 2), (0, 2), (1, 4), (1, 4)])
+    assert plan.start(position, done) == expected
+
+
+# --- runs
+
+
+@pytest.mark.parametrize("account", ["rollouts", "tokens", "charged", "charged_mixed", "executed"])
+def test_a_run_spends_its_budget(account: str, guesser: Path, tmp_path: Path) -> None:
+    """More than the plan has, and less: to a group, which is a third of a step here."""
+    layout = make_world(tmp_path / "whole", guesser, SIZES)
+    budget = spend(layout, account, 1e99, max_steps=4).buffer
+    step = (budget.spent + sum(batch.spent for batch in budget.unobserved)) / 4
+    for number, steps in enumerate((2.5, 9.2)):
+        layout = make_world(tmp_path / str(number), guesser, SIZES)
+        trainer = spend(layout, account, steps * step)
+        assert trainer.buffer.share_spent == 1.0 or not trainer.buffer.unobserved
+        assert trainer.buffer.spent == pytest.approx(steps * step, abs=0.4 * step)
+        assert trainer.buffer.progress == pytest.approx(1.0, abs=0.4 / steps)
+
+
+def test_the_profile_is_paid_for_first(guesser: Path, tmp_path: Path) -> None:
+    layouts = [make_world(tmp_path / name, guesser, SIZES) for name in ("without", "with")]
+    without = spend(layouts[0], "rollouts", 60)
+    paid = spend(layouts[1], "rollouts", 90, profile=30, branches=[0.5], decay_share=0.1)
+    sampled = [trainer.state.ledger.rollouts["generate"] for trainer in (without, paid)]
+    assert sampled == [60, 60]
+    assert [p["rollouts"] for p in paid.state.curve if p["branch"]] == [pytest.approx(15, abs=12)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_staleness": 0},
+        {"max_staleness": 3},
+        {"max_staleness": 2, "over_provision": 1.5},
+        {"max_staleness": 2, "in_flight_updates": True, "learning_rate": 1e-30},
+        {"control": {"method": "dapo"}, "select": {"method": "mixed"}},
+        {"replay": {"method": "recent", "share": 0.5}},
+        {"updates": {"epochs": 2, "minibatches": 1}, "kl_coefficient": 0.1},
+    ],
+    ids=lambda changes: "-".join(changes),
+)
+def test_a_killed_run_with_a_budget_ends_as_one_that_was_not(
+    changes: dict[str, Any], guesser: Path, tmp_path: Path
+) -> None:
+    layouts = [make_world(tmp_path / side, guesser, SIZES) for side in ("whole", "killed")]
+    account, amount = "rollouts", 100
+    whole = spend(layouts[0], account, amount, **changes)
+    assert whole.state.ledger.rollouts["generate"] == pytest.approx(amount, abs=12)
+    CellBudget(account, amount, 0.0).write(layouts[1].plan("r", 0) / "budget.json")
+    for last in (1, 5):
+        with dying_after(last) as dying, contextlib.suppress(Killed):
+
+            def both(trainer: Trainer, dying: Any = dying) -> None:
+                dying(trainer)
+                prepare(trainer)
+
+            run(layouts[1], changes, prepare=both)
+    run(layouts[1], changes, prepare=prepare)
+    first, second = map(outputs, layouts)
+    if changes.get("in_flight_updates"):  # whose tokens they are follows from the clock
+        first, second = ([r["text"] for r in found["rollouts"]] for found in (first, second))
+    assert first == second
