@@ -24,7 +24,7 @@ from tasks.common.artifacts import (
     Layout,
 )
 from tasks.common.files import ArtifactError
-from tasks.common.params import Experiment
+from tasks.common.params import Budget, Experiment
 from tasks.common.scores import score_prompts
 from tasks.common.sealed import read_sealed
 
@@ -83,6 +83,7 @@ class Evidence:
     baseline_scores: pl.DataFrame
     plans: list[RecipePlan]
     trained: list[Trained]
+    budget: Budget | None
 
     def plan(self, recipe: str, seed: int | None = None) -> RecipePlan:
         """The plan of a run, or that of the recipe's first seed."""
@@ -120,6 +121,7 @@ def read_evidence(layout: Layout, experiment: Experiment) -> Evidence:
             for recipe in experiment.recipes
             for seed in experiment.seeds
         ],
+        experiment.budget,
     )
 
 

@@ -15,6 +15,7 @@ import polars as pl
 from tasks.common.ledger import ACCOUNTS
 from tasks.report.curves import AXES, COMPARED, Fitted, comparable, fit_curve
 from tasks.report.evidence import Evidence, Trained
+from tasks.report.headline import headline
 from tasks.report.paired import INITIAL, Difference, Paired, difference
 
 Row = dict[str, Any]
@@ -150,9 +151,9 @@ def curve_table(evidence: Evidence) -> pl.DataFrame:
 def summarise(
     evidence: Evidence, rows: Sequence[Row], paired: Paired, fits: Fits
 ) -> dict[str, Any]:
-    """Return the summary: `recipes` with mean, min and max over the seeds, `differences`, and the
-    compute until the accuracy that the reference ends with (`target`); `candidate`, `champion` and
-    `why`; and the metrics of the initial policy."""
+    """Return the summary: the `headline`; `recipes` with mean, min and max over the seeds,
+    `differences`, and the compute until the accuracy that the reference ends with (`target`);
+    `candidate`, `champion` and `why`; and the metrics of the initial policy."""
     reference = reference_of(evidence)
     recipes = {
         plan.recipe: summary_of(evidence, plan.recipe, rows) for plan in evidence.first_plans
@@ -167,11 +168,12 @@ def summarise(
         }
     keys = ("pass_at_1", "pass_at_1_low", "pass_at_1_high", "greedy", "num_prompts", "num_samples")
     initial = {key: evidence.baseline[key] for key in keys}
+    compared = {"reference": reference, "recipes": recipes}
     return {
+        "headline": headline(compared, evidence.budget),
         "initial": initial,
-        "reference": reference,
         "target": target,
-        "recipes": recipes,
+        **compared,
         "candidate": {key: candidate[key] for key in ("recipe", "seed")},
         "champion": champion,
         "why": why,

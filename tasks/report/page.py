@@ -54,6 +54,7 @@ def page(
         digests=" ".join(f"'sha256-{digest_of(script)}'" for script in scripts),
         scripts="\n".join(f"<script>{script}</script>" for script in scripts),
         data=data({"charts": charts, "advice": words, "rollouts": rollouts}),
+        headline=escape(summary["headline"]),
         verdict=escape(verdict(summary)),
         champion=champion_words(summary),
         facts=facts(evidence, origin),

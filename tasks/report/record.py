@@ -62,7 +62,7 @@ def tell(stage: Stage, evidence: Evidence, rows: Sequence[Row], summary: Mapping
         tracker.artifact(layout.report / name)
     tracker.champion(
         trained_by(stage, summary["champion"]),
-        summary["why"],
+        f"{summary['headline']} {summary['why']}",
         trained_by(stage, summary["candidate"]),
     )
 

@@ -38,7 +38,7 @@ def main(stage: Stage) -> None:
     side_by_side = rounds.read_rounds(stage.options.before, evidence, rows, summary)
     if side_by_side:
         summary["rounds"] = rounds.summary_of(side_by_side)
-    table = text_table(rows, summary)
+    table = f"{summary['headline']}\n\n{text_table(rows, summary)}"
     write_json(out / "leaderboard.json", rows)
     checksums = {"leaderboard.json": digest_file(out / "leaderboard.json")}
     write_sealed(out / "summary.json", {**summary, "digests": checksums})

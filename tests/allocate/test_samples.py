@@ -9,6 +9,7 @@ import yaml
 
 from tasks.common.artifacts import PLAN, ROLLOUTS, SAMPLES, Layout
 from tasks.common.sealed import read_sealed
+from tasks.common.spending import CellBudget, read_budget
 from tests.stages import run_stage
 from tests.train.worlds import PARAMS, make_world
 
@@ -77,3 +78,32 @@ def test_a_store_that_lacks_samples_is_named(profiled: Layout) -> None:
     assert "run `python -m tasks.profile`" in result.output
     assert stage("profile", profiled).returncode == 0
     assert allocate(profiled, "r").returncode == 0
+
+
+@pytest.mark.parametrize("profiled", [False], indirect=True)
+def test_a_recipe_that_reads_the_profile_pays_for_it_from_the_budget(profiled: Layout) -> None:
+    rollouts = ROLLOUTS.read(profiled.profile / "rollouts.parquet")
+    set_budget(profiled, {"account": "rollouts", "amount": 100.0})
+    for recipe, spent in (("r", float(len(rollouts))), ("plain", 0.0)):
+        assert allocate(profiled, recipe).returncode == 0
+        found = read_budget(profiled.plan(recipe, 0) / "budget.json")
+        assert found == CellBudget("rollouts", 100.0, spent)
+
+
+@pytest.mark.parametrize("profiled", [False], indirect=True)
+def test_a_profile_that_costs_the_whole_budget_is_refused(profiled: Layout) -> None:
+    set_budget(profiled, {"account": "rollouts", "amount": 36.0})
+    assert allocate(profiled, "plain").returncode == 0
+    refused = allocate(profiled, "r")
+    assert refused.returncode != 0
+    message = (
+        "experiment.budget is 36 of rollouts, and the profile, which recipe 'r' reads, took 36"
+    )
+    assert message in refused.output
+
+
+def set_budget(layout: Layout, budget: dict[str, Any]) -> None:
+    path = layout.root / "params.yaml"
+    values = yaml.safe_load(path.read_text())
+    values["experiment"]["budget"] = budget
+    path.write_text(yaml.safe_dump(values))

@@ -25,7 +25,7 @@ from tasks.train.plan import Plan
 from tasks.train.profile import Profile
 from tasks.train.rollouts import Ints, Prompts, StepTotals, merge
 from tasks.train.settings import BatchSettings
-from tasks.train.slots import Advantage, Control, Replay, arrays_of, fill_state
+from tasks.train.slots import Advantage, Control, Replay, SoFar, arrays_of, fill_state
 from tasks.train.tokens import Tokens
 from tests.train.steps import (
     START,
@@ -188,6 +188,23 @@ def test_control(name: str) -> None:
     assert sampled
     assert progress == sorted(progress)
     assert (progress[0], progress[-1]) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("name", names(control))
+def test_a_control_goes_on_beyond_the_plan_until_the_budget_is_spent(name: str) -> None:
+    """And asks for no more than the budget leaves, but for a group."""
+    plan = plan_of(VISITS)
+    method: Control = make(control, name, plan)
+    rng, num_steps = np.random.default_rng(0), 3 * len(VISITS)
+    largest = int(plan.group_sizes_V.max())
+    for step in range(num_steps):
+        so_far = SoFar(None, 0, 0, done=step / num_steps, most=2)
+        request = method.next(so_far, rng)
+        assert request is not None
+        assert len(request.counts) == 1
+        assert request.counts.sum() <= max(largest, 2)
+        method.observe(answer_to(request))
+    assert plan.num_rollouts() < num_steps * 2
 
 
 @pytest.mark.parametrize("name", names(control))

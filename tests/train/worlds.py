@@ -26,6 +26,7 @@ from tasks.train.settings import CheckpointSettings, Sections, TrainSettings
 from tests.policies import place_policy
 
 PARAMS: dict[str, Any] = {
+    "experiment": {"recipes": ["r"], "seeds": [0], "budget": None},
     "sampling": {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_tokens": 8, "seed": 0},
     "engine": {
         "name": "hf",

@@ -36,7 +36,7 @@ def train(
     checkpoints: Checkpoints,
     settings: CheckpointSettings,
     record: Record,
-    num_rollouts: int | None = None,
+    num_rollouts: float | None = None,
     chosen: Path | None = None,
 ) -> dict[str, float]:
     """Drive `trainer` to the end of its run, from the checkpoint `chosen` or the newest one on.
@@ -44,13 +44,16 @@ def train(
     and every point of the curve; `num_rollouts` are those of the whole run, for the progress bar.
     Raises KeyboardInterrupt (Ctrl-C, SIGTERM) once what is in flight is learned or checkpointed."""
     ranks, state, buffer = trainer.run.ranks, trainer.state, trainer.buffer
+    total, unit = num_rollouts, "rollout"
+    if buffer.budget is not None:
+        total, unit = buffer.budget.amount, f" {buffer.budget.account}"
     resume(trainer, checkpoints, chosen)
     trainer.score_replay()
     lost = checkpoints.count_lost(state.num_steps) if ranks.is_main else {}
     is_stopped = False
     with (
         stop_requested() as stopping,
-        progress(num_rollouts, "train", "rollout") as bar,
+        progress(total, "train", unit) as bar,
         Sampler(trainer) as sampler,
     ):
         reporter = Reporter(trainer, checkpoints, record, bar)

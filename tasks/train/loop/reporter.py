@@ -24,7 +24,7 @@ class Reporter:
         self.trainer, self.checkpoints, self.record, self.bar = trainer, checkpoints, record, bar
         self.rows: list[dict[str, Any]] = []
         self.values: list[dict[str, Any]] = []
-        bar.update(int(trainer.state.ledger.rollouts["generate"]))
+        self.shown = 0.0  # on the bar
 
     def note(self, point: dict[str, Any] | None) -> None:
         """Record a new point of the validation curve and log it."""
@@ -98,9 +98,14 @@ class Reporter:
 
     def show(self, row: Mapping[str, Any], seconds: float) -> None:
         """The step on the progress bar, which adds rate and time left. It counts the trunk's
-        rollouts alone."""
-        branch = self.trainer.state.branch
-        self.bar.update(0 if branch else row["num_rollouts"])
+        rollouts alone, or what they took of the budget."""
+        state, buffer, branch = self.trainer.state, self.trainer.buffer, self.trainer.state.branch
+        done = state.ledger.rollouts["generate"]
+        if buffer.budget is not None:
+            done = buffer.share_spent * buffer.budget.amount
+        if branch is None:
+            self.bar.update(done - self.shown)
+            self.shown = done
         where = f"branch {branch:g}, " if branch else ""
         tokens = row["completion_tokens_mean"] * row["num_rollouts"] / max(seconds, 1e-9)
         self.bar.set_postfix_str(
