@@ -16,10 +16,6 @@ from tasks.common.params import ParamsError
 PASSED_ON = {
     "run": ("flows.pipeline", "bring the experiment up to date (python -m flows.pipeline)"),
     "serve": ("flows.serve", "the pipeline on a schedule (python -m flows.serve)"),
-    "worker": (
-        "flows.worker",
-        "run stages that others send to a work pool (python -m flows.worker)",
-    ),
 }
 WORDS = {
     "init": "ask for model, data and GPU, and write them into params.yaml",

@@ -252,30 +252,20 @@ def end_groups(
 
 
 @contextmanager
-def whole_lock(*, to_write: bool = False) -> Iterator[Path]:
-    """dvc.lock, while no dvc writes it: other stages may be ending just now. The lock is dvc's
-    own, on the repository; `to_write` keeps out those that read, too."""
+def whole_lock() -> Iterator[None]:
+    """Keep every dvc from writing dvc.lock: other stages may be ending just now. The lock is dvc's
+    own, on the repository."""
     try:
         file = (ROOT / ".dvc" / "tmp" / "lock").open()
     except FileNotFoundError:  # no dvc has ever run here
-        yield ROOT / "dvc.lock"
+        yield
         return
     with file:
-        fcntl.flock(file, fcntl.LOCK_EX if to_write else fcntl.LOCK_SH)
-        yield ROOT / "dvc.lock"
+        fcntl.flock(file, fcntl.LOCK_SH)
+        yield
 
 
 def broken_locks() -> list[str]:
     """What is wrong with the locks of the data roots."""
     with whole_lock():
         return lock.broken(ROOT)
-
-
-def git(*arguments: str) -> str:
-    """What git says of this checkout."""
-    done = subprocess.run(
-        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise CommandError(f"git {' '.join(arguments)} failed: {done.stderr.strip()}")
-    return done.stdout.rstrip()

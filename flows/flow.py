@@ -6,7 +6,7 @@ decision alone. A stage that failed keeps those that need it from running; the o
 Importing Prefect takes two seconds, so `flows.pipeline` imports this only where there is something
 to run or to record."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Annotated, Any
 
@@ -19,7 +19,6 @@ from pydantic import Field
 from flows import (
     commands,
     crashes,
-    elsewhere,
     logs,
     overrides,
     records,
@@ -89,8 +88,7 @@ def run_all(stages: Stages, retries: int, concurrency: int) -> dict[str, State]:
                     task = as_task(stages, stage, retries, dvc, tags)
                     return task(stage, wait_for=list(needed.values()), return_state=True)
 
-                title, is_here = stages.root.titled(stage), stage not in stages.elsewhere
-                running.start(stage, title, work, is_here=is_here)
+                running.start(stage, stages.root.titled(stage), work)
             for stage, state in running.ended():
                 if state.is_crashed():
                     raise KeyboardInterrupt(stage)
@@ -125,11 +123,8 @@ def run(stages: Stages, retries: int, concurrency: int) -> dict[str, str]:
     return {stages.root.titled(stage): str(states[stage].name) for stage in stages.ordered}
 
 
-def run_root(
-    stages: Stages, retries: int, concurrency: int, on: Mapping[str, str]
-) -> dict[str, str]:
+def run_root(stages: Stages, retries: int, concurrency: int) -> dict[str, str]:
     """As `run`, with a record where there is something to do."""
-    elsewhere.prepare(on, stages)
     if stages.idle:
         return run(stages, retries, 1)
     if len(stages.stale) > 1:  # one alone imports its libraries just as fast itself
@@ -138,9 +133,7 @@ def run_root(
         return run(stages, retries, concurrency)
 
 
-def run_roots(
-    found: Iterator[Stages], retries: int, concurrency: int, on: Mapping[str, str]
-) -> dict[str, str]:
+def run_roots(found: Iterator[Stages], retries: int, concurrency: int) -> dict[str, str]:
     """The roots one after the other. The run is named by the first with something to do, else by
     the last."""
     states: dict[str, str] = {}
@@ -149,7 +142,7 @@ def run_roots(
         if not named:
             records.attempt(lambda: records.name_run(stages))  # noqa: B023
             named = not stages.idle
-        states |= run_root(stages, retries, concurrency, on)
+        states |= run_root(stages, retries, concurrency)
     return states
 
 
@@ -165,7 +158,6 @@ def flow_over(
         retries: Annotated[int, Field(ge=0)] = 0,
         overrides: list[OverrideText] | None = None,
         concurrency: Annotated[int, Field(ge=1)] = 1,
-        on: dict[str, str] | None = None,
         data: str = MAIN,
         rounds: Annotated[int, Field(ge=1)] = 1,
         starts: list[StartText] | None = None,
@@ -181,8 +173,6 @@ def flow_over(
             overrides: Values of params.yaml for this run alone, as KEY=VALUE:
                 `train.learning_rate=1e-4`, `experiment.seeds=[0,1]`. Numbers, recipes and seeds.
             concurrency: How many stages may run side by side, where none needs another.
-            on: Kinds of stages, such as `train`, that workers of a work pool run on other
-                machines: {"train": "gpu-pool"}.
             data: The data root: a folder at the top of the project. A new one gets a copy of
                 params.yaml, to be changed; `data/rounds/2` is a later round by itself.
             rounds: How many rounds of profiling and training. A later round starts from a policy
@@ -199,12 +189,11 @@ def flow_over(
             rounds,
             tuple(starts or ()),
             concurrency,
-            on or {},
         )
         with crashes.noticed():
             records.attempt(crashes.mark)
             with look(request) as found:
-                return run_roots(found, retries, concurrency, on or {})
+                return run_roots(found, retries, concurrency)
 
     return Flow(
         winnow,

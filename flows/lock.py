@@ -1,19 +1,15 @@
-"""dvc.lock: what it says of every stage, and its entries as text, which one machine writes and
-another takes over as they are."""
+"""dvc.lock: what it says of every stage, and what is wrong with one that cannot be read."""
 
 import os
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from tasks.common import params
-from tasks.common.files import ArtifactError, write_text
+from tasks.common.files import ArtifactError
 
-HEAD = "schema: '2.0'\nstages:\n"
 CONFLICT = re.compile(r"^(<{7}|={7}|>{7})( |$)", re.MULTILINE)
 REFUSED = re.compile(r"'(?:\./)?(\S*dvc\.lock)' (?:is invalid|validation failed)")
-ENTRY = re.compile(r"^  (?P<stage>[^\s:]+):\n(?:   .*\n|\n)*", re.MULTILINE)
 
 
 class LockError(ArtifactError):
@@ -61,25 +57,3 @@ def broken(root: Path) -> list[str]:
             except LockError as error:
                 found.append(str(error))
     return found
-
-
-def entries(text: str) -> dict[str, str]:
-    """Every stage's lines."""
-    return {match["stage"]: match[0] for match in ENTRY.finditer(text)}
-
-
-def chosen(text: str, stages: Iterable[str]) -> str:
-    """A dvc.lock of these stages alone, as far as they are in `text`."""
-    wanted = set(stages)
-    return HEAD + "".join(entry for stage, entry in entries(text).items() if stage in wanted)
-
-
-def with_entry(text: str, stage: str, entry: str) -> str:
-    """`text` with the entry of a stage, in its place, or at the end where it is new."""
-    before = entries(text).get(stage)
-    return text.replace(before, entry, 1) if before else (text or HEAD) + entry
-
-
-def write(path: Path, text: str) -> None:
-    """The file, never half of it."""
-    write_text(path, text)

@@ -1,8 +1,8 @@
 """Bring the experiment up to date.
 
     python -m flows.pipeline [--recipe sgpo ...] [--seed 0 ...] [--force ingest ...] [--retries 1]
-    [--concurrency 4] [--on train=gpu-pool ...] [--experiment all] [--rounds 2 [--from sgpo/0]]
-    [--data other] [train.learning_rate=1e-4 ...]
+    [--concurrency 4] [--experiment all] [--rounds 2 [--from sgpo/0]] [--data other]
+    [train.learning_rate=1e-4 ...]
 
 Every stage ends as `Cached` (nothing changed), `Restored` (its outputs were in DVC's run cache) or
 `Ran`, with the reason. Whether something must run is DVC's decision alone, so `dvc repro` after a
@@ -106,7 +106,6 @@ def run_flow(found: Iterator[Stages], options: argparse.Namespace) -> str:
             options.retries,
             options.overrides,
             options.concurrency,
-            dict(options.on or []),
             options.data,
             options.rounds,
             options.starts,

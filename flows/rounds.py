@@ -4,9 +4,9 @@ A later round starts from a policy that the round before it trained: the champio
 report, or a recipe and seed by name. So its files are made when the round before it is done."""
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,8 @@ CHAMPION = "champion"
 @dataclass(frozen=True)
 class FlowRequest:
     """What a run is asked for: some recipes and seeds, stages to force, values of params.yaml, a
-    data root, how many rounds, what each round after the first starts from, how many stages may run
-    side by side, and which kinds of stages run on the workers of which pools."""
+    data root, how many rounds, what each round after the first starts from, and how many stages may
+    run side by side."""
 
     recipes: list[str]
     seeds: list[str]
@@ -35,7 +35,6 @@ class FlowRequest:
     rounds: int = 1
     starts: tuple[str, ...] = ()
     concurrency: int = 1
-    on: Mapping[str, str] = field(default_factory=dict)
 
     def check(self) -> None:
         """Raise ParamsError for what makes no sense, whatever is in params.yaml."""
@@ -45,11 +44,6 @@ class FlowRequest:
             raise ParamsError(
                 f"--data {self.data} is a later round by itself: for several rounds name the "
                 f"first, --data {root.first} --rounds {self.rounds}"
-            )
-        if self.on and (self.rounds > 1 or not root.is_main):
-            raise ParamsError(
-                f"--on sends stages of the data root {MAIN}, in its first round: leave out --on, "
-                "or --rounds and --data"
             )
         if len(self.starts) >= self.rounds:
             raise ParamsError(
@@ -76,7 +70,6 @@ def request_of(options: argparse.Namespace) -> FlowRequest:
         options.rounds,
         tuple(getattr(options, "starts", None) or ()),
         getattr(options, "concurrency", 1),
-        dict(getattr(options, "on", None) or {}),
     )
 
 

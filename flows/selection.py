@@ -1,6 +1,5 @@
 """Which stages a flow looks at, and in which order."""
 
-from argparse import ArgumentTypeError
 from collections.abc import Iterable, Mapping
 from graphlib import TopologicalSorter
 
@@ -67,14 +66,6 @@ def choose(allowed: Iterable[str], wanted: Iterable[str] | None, what: str) -> s
             f"{what} {unknown[0]} is not in the experiment: it has {', '.join(known)} (params.yaml)"
         )
     return chosen
-
-
-def place(text: str) -> tuple[str, str]:
-    """`train=gpu-pool` from the command line: the kind of stage, and the work pool."""
-    kind, _, pool = text.partition("=")
-    if not kind or not pool:
-        raise ArgumentTypeError(f"{text!r} is not STAGE=POOL, such as train=gpu-pool")
-    return kind, pool
 
 
 def select(

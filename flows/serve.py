@@ -131,7 +131,6 @@ async def serve(options: argparse.Namespace) -> None:
             "retries": options.retries,
             "overrides": options.overrides,
             "concurrency": options.concurrency,
-            "on": dict(options.on or []),
             "data": options.data,
             "rounds": options.rounds,
             "starts": options.starts,

@@ -18,7 +18,6 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from flows import commands
-from flows.selection import place
 from tasks.common import params
 
 T = TypeVar("T")
@@ -36,20 +35,13 @@ def number(text: str) -> int:
 
 
 def add_options(parser: argparse.ArgumentParser, concurrency: int) -> None:
-    """The options that say how many stages run at once, and which on other machines."""
+    """The option that says how many stages run at once."""
     parser.add_argument(
         "--concurrency",
         type=number,
         default=concurrency,
         metavar="N",
         help="how many stages may run side by side (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--on",
-        action="append",
-        type=place,
-        metavar="STAGE=POOL",
-        help="have workers of a work pool run these stages on other machines: train=gpu-pool",
     )
 
 
@@ -147,23 +139,16 @@ class Running:
         return self.concurrency - len(self.stages)
 
     def start(
-        self,
-        stage: str,
-        title: str,
-        work: Callable[[commands.Dvc, set[str]], object],
-        *,
-        is_here: bool,
+        self, stage: str, title: str, work: Callable[[commands.Dvc, set[str]], object]
     ) -> None:
-        """Do the work of a stage, given a dvc process of its own and the tags of its devices, none
-        where another machine computes. That process is started in this thread: the kernel ends it
-        with the thread that started it."""
+        """Do the work of a stage, given a dvc process of its own and the tags of its devices. That
+        process is started in this thread: the kernel ends it with the thread that started it."""
         dvc = self.idle.pop() if self.idle else self.another()
-        taken = self.placing.take(stage) if is_here else []
+        taken = self.placing.take(stage)
         dvc.extra = {**self.shared, **self.placing.environment(taken)}
         dvc.output.label = title
         submit = here if self.concurrency == 1 else in_thread
-        named = tags(taken) if is_here else set()
-        self.stages[submit(lambda: work(dvc, named))] = (stage, dvc, taken)
+        self.stages[submit(lambda: work(dvc, tags(taken)))] = (stage, dvc, taken)
 
     def another(self) -> commands.Dvc:
         """One more dvc process."""

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -40,7 +40,6 @@ class Stages:
     forced: set[str]
     outcomes: dict[str, str] = field(default_factory=dict)
     code_reason: str = ""
-    elsewhere: Mapping[str, Callable[[commands.Dvc], None]] = field(default_factory=dict)
 
     @classmethod
     def examine(
@@ -100,11 +99,7 @@ class Stages:
             write_sealed(self.root.layout.run_note(stage), note)
 
     def repro(self, stage: str, dvc: commands.Dvc) -> str:
-        """Have DVC run the stage, or restore it: Ran or Restored. Those in `elsewhere` run on
-        another machine."""
-        if stage in self.elsewhere:
-            self.elsewhere[stage](dvc)
-            return "Ran"
+        """Have DVC run the stage, or restore it: Ran or Restored."""
         address = self.root.address(stage)
         code, started = dvc.repro(address, stage in self.forced)
         if code:
