@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from flows import holders, lock
+from flows import lock
 from flows.output import Output
 from tasks.common import forks
 from tasks.common.files import temporary_folder
@@ -36,6 +36,7 @@ LOOK_SECONDS = 1.0
 NO_GIT = (
     "outside of a git repository, say once that this is meant: dvc config --local core.no_scm true"
 )
+HELD = re.compile("is being blocked by:|RWLock-file")
 EDGE = re.compile(r'^"(?P<node>[^"]+)"(?: -> "(?P<dependent>[^"]+)")?;?$', re.MULTILINE)
 
 
@@ -144,26 +145,20 @@ class Dvc:
                 line += part
         return line
 
-    def ask_when_free(self, *arguments: str, stage: str | None = None) -> Any:
-        """As `ask`; where another dvc is at work on the same files, again when it is done with
-        them. What was written is then in `output`."""
-        while True:
-            self.output.lines.clear()
-            answer = self.ask(*arguments, stage=stage)
-            self.output.settle()
-            said = "\n".join(self.output.lines.tail)
-            if not answer["code"] or answer.get("started"):
-                return answer
-            if not holders.wait(said, lambda: self.is_ended):
-                return answer
+    def ask_and_read(self, *arguments: str, stage: str | None = None) -> Any:
+        """As `ask`. What was written is then in `output`."""
+        self.output.lines.clear()
+        answer = self.ask(*arguments, stage=stage)
+        self.output.settle()
+        return answer
 
     def look(self, *arguments: str) -> str:
         """What a command that only looks has printed."""
-        answer = self.ask_when_free(*arguments)
+        answer = self.ask_and_read(*arguments)
         if answer["code"]:
             said = " ".join(self.output.lines.tail)
             remedies = [NO_GIT] if "is not a git repository" in said else broken_locks()
-            remedies = remedies or lock.refused(said)
+            remedies = remedies or [*lock.refused(said), *held(said)]
             remedy = "; ".join(remedies) or "its own words are above"
             raise CommandError(f"dvc {' '.join(arguments)} failed; {remedy}")
         return str(answer["output"])
@@ -184,7 +179,7 @@ class Dvc:
         command was started). What it wrote is then in `output`."""
         options = ["--single-item", *(["--force"] if force else [])]
         # another dvc may hold the lock when the stage has ended: its work is not lost for that
-        answer = self.ask_when_free("--wait-for-lock", "repro", *options, stage, stage=stage)
+        answer = self.ask_and_read("--wait-for-lock", "repro", *options, stage, stage=stage)
         return int(answer["code"]), bool(answer["started"])
 
 
@@ -263,6 +258,16 @@ def whole_lock() -> Iterator[None]:
     with file:
         fcntl.flock(file, fcntl.LOCK_SH)
         yield
+
+
+def held(said: str) -> list[str]:
+    """What to do where DVC, in these words, refuses because of its notes of who reads and writes
+    which file. It forgets a holder whose pid is gone, and not one whose pid another process has by
+    now, nor a file that it was killed in writing."""
+    if not HELD.search(said):
+        return []
+    notes = ROOT / ".dvc" / "tmp" / "rwlock"
+    return [f"wait for the dvc that is at work here, or, when no dvc runs, remove '{notes}'"]
 
 
 def broken_locks() -> list[str]:

@@ -27,7 +27,6 @@ import sys
 import tempfile
 from typing import Any
 
-from flows import holders
 from tasks.common import forks
 from tasks.common.parent import INTERRUPTED, PARENT, die_with_parent
 
@@ -65,7 +64,6 @@ def serve_dvc(requests_fd: int, answers_fd: int) -> None:
             os.environ.clear()
             os.environ.update(request["environment"])
             os.environ[PARENT] = str(os.getpid())  # of the stages, which must not outlive this
-            holders.forget_dead()
             code, output = run_dvc(request["arguments"], quiet=request["stage"] is None)
             answer = {"code": code, "output": output, "started": request["stage"] in started.take()}
             answers.write(json.dumps(answer) + "\n")

@@ -157,7 +157,7 @@ def digest_code(dvc: commands.Dvc, root: Root, forced: bool) -> str:
     if not reasons_to_run:
         return ""
     options = ["--single-item", *(["--force"] if forced or moved else [])]
-    answer = dvc.ask_when_free("--wait-for-lock", "repro", *options, address)
+    answer = dvc.ask_and_read("--wait-for-lock", "repro", *options, address)
     if answer["code"]:
         lines = [*str(answer["output"]).splitlines(), *dvc.output.lines.tail]
         raise commands.CommandError(failure(address, answer["code"], True, lines))
@@ -192,7 +192,9 @@ def failure(stage: str, code: int, started: bool, lines: Iterable[str]) -> str:
     """What failed, how to go on, and the last lines that were written."""
     said = list(lines)
     what = "its command failed" if started else "dvc did not get as far as its command"
-    if started and any(NO_ROOM.search(line) for line in said):
+    if remedies := commands.held("\n".join(said)):
+        what = f"dvc did not get as far as its command; {remedies[0]}"
+    elif started and any(NO_ROOM.search(line) for line in said):
         what = (
             "its command succeeded, and dvc could not keep what it made: see that the disk of "
             "dvc's cache (`dvc cache dir`) has room and can be written"

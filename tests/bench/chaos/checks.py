@@ -17,7 +17,7 @@ from tests.bench.chaos.world import DONE, STAGES, World, differing, direct, repr
 
 KNOWN = {
     "dvc's files": "temporary files of killed dvc processes, which DVC does not read",
-    "dvc's lock": "what a killed dvc left in .dvc/tmp/rwlock: the flow clears it, dvc may not",
+    "dvc's lock": "what a killed dvc left in .dvc/tmp/rwlock: the error names the file to remove",
     "dvc's errors": "a file that a killed dvc left half written: the docs say what to do, dvc not",
     "late record": "what waited for room: the next stage sends it, and plain dvc has none to run",
     "dvc's words": "a full disk that dvc takes for a lock of another dvc, as the docs say",

@@ -20,9 +20,6 @@ SAYS_NOTHING = re.compile(r"Running stage|> |ERROR: failed to reproduce .*, exit
 def follow(place: World, said: str) -> str | None:
     """Do what an error says to do before the command is run again; of DVC's about half-written
     files, what the docs say."""
-    if "Unable to read RWLock-file" in said:
-        world.remove(place.project / ".dvc" / "tmp" / "rwlock")
-        return DOCS
     if named := RESTORE.search(said):
         subprocess.run(shlex.split(named[1]), cwd=place.project, check=True)
         return named[1]
@@ -32,6 +29,9 @@ def follow(place: World, said: str) -> str | None:
             world.remove(place.project / "dvc.lock")
         return DOCS
     named = REMOVE.search(said)
+    if named is None and "Unable to read RWLock-file" in said:  # of plain dvc
+        world.remove(place.project / ".dvc" / "tmp" / "rwlock")
+        return DOCS
     if named is None or not Path(named[1]).is_relative_to(place.project):
         return None
     world.remove(Path(named[1]))

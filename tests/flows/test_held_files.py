@@ -1,0 +1,35 @@
+"""A flow that DVC refuses, because of its notes of who reads and writes which file, says what to
+do."""
+
+import json
+import os
+from typing import Any
+
+import pytest
+
+from tests.flows.project import Project, lines
+
+
+@pytest.mark.parametrize(
+    ("place", "how"),
+    [
+        ("data/profile/profile.parquet", "write"),  # what a stage's state is asked of
+        ("data/code/profile.json", "read"),  # the digests of code that changed
+        ("data/runs/grpo/0/plan/plan.parquet", "read"),  # what a stage that runs would write
+        ("", ""),  # a dvc was killed while it wrote its notes
+    ],
+)
+def test_the_message_names_the_file_to_remove(project: Project, place: str, how: str) -> None:
+    """The process of a note may be alive, and no dvc: pids are used again."""
+    notes = project.root / ".dvc" / "tmp" / "rwlock"
+    holder: Any = {"pid": os.getpid(), "cmd": "/bin/dvc repro profile"}
+    held = {str(project.root / place): [holder] if how == "read" else holder}
+    notes.write_text(json.dumps({how: held}) if place else '{"write": {"/data/ru')
+    project.edit("params.yaml", r"^  passes: 4", "  passes: 5")
+    if "code" in place:
+        project.edit("tasks/profile/run.py", r"\A", "x = 0\n")
+    output = project.flow("--recipe", "grpo", expect=1)
+    assert f"when no dvc runs, remove '{notes}'" in output
+    assert "Traceback" not in output
+    notes.unlink()
+    assert "allocate@grpo-0" in lines(project.flow("--recipe", "grpo"), "ran")
