@@ -655,30 +655,12 @@ def test_a_database_that_is_half_made_or_damaged_is_set_aside_and_the_record_goe
 
 
 @pytest.mark.slow
-def test_a_damaged_header_costs_no_run(layout: Layout, caplog: pytest.LogCaptureFixture) -> None:
-    with track(LOCAL, layout, "profile", None, None) as tracker:
-        tracker.metrics({"pass_rate": 0.5})
-    path = layout.tracking / "mlflow.db"
-    whole = path.read_bytes()
-    for position in (3, 17, 20, 55):  # the name, the page size, reserved bytes, vacuum
-        path.write_bytes(flipped(whole, position))
-        assert database.repair(path)
-        assert runs_of(layout)["profile"].data.metrics["pass_rate"] == 0.5
-    assert "repaired; the file as it was" in caplog.text
-    assert not database.repair(path)
-
-
-def flipped(content: bytes, position: int) -> bytes:
-    return content[:position] + bytes([content[position] ^ 4]) + content[position + 1 :]
-
-
-@pytest.mark.slow
 def test_a_database_that_another_process_has_locked_is_left_in_place(layout: Layout) -> None:
     path = layout.tracking / "mlflow.db"
     inode = path.stat().st_ino
     with closing(sqlite3.connect(path, isolation_level=None)) as lock:
         lock.execute("BEGIN EXCLUSIVE")
-        assert not database.repair(path)
+        assert not database.replace(path)
         lock.execute("ROLLBACK")
     assert path.stat().st_ino == inode
     assert [file.name for file in layout.tracking.glob("*mlflow.db*")] == ["mlflow.db"]
@@ -701,7 +683,7 @@ def test_a_database_is_made_whole_or_not_at_all(bare: Layout) -> None:
         database.make(path)
     assert seen == [False]
     assert [file.name for file in bare.tracking.iterdir()] == ["mlflow.db"]
-    assert not database.repair(path)
+    assert not database.replace(path)
 
 
 def test_what_waits_is_replayed_by_the_next_stage(

@@ -122,7 +122,7 @@ def open_stage(layout: Layout, uri: str, start: Event) -> Write:
 
 
 def opened(layout: Layout, uri: str, start: Event) -> TrackedRun:
-    """The stage's run. The database under the data root is made where it is missing, and repaired
+    """The stage's run. The database under the data root is made where it is missing, and replaced
     where it is at fault."""
     own = layout.tracking.absolute() / "mlflow.db"
     if uri != f"sqlite:///{own}":
@@ -131,7 +131,7 @@ def opened(layout: Layout, uri: str, start: Event) -> TrackedRun:
     try:
         return open_run(connect(uri), uri, start)
     except Exception:
-        if not database.repair(own):
+        if not database.replace(own):
             raise
         return open_run(connect(uri), uri, start)
 

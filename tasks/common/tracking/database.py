@@ -1,9 +1,9 @@
 """MLflow's database under the data root: there whole or not at all.
 
 MLflow makes it in dozens of migrations. A process that is killed among them leaves a database that
-no later one can open. So it is made under another name and renamed. One that is half made, damaged
-or of another version of MLflow is brought up to date, or else set aside: nothing is lost that
-`mlflow db upgrade` or a person could still read."""
+no later one can open. So it is made under another name and renamed. One that is half made or of
+another version of MLflow is brought up to date where MLflow's own command can do that. Any other
+that cannot be opened, such as a damaged one, is set aside under another name."""
 
 import logging
 import os
@@ -22,10 +22,6 @@ logger = logging.getLogger(__name__)
 
 # not a database, damaged, or without the tables that it must have
 AT_FAULT = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR)
-
-# name, sizes and versions of the format; the schema's format; vacuum and encoding; what is reserved
-HEADER_LENGTH = 100
-FIXED = ((0, 24), (44, 48), (52, 60), (64, 92))
 
 
 def make(path: Path) -> None:
@@ -53,7 +49,7 @@ def fresh(path: Path) -> Path:
     return temporary
 
 
-def repair(path: Path) -> bool:
+def replace(path: Path) -> bool:
     """Put a database that works in the place of one that cannot be opened. False where it is not at
     fault: it is not there, whole, or cannot be looked at, such as one that another process has
     locked."""
@@ -68,15 +64,15 @@ def repair(path: Path) -> bool:
         remove(new)
         return False
     old = path.with_name(f"{path.name}.before-{time.strftime('%Y%m%d-%H%M%S')}")
-    restored = restore(path, new)
+    current = upgraded(path, new)
     for suffix in ("-journal", ""):
         if path.with_name(path.name + suffix).exists():
             os.replace(path.with_name(path.name + suffix), old.with_name(old.name + suffix))
-    os.replace(restored or new, path)
+    os.replace(current or new, path)
     sync_folder(path.parent)
     what = (
-        f"repaired; the file as it was is kept as {old}"
-        if restored
+        f"brought up to date; the file as it was is kept as {old}"
+        if current
         else f"replaced by an empty one; it is now {old}, and `sqlite3 {old} .recover | sqlite3 "
         f"{old}.recovered` makes a database of what can be read of it"
     )
@@ -102,39 +98,22 @@ def shape(path: Path) -> tuple[str, ...]:
         return (str(error),)
 
 
-def restore(path: Path, new: Path) -> Path | None:
-    """A copy of the database with the schema of `new`: with that one's header, where a bit of its
-    own was damaged, or brought up to date by MLflow's own command; None where that fails."""
-    copy = path.with_name(f".{path.name}.restored")
+def upgraded(path: Path, new: Path) -> Path | None:
+    """A copy of the database that MLflow's own command brings to the schema of `new`; None where it
+    is damaged, or that fails."""
+    copy = path.with_name(f".{path.name}.upgraded")
     remove(copy)
     for suffix in ("-journal", ""):
         if path.with_name(path.name + suffix).exists():
             shutil.copy(path.with_name(path.name + suffix), copy.with_name(copy.name + suffix))
-    expected = shape(new)
-    if shape(copy)[0] != "ok":
-        header = copy.read_bytes()[:HEADER_LENGTH]
-        take_header(copy, new)
-        if shape(copy)[0] != "ok":  # it was not that
-            with copy.open("r+b") as file:
-                file.write(header)
-    if shape(copy) != expected:
+    if shape(copy)[0] == "ok":
         command = [sys.executable, "-m", "mlflow", "db", "upgrade", f"sqlite:///{copy}"]
         subprocess.run(command, capture_output=True, check=False)
-    if shape(copy) == expected:
+    if shape(copy) == shape(new):
         remove(new)
         return copy
     remove(copy)
     return None
-
-
-def take_header(path: Path, new: Path) -> None:
-    """Write those bytes of a database's header that are the same in all that MLflow makes
-    (https://www.sqlite.org/fileformat.html, 1.3)."""
-    with path.open("r+b") as file, new.open("rb") as other:
-        for start, end in FIXED:
-            for each in (file, other):
-                each.seek(start)
-            file.write(other.read(end - start))
 
 
 def remove(path: Path) -> None:
