@@ -222,7 +222,7 @@ def test_a_tracker_that_hangs_slows_no_stage(
     begun = time.monotonic()
     train(layout, range(2000))
     assert time.monotonic() - begun < PATIENCE / 2  # the tracker sleeps for twice as long
-    assert "wandb is still writing, and ends by itself" in caplog.text
+    assert "wandb: still writing; its process ends by itself" in caplog.text
     children[0].kill()
 
 
@@ -230,15 +230,17 @@ def test_a_tracker_that_reads_nothing_is_left(
     layout: Layout, said: Path, monkeypatch: pytest.MonkeyPatch, caplog
 ) -> None:
     monkeypatch.setattr(mirrors, "MAX_WAITING", 20)
-    writer = mirrors.Writer("wandb", layout.tracking)
+    monkeypatch.setattr(mirrors, "LAST_SECONDS", 0.0)
+    writer = mirrors.Writer(["wandb"], layout.tracking)
     writer.start()
     assert writer.child is not None
     writer.child.send_signal(signal.SIGSTOP)
     for _ in range(40):
         writer.send({"do": "final", "values": {"x" * 100_000: 1.0}})
     assert writer.is_lost
-    assert caplog.text.count("wandb has not all of this run: it does not keep up") == 1
-    writer.close(time.monotonic())
+    said_once = "not all of this run has reached wandb: their process does not keep up"
+    assert caplog.text.count(said_once) == 1
+    writer.close()
     writer.child.kill()
 
 
@@ -247,10 +249,22 @@ def test_a_tracker_that_fails_is_said_and_stops_nothing(
 ) -> None:
     monkeypatch.setenv("BEHAVIOUR", "fail")
     train(layout, range(3))
-    assert "wandb has not all of this run: it ended with status 1" in caplog.text
-    log = layout.tracking / "also" / "wandb.log"
+    assert "not all of this run has reached wandb: their process ended with status 1" in caplog.text
+    log = layout.tracking / "also" / "trackers.log"
     assert str(log) in caplog.text
     assert "RuntimeError: no such project" in log.read_text()
+
+
+def test_a_tracker_that_fails_leaves_the_others_whole(
+    layout: Layout, said: Path, monkeypatch: pytest.MonkeyPatch, caplog
+) -> None:
+    """The stand-in for trackio cannot even be imported."""
+    plant(said.parent, {"stand_in/trackio.py": "raise RuntimeError('broken')"})
+    train(layout, range(3), also=["trackio", "wandb"])
+    assert "not all of this run has reached trackio, wandb" in caplog.text
+    told = lines(said)
+    assert [value["step"] for what, value in told if what == "log"] == [0, 1, 2]
+    assert told[-1] == ("finish", 0)
 
 
 def test_what_a_killed_stage_has_sent_is_written(layout: Layout, said: Path) -> None:

@@ -1,8 +1,8 @@
 """What `tracking.also` names gets of a record: of each recipe and seed its parameters, its curves
 over steps, and what it reached.
 
-Each tracker is written by a process of its own (`also`), through a pipe. A stage never waits for
-it: where messages pile up, or the process ends, the rest is left out, and a warning says so.
+One process writes all trackers (`also`), through a pipe. A stage never waits for it: where messages
+pile up, or the process ends, the rest is left out, and a warning says so.
 
 The run of a training keeps its id when the training goes on after a kill: the id is kept in a file
 beside the record, with a digest of the training's parameters and inputs, and the report finds the
@@ -17,7 +17,6 @@ import secrets
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -39,17 +38,17 @@ Message = dict[str, Any]
 
 
 class Writer:
-    """One tracker's process, started with the first message."""
+    """The process that writes the trackers, started with the first message."""
 
-    def __init__(self, name: str, folder: Path) -> None:
-        self.name, self.log = name, folder / f"{name}.log"
+    def __init__(self, names: Sequence[str], folder: Path) -> None:
+        self.names, self.log = list(names), folder / "trackers.log"
         self.waiting: queue.Queue[Message | None] = queue.Queue(MAX_WAITING)
         self.child: subprocess.Popen[str] | None = None
         self.thread = threading.Thread(target=self.pass_on, daemon=True)
         self.is_lost = False
 
     def send(self, message: Message) -> None:
-        """Hand a message over; nothing where the tracker was lost."""
+        """Hand a message over; nothing where the process was lost."""
         if self.is_lost:
             return
         if self.child is None:
@@ -57,7 +56,7 @@ class Writer:
         try:
             self.waiting.put_nowait(message)
         except queue.Full:
-            self.lose("it does not keep up")
+            self.lose("their process does not keep up")
 
     def start(self) -> None:
         """Start the process, in a session of its own: Ctrl-C is for the stage, which ends it."""
@@ -65,7 +64,7 @@ class Writer:
         grown = self.log.exists() and self.log.stat().st_size > MAX_LOG
         with self.log.open("wb" if grown else "ab") as log:
             self.child = subprocess.Popen(
-                [sys.executable, "-m", "tasks.common.tracking.also", self.name],
+                [sys.executable, "-m", "tasks.common.tracking.also", *self.names],
                 cwd=ROOT,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
                 stdin=subprocess.PIPE,
@@ -87,22 +86,23 @@ class Writer:
         with suppress(OSError):
             self.child.stdin.close()
 
-    def close(self, deadline: float) -> None:
-        """Wait until everything is written, or until `deadline` (monotonic); the process then ends
-        by itself."""
+    def close(self) -> None:
+        """Wait until everything is written, or `LAST_SECONDS` have passed; the process then ends by
+        itself."""
         if self.child is None or self.is_lost:
             return
         with suppress(queue.Full):
             self.waiting.put_nowait(None)
         try:
-            if self.child.wait(max(deadline - time.monotonic(), 0.0)):
-                self.lose(f"it ended with status {self.child.returncode}")
+            if self.child.wait(LAST_SECONDS):
+                self.lose(f"their process ended with status {self.child.returncode}")
         except subprocess.TimeoutExpired:
-            logger.info("%s is still writing, and ends by itself", self.name)
+            logger.info("%s: still writing; its process ends by itself", ", ".join(self.names))
 
     def lose(self, why: str) -> None:
         self.is_lost = True
-        logger.warning("%s has not all of this run: %s; more in %s", self.name, why, self.log)
+        names = ", ".join(self.names)
+        logger.warning("not all of this run has reached %s: %s; more in %s", names, why, self.log)
 
 
 class Mirrors:
@@ -111,22 +111,19 @@ class Mirrors:
     def __init__(self, names: Sequence[str], layout: Layout, start: Event) -> None:
         self.layout, self.group, self.tags = layout, start["experiment"], start["tags"]
         self.folder = layout.tracking / "also"
-        self.writers = [Writer(name, self.folder) for name in names]
+        self.writer: Writer | None = Writer(names, self.folder) if names else None
         self.begun: list[Event] = []  # of a training, until it is known which one it is
         self.open_run: str | None = None
 
     def listen(self, event: Event) -> None:
         """Take one event. Whatever goes wrong, the stage goes on."""
-        if not self.writers:
+        if self.writer is None:
             return
         try:
             self.take(event)
         except Exception as error:
-            logger.warning("nothing more for %s: %s", ", ".join(self.names()), error)
-            self.writers = []
-
-    def names(self) -> list[str]:
-        return [writer.name for writer in self.writers]
+            logger.warning("nothing more for %s: %s", ", ".join(self.writer.names), error)
+            self.writer = None
 
     def take(self, event: Event) -> None:
         """Send what one event is, by its kind and the stage's."""
@@ -204,16 +201,15 @@ class Mirrors:
         self.open_run = identity
 
     def send(self, what: str, **fields: Any) -> None:
-        for writer in self.writers:
-            writer.send({"do": what, **fields})
+        if self.writer:
+            self.writer.send({"do": what, **fields})
 
     def close(self, finished: bool) -> None:
-        """End the run as the stage ended. All trackers together have `LAST_SECONDS`."""
+        """End the run as the stage ended."""
         if self.open_run:
             self.send("close", finished=finished)
-        deadline = time.monotonic() + LAST_SECONDS
-        for writer in self.writers:
-            writer.close(deadline)
+        if self.writer:
+            self.writer.close()
 
     def known(self, recipe: str, seed: int) -> dict[str, Any]:
         """What is kept of the run of a recipe and seed; empty where there is none."""

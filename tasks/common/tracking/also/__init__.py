@@ -1,7 +1,7 @@
 """Trackers beside MLflow: `tracking.also` names files of this folder, each of which writes through
 that tracker's own client.
 
-    python -m tasks.common.tracking.also wandb
+    python -m tasks.common.tracking.also wandb tensorboard
 
 A stage starts that command and hands it messages, a line of JSON each (see `mirrors`). So nothing
 of a client runs in the stage's process: not its import, not its threads, not its waits. A file has

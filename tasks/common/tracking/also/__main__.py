@@ -1,7 +1,7 @@
-"""Read messages from standard input and write them with one client, until there are no more.
+"""Read messages from standard input and write them with the named clients, until there are no more.
 
 The stage that sends them may be gone by then: what it sent is still written, for as long as
-`LAST_SECONDS`."""
+`LAST_SECONDS`. A client that fails is left out from then on, and the others go on."""
 
 import importlib
 import json
@@ -9,6 +9,7 @@ import os
 import queue
 import sys
 import threading
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -18,40 +19,46 @@ LAST_SECONDS = 120.0  # a server that does not answer keeps this process no long
 NICENESS = 10
 
 
-def main(name: str) -> int:
-    """0, or 1 where the client failed: what it says is in the log."""
+def main(names: list[str]) -> int:
+    """0, or 1 where a client failed: what it says is in the log."""
     os.nice(NICENESS)
     messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
     threading.Thread(target=read, args=(messages,), daemon=True).start()
-    module = importlib.import_module(f"tasks.common.tracking.also.{name}")
-    client, is_whole = None, False
+    clients: dict[str, Any] = dict.fromkeys(names)  # None: no run is open
     while (message := messages.get()) is not None:
-        what = message.pop("do")
-        if what == "open":
-            if client:
-                client.close(True)
-            folder = Path(message.pop("folder"))
-            client, is_whole = module.Client(MirrorRun(**message, folder=folder)), False
-        elif what == "close" and client:
-            client.close(message["finished"])
-            client, is_whole = None, True
-        elif client:
-            getattr(client, what)(**message)
-    if client and not is_whole:  # the stage was killed
-        client.close(False)
-    return 0
+        for name in list(clients):
+            try:
+                clients[name] = told(name, clients[name], message)
+            except Exception:
+                traceback.print_exc()
+                del clients[name]
+    return int(len(clients) < len(names))
+
+
+def told(name: str, client: Any, message: dict[str, Any]) -> Any:
+    """Hand one message to a client. Returns the client of the run that is open then, or None."""
+    what, fields = message["do"], {key: value for key, value in message.items() if key != "do"}
+    if what == "open":
+        if client:
+            client.close(True)
+        module = importlib.import_module(f"tasks.common.tracking.also.{name}")
+        return module.Client(MirrorRun(**{**fields, "folder": Path(fields["folder"])}))
+    if client:
+        getattr(client, what)(**fields)
+    return None if what == "close" else client
 
 
 def read(messages: "queue.Queue[dict[str, Any] | None]") -> None:
-    """Take every line at once, so that the stage never waits for the client."""
+    """Take every line at once, so that the stage never waits for a client."""
     for line in sys.stdin:
         messages.put(json.loads(line))
+    messages.put({"do": "close", "finished": False})  # a run that is still open: of a killed stage
     messages.put(None)
     threading.Timer(LAST_SECONDS, os._exit, (1,)).start()
 
 
 if __name__ == "__main__":
-    status = main(sys.argv[1])
+    status = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)  # the timer, and whatever threads a client has
