@@ -1,4 +1,4 @@
-"""Text of bounded size: rows, and what a compressed file becomes.
+"""Files of bounded size: rows, and what a compressed file or a table becomes.
 
 A few kilobytes of zstd can become terabytes, and a file without a line end is one row. What is
 above a limit costs its own row, or what follows it in its file."""
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 MAX_ROW_BYTES = 16 << 20
 MAX_WHOLE_BYTES = 2 << 30  # of JSON that is no lines, which is read whole
-MAX_EXPANSION = 1000  # of a compressed file, ...
+MAX_EXPANSION = 1000  # of a compressed file or a table, ...
 SMALLEST_LIMIT = 256 << 20  # ... and no limit is below so many bytes
 HEAD = 1000  # characters of a row above the limit that are kept
 # compression by the first bytes of a file
@@ -23,6 +23,13 @@ NOT_READ = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip", b"7z\xbc\x
 
 class TooLarge(Exception):
     """A file becomes more than its limit; the message says how much that is."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            f"it becomes more than {limit >> 20:,} MB, more than {MAX_EXPANSION} times its size; "
+            "what follows is not read. If that is right, decompress it, or write a table as JSON "
+            "Lines"
+        )
 
 
 class RowTooLarge(csv.Error):
@@ -45,10 +52,7 @@ class Bounded(io.RawIOBase):
         content = self.source.read(len(buffer))
         self.left -= len(content)
         if self.left < 0:
-            raise TooLarge(
-                f"it becomes more than {self.limit >> 20:,} MB, more than {MAX_EXPANSION} times "
-                "its size; what follows is not read. Decompress it if that is right"
-            )
+            raise TooLarge(self.limit)
         buffer[: len(content)] = content
         return len(content)
 
@@ -64,8 +68,13 @@ def decompressed(path: Path) -> BinaryIO:
     kind = next((name for magic, name in COMPRESSED.items() if head.startswith(magic)), None)
     if kind is None:
         return path.open("rb", buffering=1 << 18)
-    limit = max(SMALLEST_LIMIT, MAX_EXPANSION * path.stat().st_size)
-    return io.BufferedReader(Bounded(pa.input_stream(str(path), compression=kind), limit), 1 << 18)
+    source = pa.input_stream(str(path), compression=kind)
+    return io.BufferedReader(Bounded(source, limit_of(path)), 1 << 18)
+
+
+def limit_of(path: Path) -> int:
+    """How many bytes the content of a file may become."""
+    return max(SMALLEST_LIMIT, MAX_EXPANSION * path.stat().st_size)
 
 
 def packing(head: bytes) -> str | None:

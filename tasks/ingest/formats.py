@@ -9,7 +9,10 @@ bytes only. What is called `.json` may be lines as well. JSON is an array of row
 A bad row is yielded as `Unreadable` with its text and affects no other row. So lines are parsed
 here one by one: Polars, which reads Parquet here lazily and in batches, would reject a whole text
 file for one bad byte, or guess. Only JSON that is no lines is read whole; all other formats
-stream. No row, file or part of a table takes more than its limit (`bounded`, `probe`)."""
+stream. No row and no file takes more than its limit (`bounded`).
+
+Left out: a process of its own for Parquet and Arrow. A file that is made to crash or exhaust its
+reader ends the stage."""
 
 import csv
 import io
@@ -23,9 +26,11 @@ from urllib.parse import urlsplit
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
+from polars import selectors
 
 from tasks.common.files import ArtifactError
-from tasks.ingest import bounded, probe
+from tasks.ingest import bounded
 from tasks.ingest.bounded import RecordedLines, RowTooLarge, TooLarge, decompressed
 
 # the format of a file by the ending of its name
@@ -40,8 +45,10 @@ ENDINGS = {
 }
 ARROW_FILE = b"ARROW1"
 ARROW_STREAM = b"\xff\xff\xff\xff"
-DAMAGE = (probe.Damaged, pl.exceptions.PolarsError, pa.ArrowException, OSError, EOFError)
+DAMAGE = (pl.exceptions.PolarsError, pa.ArrowException, OSError, EOFError)
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+BATCH_ROWS = 10_000  # of a table, read at a time
+MIN_ROWS, ROWS_PER_BYTE = 1_000_000, 100  # a table that claims more has no rows of its own
 csv.field_size_limit(1 << 30)
 
 
@@ -57,7 +64,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A row that cannot be read: `undecodable`, `malformed`, `too_large` or `unreadable`."""
+    """A row that cannot be read: `undecodable`, `malformed` or `too_large`."""
 
     line: int
     content: str
@@ -74,13 +81,7 @@ def records(path: Path, location: str) -> Iterator[Record | Unreadable]:
             yield from table(path, kind)
         else:
             yield from text(path, kind, location)
-    except (
-        probe.Damaged,
-        pl.exceptions.PolarsError,
-        pa.ArrowException,
-        OSError,
-        EOFError,
-    ) as error:
+    except DAMAGE as error:
         raise ArtifactError(
             f"{location.partition('?')[0]} is damaged: {error}. Get an undamaged copy"
         ) from error
@@ -138,17 +139,57 @@ def braced(path: Path, alone: str) -> str:
 
 
 def table(path: Path, kind: str) -> Iterator[Record | Unreadable]:
-    """Yield the rows of a Parquet or Arrow file, read in batches. Parts that cannot be read are one
-    row each."""
-    for part in probe.parts(path, kind):
-        if part.fault is not None:
-            detail = f"{part.num_rows:,} rows from here cannot be read: {part.fault}"
-            yield Unreadable(part.first + 1, "", "unreadable", detail)
-            continue
-        batches = probe.batches(path, kind, part)
-        rows = (row for batch in batches for row in batch.iter_rows(named=True))
-        for number, row in enumerate(rows, part.first + 1):
+    """Yield the rows of a Parquet or Arrow file up to the limit of what it may become."""
+    number, limit = 0, bounded.limit_of(path)
+    left = limit
+    for batch in batches(path, kind):
+        left -= num_bytes(batch)
+        if left < 0:
+            yield Unreadable(number + 1, "", "too_large", str(TooLarge(limit)))
+            return
+        for row in batch.iter_rows(named=True):
+            number += 1
             yield Record(number, as_json(row), row)
+
+
+def batches(path: Path, kind: str) -> Iterator[pl.DataFrame]:
+    """Yield the rows of a table, in batches; none has rows of two groups of Parquet. Raises OSError
+    where the file claims more rows than it can have."""
+    if kind == "parquet":
+        footer = pq.ParquetFile(path).metadata
+        sizes = [footer.row_group(n).num_rows for n in range(footer.num_row_groups)]
+    else:
+        sizes = [batch.num_rows for batch in arrow_batches(path)]
+    limit = max(MIN_ROWS, ROWS_PER_BYTE * path.stat().st_size)
+    if sum(sizes) > limit or min(sizes, default=0) < 0:
+        raise OSError(f"it claims {sum(sizes):,} rows, and so small a file has none to say it")
+    if kind == "parquet":
+        table = pl.scan_parquet(path, glob=False)
+        for first, size in zip(itertools.accumulate(sizes, initial=0), sizes, strict=False):
+            yield from table.slice(first, size).collect_batches(chunk_size=BATCH_ROWS, lazy=True)
+        return
+    for batch in arrow_batches(path):
+        for start in range(0, batch.num_rows, BATCH_ROWS):
+            yield pl.DataFrame(pl.from_arrow(batch.slice(start, BATCH_ROWS)))
+
+
+def arrow_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of an Arrow file or stream."""
+    with pa.memory_map(str(path)) as source:
+        is_file = source.read(6) == ARROW_FILE
+        source.seek(0)
+        if is_file:
+            reader = pa.ipc.open_file(source)
+            yield from map(reader.get_batch, range(reader.num_record_batches))
+        else:
+            yield from pa.ipc.open_stream(source)
+
+
+def num_bytes(batch: pl.DataFrame) -> int:
+    """How large the rows are as plain text: an entry of a dictionary counts as often as it stands
+    in a row."""
+    written_out = batch.cast({selectors.categorical() | selectors.enum(): pl.String})
+    return int(written_out.to_arrow(compat_level=pl.CompatLevel.oldest()).nbytes)
 
 
 def json_lines(file: BinaryIO, location: str) -> Iterator[Record | Unreadable]:
