@@ -18,27 +18,20 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import chain
 
-from flows import commands, logs, rounds, server, side_by_side, summary
-from flows.selection import SelectionError
+from flows import commands, logs, rounds, selection, server, side_by_side, summary
 from flows.stages import Stages
 from tasks.common import process
 from tasks.common.files import ArtifactError
 from tasks.common.params import ParamsError
 
-REFUSALS = (SelectionError, ParamsError, ArtifactError, commands.CommandError)
+REFUSALS = (selection.SelectionError, ParamsError, ArtifactError, commands.CommandError)
 
 PROGRAM = sys.argv[0] if sys.argv[0].startswith("winnow ") else "python -m flows.pipeline"
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=PROGRAM, description="Bring the experiment up to date.")
-    parser.add_argument("--recipe", action="append", help="only this recipe (may be repeated)")
-    parser.add_argument(
-        "--seed", action="append", type=int, help="only this seed (may be repeated)"
-    )
-    parser.add_argument(
-        "--force", action="append", metavar="STAGE", help="run this stage although nothing changed"
-    )
+    selection.add_options(parser)
     parser.add_argument(
         "--experiment",
         metavar="RECIPES",

@@ -24,13 +24,7 @@ WIDTH = 72
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--recipe", action="append", help="only this recipe (may be repeated)")
-    parser.add_argument(
-        "--seed", action="append", type=int, help="only this seed (may be repeated)"
-    )
-    parser.add_argument(
-        "--force", action="append", metavar="STAGE", help="as if this stage were forced"
-    )
+    selection.add_options(parser)
     rounds.add_options(parser, starts=False)
 
 

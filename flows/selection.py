@@ -1,5 +1,6 @@
 """Which stages a flow looks at, and in which order."""
 
+from argparse import ArgumentParser
 from collections.abc import Iterable, Mapping
 from graphlib import TopologicalSorter
 
@@ -10,6 +11,17 @@ Needs = Mapping[str, set[str]]
 
 class SelectionError(ValueError):
     """A recipe, a seed or a stage that the experiment does not have."""
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """The options that name recipes, seeds, and stages to force."""
+    parser.add_argument("--recipe", action="append", help="only this recipe (may be repeated)")
+    parser.add_argument(
+        "--seed", action="append", type=int, help="only this seed (may be repeated)"
+    )
+    parser.add_argument(
+        "--force", action="append", metavar="STAGE", help="run this stage although nothing changed"
+    )
 
 
 def order(needs: Needs) -> list[str]:

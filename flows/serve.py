@@ -38,6 +38,7 @@ from flows import (
     overrides,
     records,
     rounds,
+    selection,
     server,
     side_by_side,
 )
@@ -85,13 +86,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--cron", default=schedule["cron"], help="when, as cron has it (default: %(default)s)"
     )
     when.add_argument("--every", type=float, metavar="SECONDS", help="an interval instead")
-    parser.add_argument("--recipe", action="append", help="only this recipe (may be repeated)")
-    parser.add_argument(
-        "--seed", action="append", type=int, help="only this seed (may be repeated)"
-    )
-    parser.add_argument(
-        "--force", action="append", metavar="STAGE", help="run this stage although nothing changed"
-    )
+    selection.add_options(parser)
     parser.add_argument(
         "--retries",
         type=int,

@@ -26,10 +26,10 @@ logger = logging.getLogger(__name__)
 PIPELINE_VARIABLE = "WINNOW_PIPELINE"
 
 
-def start_pipeline(layout: Layout, kind: str = "flow") -> str:
+def start_pipeline(layout: Layout) -> str:
     """Open a pipeline and return its id, for the variable WINNOW_PIPELINE of the stages. Costs no
     import of MLflow."""
-    return str(_open_pipeline(layout, kind, psutil.Process())["id"])
+    return str(_open_pipeline(layout, "flow", psutil.Process())["id"])
 
 
 def current_pipeline(layout: Layout) -> Event:

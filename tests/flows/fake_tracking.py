@@ -14,8 +14,8 @@ __all__ = ["Tracker", "Tracking"]
 PIPELINE_VARIABLE = "WINNOW_PIPELINE"
 
 
-def start_pipeline(layout: Layout, kind: str = "flow") -> str:
-    return f"a-{kind}"
+def start_pipeline(layout: Layout) -> str:
+    return "a-flow"
 
 
 def end_pipeline(
