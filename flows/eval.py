@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     """Measure, record, and print everything that has been measured beside pass@1."""
     values = params.load(commands.ROOT / "params.yaml")
     records = importlib.import_module("tasks.harness.records")
-    cells, asked = cells_of(options, values, records.Cell), asked_of(options)
+    cells, asked = cells_of(options, values, records.Subject), asked_of(options)
     part = importlib.import_module("tasks.harness.run")
     done: list[Any] = []
     try:

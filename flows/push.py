@@ -26,7 +26,7 @@ def run(options: argparse.Namespace) -> int:
     if seed is None:
         seed = params.section(values, "experiment", params.Experiment).seeds[0]
     part = importlib.import_module("tasks.publishing.policy")
-    cell = part.Cell(options.recipe, seed)
+    cell = part.TrainedPolicy(options.recipe, seed)
     names = part.push(root.layout, values, cell, options.destination, overwrite=options.overwrite)
     print(f"{cell.name} is at {options.destination}: {', '.join(names)}")
     return 0

@@ -3,6 +3,8 @@
 The rules are read from the syntax trees, nothing is imported: an import inside a function counts as
 well. Which files can change a stage's values is asked in `tests/code`."""
 
+import ast
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,6 +106,31 @@ def foreign(relative: Path, modules: set[str]) -> set[str]:
 
 def test_imports_keep_to_the_rules() -> None:
     assert list(breaches(ROOT)) == []
+
+
+def loaded_by_name(path: Path) -> Iterator[tuple[str, str]]:
+    """The names that a file of the flows takes from modules which it loads by their names: (module,
+    name). No other tool sees these."""
+    for function in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        modules = {
+            ast.unparse(node.targets[0]): ast.literal_eval(node.value.args[0])
+            for node in ast.walk(function)
+            if isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Call)
+            and ast.unparse(node.value.func) == "importlib.import_module"
+            and isinstance(node.value.args[0], ast.Constant)
+        }
+        for node in ast.walk(function):
+            if isinstance(node, ast.Attribute) and (name := ast.unparse(node.value)) in modules:
+                yield modules[name], node.attr
+
+
+def test_what_the_flows_load_by_name_is_there() -> None:
+    found = {each for path in ROOT.glob("flows/*.py") for each in loaded_by_name(path)}
+    assert ("tasks.harness.records", "Subject") in found
+    assert [(m, n) for m, n in found if not hasattr(importlib.import_module(m), n)] == []
 
 
 def test_every_stage_folder_is_a_stage_of_the_pipeline() -> None:
