@@ -39,12 +39,11 @@ from tasks.train.rollouts import GroupRequest, Prompts, Rollouts
 from tasks.train.sampling import recorded
 from tasks.train.sampling.collector import Collector, Cost, Until
 from tasks.train.sampling.groups import Group, Rollout, groups_in, rollouts_of
-from tasks.train.settings import TrainSettings
+from tasks.train.settings import BatchSettings, TrainSettings
 from tasks.train.slots import Slots, SoFar
 
 SAMPLING_STREAM, LEARNING_STREAM, CONTROL_STREAM = 0, 1, 2  # of a step's random numbers
 NUM_COSTS = 8  # of the newest steps, from which the cost of the next one is predicted
-LEAST_LEFT = 0.02  # of a step's cost: a budget that has less left is spent
 KEPT = (  # of a batch, in a checkpoint, beside its groups and its cost
     "step",
     "replayed",
@@ -64,6 +63,17 @@ def random_numbers(seed: int, step: int, stream: int) -> np.random.Generator:
     """The random numbers of a step for one purpose. They depend on nothing else, so a resumed run
     repeats what a kill interrupted."""
     return np.random.default_rng([seed, step, stream])
+
+
+def cut(request: GroupRequest, most: int, batch: BatchSettings) -> GroupRequest:
+    """Return the request with at most so many rollouts, the last groups cut: it is the end of a
+    budget. A batch that counts prompts has whole groups."""
+    if batch.unit == "prompts":
+        return request
+    before = np.cumsum(request.counts) - request.counts
+    counts = np.clip(most - before, 0, request.counts)
+    kept = counts > 0
+    return replace(request, prompt_rows=request.prompt_rows[kept], counts=counts[kept])
 
 
 @dataclass
@@ -232,6 +242,8 @@ class RolloutBuffer:
         batch.progress = float(control.progress())
         if self.budget is not None:
             batch.progress = min(self.predicted(len(self.batches) + 1) / self.budget.amount, 1.0)
+            if batch.num_requests == 1 and batch.wanted < size:
+                request = cut(request, batch.wanted, self.settings.batch)
         self.add_groups(batch, request)
         return True
 
@@ -244,28 +256,31 @@ class RolloutBuffer:
     def is_spent(self) -> bool:
         """Whether the budget leaves nothing for another step. While others are in flight it must
         leave a whole one: what they cost is not known yet."""
-        if self.budget is None:
-            return False
-        size, cost = self.settings.batch.size, sum(self.costs) / max(len(self.costs), 1)
-        is_exact = not self.unobserved and not self.batches
-        least = cost * size * (LEAST_LEFT if is_exact else 1.0)
+        if self.budget is None or not self.costs:
+            return self.budget is not None and self.spent >= self.budget.amount
         left = self.budget.amount - self.predicted(len(self.batches))
-        return left <= 0.0 or left < least
+        if self.unobserved or self.batches:
+            return left < max(self.costs) * self.settings.batch.size
+        return left < max(self.costs)
 
     def most_left(self) -> int:
-        """How much of the batch's unit the budget leaves for the next step, at least one."""
+        """How much of the batch's unit the budget leaves for the next step at the highest cost of
+        the newest steps, so that the last steps come closer and closer to the amount."""
         assert self.budget is not None
         if not self.costs or self.unobserved or self.batches:
             return self.settings.batch.size
-        left, cost = self.budget.amount - self.spent, sum(self.costs) / len(self.costs)
-        return max(round(left / cost), 1) if cost else self.settings.batch.size
+        return int((self.budget.amount - self.spent) / max(self.costs))
+
+    @property
+    def spent_in_all(self) -> float:
+        """What the profile and the steps that were learned from took of the budget."""
+        return self.spent + sum(batch.spent for batch in self.unobserved)
 
     @property
     def share_spent(self) -> float:
-        """The share of the budget that is spent by the steps that were learned from."""
+        """The share of the budget that is spent."""
         assert self.budget is not None
-        spent = self.spent + sum(batch.spent for batch in self.unobserved)
-        return min(spent / self.budget.amount, 1.0)
+        return min(self.spent_in_all / self.budget.amount, 1.0)
 
     def add_groups(self, batch: Batch, request: GroupRequest) -> None:
         """Add what control asks for to a batch. Raises ValueError for a request that extends a

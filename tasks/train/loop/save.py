@@ -3,6 +3,7 @@
 import logging
 import shutil
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import polars as pl
@@ -163,7 +164,10 @@ def write_results(
     CURVE.write(out / "curve.parquet", CURVE.frame(state.curve))
     parts = [pl.read_parquet(checkpoints.folder / name) for name in checkpoints.parts]
     TRAIN_ROLLOUTS.write(out / "rollouts.parquet", pl.concat([TRAIN_ROLLOUTS.frame([]), *parts]))
-    write_sealed(out / "flops.json", state.ledger.as_dict())
+    flops = state.ledger.as_dict()
+    if (budget := trainer.buffer.budget) is not None:
+        flops["budget"] = {**asdict(budget), "spent": trainer.buffer.spent_in_all}
+    write_sealed(out / "flops.json", flops)
     seconds = {**state.seconds, "train": trainer.spent_seconds("validate", "branch")}
     rounded = {part: round(spent, 3) for part, spent in sorted(seconds.items())}
     write_sealed(out / "cost.json", {"seconds": rounded, "lost": dict(lost)})
