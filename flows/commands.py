@@ -83,7 +83,8 @@ class Dvc:
         trace: TracebackType | None,
     ) -> None:
         with self.stack:
-            self.end(interrupt=error is not None)
+            # one that has answered with an error waits for a request, and leaves by itself
+            self.end(interrupt=error is not None and not isinstance(error, CommandError))
             self.output.join()
             self.answers.close()
 
