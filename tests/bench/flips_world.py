@@ -323,6 +323,7 @@ KINDS = {
     "baseline": Kind("baseline/*", ("report",)),
     "plan": Kind("runs/s/0/plan/plan.parquet", ("train@s-0",)),
     "samples": Kind("runs/s/0/plan/samples.parquet", ("train@s-0",)),
+    "budget": Kind("runs/s/0/plan/budget.json", ("train@s-0",)),
     "decisions": Kind("runs/*/0/plan/decisions.parquet", ("report",)),
     "forecast": Kind("runs/*/0/plan/forecast.json", ("report",)),
     "trained policy": Kind("runs/r/0/train/policy/*", ("evaluate@r-0",)),

@@ -16,6 +16,7 @@ SMALL = {
     "agreement": "",
     "ahead": "--steps 2 --rollouts 16 --repeats 1",
     "allocate_scale": "--prompts 1000",
+    "budgets": "--recipes grpo --amount 5e9",
     "early": "--steps 2 --rollouts 16 --rows 8 --repeats 1",
     "engine_parity": "--engines hf fake",
     "engine_throughput": "--repeats 1",
