@@ -662,8 +662,8 @@ def test_damaged_files_beside_the_checkpoints_cost_work_and_nothing_else(
     (folder,) = layout.checkpoints.iterdir()
     newest = read_sealed(max(folder.glob("step-*")) / "state.json")
     (folder / which(newest["parts"])).write_bytes(b"PAR1")
-    with (folder / "journal.jsonl").open("a") as file:
-        file.write('{"step": 3}\n{')
+    with (folder / "work.json").open("a") as file:
+        file.write("{")
     process = train(layout)
     log = process.output
     assert process.returncode == 0, log

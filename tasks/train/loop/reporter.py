@@ -1,4 +1,4 @@
-"""What is said of a run while it goes on: the record (MLflow), the journal of executed work, the
+"""What is said of a run while it goes on: the record (MLflow), the note of executed work, the
 progress bar."""
 
 import logging
@@ -48,20 +48,17 @@ class Reporter:
         self.version = self.trainer.learner.version
 
     def end_step(self, batch: Batch, row: dict[str, Any]) -> None:
-        """Write the step to the journal, and keep it for the record of its round."""
-        state = self.trainer.state
-        learned = time.perf_counter() - self.step_began
+        """Count what the step executed, and keep it for the record of its round."""
+        state, work = self.trainer.state, self.trainer.state.work
+        work["seconds"] += time.perf_counter() - self.step_began + batch.seconds
+        work["flops"] += state.trained("executed") - self.executed
+        work["tokens"] += row["tokens"] - self.tokens
+        if batch.is_kept:  # in a checkpoint: a kill does not lose it
+            work["seconds"] -= batch.seconds
+            work["flops"] -= batch.cost.flops + batch.judged_flops
+            work["tokens"] -= batch.cost.tokens
         if self.trainer.run.ranks.is_main:
-            kept = batch.cost.flops + batch.judged_flops, batch.cost.tokens
-            flops, tokens = kept if batch.is_kept else (0.0, 0)  # which a kill does not lose
-            self.checkpoints.journal(
-                {
-                    "step": row["step"],
-                    "seconds": learned + (0.0 if batch.is_kept else batch.seconds),
-                    "flops": state.trained("executed") - self.executed - flops,
-                    "tokens": row["tokens"] - self.tokens - tokens,
-                }
-            )
+            self.checkpoints.note_work(work)
         if self.trainer.run.settings.num_ahead:  # a step that samples itself was timed
             state.seconds["generate"] += batch.seconds
         parts = {part: spent - self.parts.get(part, 0.0) for part, spent in state.seconds.items()}
