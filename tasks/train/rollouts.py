@@ -172,6 +172,12 @@ class Rollouts:
         """[N] the version of the policy that each token was sampled from."""
         return self.versions_B[self.owner_N()] if self.versions_N is None else self.versions_N
 
+    def is_current_N(self, version: int) -> Bools:
+        """[N] whether a token was sampled for this step from this version of the policy, with the
+        run's settings."""
+        is_current_B = (self.versions_B == version) & ~self.replayed_B
+        return np.asarray(is_current_B[self.owner_N()])
+
     def is_action_B(self) -> list[list[bool]]:
         """[B] of each rollout's tokens, whether they are the policy's own."""
         ends = np.cumsum(self.completion_tokens_B())

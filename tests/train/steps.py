@@ -8,9 +8,8 @@ import polars as pl
 
 from tasks.common.artifacts import PROMPTS
 from tasks.engines.engine import Samples
-from tasks.train.learner.update import Flat
 from tasks.train.plan import Plan
-from tasks.train.rollouts import GroupRequest, Ints, Observed, Rollouts, merge
+from tasks.train.rollouts import Estimate, GroupRequest, Ints, Observed, Rollouts, merge
 from tasks.train.settings import BatchSettings
 from tasks.train.slots import Asked, Control, SoFar
 from tests.policies import character_tokenizer
@@ -88,9 +87,10 @@ def graded(
     )
 
 
-def flat_of(rollouts: Rollouts, advantages_B: "np.ndarray") -> Flat:
-    """The step's flat arrays, with an advantage a rollout."""
-    return Flat(advantages_B[rollouts.owner_N()], rollouts.trained_N(), None, 0)
+def estimate_of(rollouts: Rollouts, advantages_B: "np.ndarray") -> Estimate:
+    """All rollouts are kept, with these advantages."""
+    keep_B = np.ones(len(advantages_B), dtype=np.bool_)
+    return Estimate(keep_B, advantages_B[rollouts.owner_N()], None)
 
 
 def asked_of(prompt_rows: Ints | None, answers: Sequence[str] = ("7",) * 4) -> Asked:

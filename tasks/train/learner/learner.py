@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -27,7 +26,6 @@ from tasks.train.learner.optimizer import make_optimizer, step
 from tasks.train.learner.ranks import Ranks
 from tasks.train.learner.sharding import shard
 from tasks.train.learner.update import (
-    Flat,
     Objective,
     UpdateStats,
     accumulate_gradients,
@@ -49,20 +47,6 @@ from tasks.train.rollouts import (
 )
 from tasks.train.settings import LearnerSettings, TrainSettings
 from tasks.train.slots import Loss
-
-
-@dataclass(frozen=True)
-class Gradient:
-    """A step's gradient, which the parameters hold: sums over its tokens, and its norm before
-    clipping; None where there was nothing to compute."""
-
-    stats: UpdateStats
-    norm: float | None
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether loss and gradient are finite."""
-        return self.norm is None or bool(np.isfinite(self.norm) and np.isfinite(self.stats.loss))
 
 
 def memory_of(
@@ -137,6 +121,7 @@ class Learner:
             self.settings.kl_coefficient,
             self.memory.share_prompts,
             self.memory.tokens_per_logprob_chunk,
+            self.version,
         )
 
     def has_gradient(self, rollouts: Rollouts, estimate: Estimate) -> Bools:
@@ -145,16 +130,15 @@ class Learner:
         keep_B = estimate.keep_B
         return keep_B if self.reference is not None else keep_B & estimate.has_advantage_B(rollouts)
 
-    def compute_gradient(self, rollouts: Rollouts, estimate: Estimate, loss: Loss) -> Gradient:
+    def compute_gradient(self, rollouts: Rollouts, estimate: Estimate, loss: Loss) -> UpdateStats:
         """Put the gradient of the loss of these rollouts into the parameters, summed over ranks and
-        clipped.
+        clipped; returns sums over their tokens, and the gradient's norm.
 
         Rollouts without a gradient are not computed, but count in the loss's denominators.
         """
         rows = self.shard_rows(rollouts, self.has_gradient(rollouts, estimate))
         batches = self.micro_batches(rollouts, rows)
         fillers = self.fillers(rollouts, batches)
-        flat = Flat(estimate.advantages_N, rollouts.trained_N(), estimate.old_N, self.version)
         totals = self.totals(rollouts, estimate.keep_B)
         kept = self.sums(rollouts, estimate.keep_B)
         objective, architecture = self.objective(loss), self.policy.architecture
@@ -165,7 +149,7 @@ class Learner:
             self.model.train()
         with self.autocast():
             stats = accumulate_gradients(
-                self.model, batches, flat, objective, totals, architecture, kept
+                self.model, batches, rollouts, estimate, objective, totals, architecture, kept
             )
             for filler in fillers:
                 nothing = accumulate_nothing(self.model, filler, objective, architecture)
@@ -176,7 +160,9 @@ class Learner:
         if not self.is_sharded:
             self.ranks.all_reduce_gradients(self.model)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm)
-        return Gradient(stats, float(whole(norm)))
+        stats.norms = [float(whole(norm))]
+        stats.num_nonfinite = int(not np.isfinite([*stats.norms, stats.loss]).all())
+        return stats
 
     def observe(self, rollouts: Rollouts, features: Features, loss: Loss) -> tuple[Observed, float]:
         """The policy's view of `rollouts`, and the FLOPs that the pass executed. Ranks look at

@@ -15,7 +15,7 @@ import torch
 
 from tasks.models.packing import Packing, pack
 from tasks.models.transfer import to_device
-from tasks.train.rollouts import Bools, Ints, Rollouts
+from tasks.train.rollouts import Ints, Rollouts
 from tasks.train.settings import Updates
 
 
@@ -42,8 +42,6 @@ class MicroBatch:
     long for `shared` to share their prompts."""
 
     rows: Ints
-    versions_B: Ints
-    replayed_B: Bools
     places_N: Ints
     targets_N: torch.Tensor
     sampler_logprobs_N: torch.Tensor
@@ -178,8 +176,6 @@ def micro_batch(
     row_N = np.repeat(np.arange(len(rows)), [len(completion) for completion in completions])
     return MicroBatch(
         rows,
-        rollouts.versions_B[rows],
-        rollouts.replayed_B[rows],
         rollouts.places(rows),
         to_device(np.array([*itertools.chain(*completions)], dtype=np.int64), device),
         to_device(np.array([*itertools.chain(*logprobs)], dtype=np.float32), device),

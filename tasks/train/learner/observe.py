@@ -8,7 +8,7 @@ Legend: B rollouts, N their completion tokens, D hidden size.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -122,13 +122,7 @@ def join_observed(parts: Sequence[Observed]) -> Observed:
         arrays = [array for part in parts if (array := getattr(part, name)) is not None]
         return np.concatenate(arrays) if arrays else None
 
-    return Observed(
-        np.concatenate([np.zeros(0), *(part.logprobs_N for part in parts)]),
-        np.concatenate([np.zeros(0), *(part.entropies_N for part in parts)]),
-        joined("hidden_ND"),
-        joined("prompt_hidden_BD"),
-        joined("gradient_norms_B"),
-    )
+    return Observed(*(joined(field.name) for field in fields(Observed)))
 
 
 def rows_of(batches: Sequence[MicroBatch]) -> Ints:

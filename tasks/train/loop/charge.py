@@ -1,13 +1,14 @@
 """What a step costs, in every account of the ledger."""
 
 from tasks.common.ledger import ACCOUNTS, charged_flops, paper_training_flops
+from tasks.train.learner.update import UpdateStats
 from tasks.train.loop.buffer import Batch
-from tasks.train.loop.trainer import Trainer, Update
+from tasks.train.loop.trainer import Trainer
 from tasks.train.rollouts import Estimate, Rollouts
 
 
 def charge(
-    trainer: Trainer, batch: Batch, rollouts: Rollouts, estimate: Estimate, update: Update
+    trainer: Trainer, batch: Batch, rollouts: Rollouts, estimate: Estimate, update: UpdateStats
 ) -> None:
     """Enter the step into the accounts (see the ledger). What was replayed was generated
     before; a rollout is charged once for every epoch."""
@@ -25,7 +26,7 @@ def charge(
     flat = paper_training_flops(architecture, generated, has_reference=has_reference)
     ledger.add(
         "score",
-        executed=update.stats.reference_flops,
+        executed=update.reference_flops,
         charged=reference,
         charged_mixed=reference,
         charged_paper=reference,
@@ -34,7 +35,7 @@ def charge(
     ledger.add("generate", charged=rollout, charged_mixed=rollout, charged_paper=rollout)
     ledger.add(
         "update",
-        executed=update.stats.flops,
+        executed=update.flops,
         charged=charged_flops(architecture, updated=updated, update_factor=factor),
         charged_mixed=charged_flops(architecture, updated=mixed, update_factor=factor),
         charged_paper=flat - rollout - reference,

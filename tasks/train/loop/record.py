@@ -10,9 +10,7 @@ from tasks.train.learner.update import UpdateStats
 from tasks.train.rollouts import Bools, Floats, Rollouts, mixed_groups
 
 
-def describe_step(
-    rollouts: Rollouts, keep_B: Bools, stats: UpdateStats, num_updates: int
-) -> dict[str, Any]:
+def describe_step(rollouts: Rollouts, keep_B: Bools, stats: UpdateStats) -> dict[str, Any]:
     """What a step's rollouts and its update looked like; the update's columns are None where there
     was none. What is said of rollouts is of the fresh ones, what is kept is of all."""
     fresh = rollouts.where(~rollouts.replayed_B)
@@ -28,7 +26,7 @@ def describe_step(
         "num_mixed_groups": int(mixed.sum()),
         "reward_mean": float(graded.rewards_B.mean()) if len(graded.group_B) else None,
         "reward_mean_kept": float(rollouts.rewards_B[keep_B].mean()) if keep_B.any() else None,
-        **describe_update(stats, num_updates),
+        **describe_update(stats),
         "completion_tokens_mean": float(lengths.mean()),
         "completion_tokens_p95": float(np.quantile(lengths, 0.95)),
         "completion_tokens_max": int(lengths.max()),
@@ -37,7 +35,7 @@ def describe_step(
     }
 
 
-def describe_update(stats: UpdateStats, num_updates: int) -> dict[str, float | None]:
+def describe_update(stats: UpdateStats) -> dict[str, float | None]:
     """The mean loss of the updates, and means over the tokens that were computed; None where there
     were none."""
     names = (
@@ -61,7 +59,7 @@ def describe_update(stats: UpdateStats, num_updates: int) -> dict[str, float | N
     largest = [float(gaps.mean()), float(gaps.max())] if len(gaps) else [None, None]
     # the share of tokens that as many equally weighted ones would be worth (Kish)
     squares = max(stats.squared_weights * stats.num_tokens, 1e-300)
-    found = [stats.loss / max(num_updates, 1), *means, *largest, stats.weights**2 / squares]
+    found = [stats.loss / max(len(stats.norms), 1), *means, *largest, stats.weights**2 / squares]
     values = dict(zip(names, found, strict=True))
     return {
         **values,
