@@ -117,6 +117,21 @@ def after(*parts: Rollouts) -> SoFar:
     return SoFar(merge(parts), len(parts), 0) if parts else START
 
 
+def merge_requests(parts: Sequence[Rollouts], numbers: Sequence[Ints]) -> Rollouts:
+    """The rollouts of several requests of one step, group by group: `numbers[i]` are those of the
+    groups of part i within the step."""
+    merged, number_G = merge(parts), np.concatenate(numbers)
+    _, first = np.unique(number_G, return_index=True)
+    of_step = replace(
+        merged,
+        prompt_rows_Q=merged.prompt_rows_Q[first],
+        prompts=[merged.prompts[place] for place in first.tolist()],
+        group_B=number_G[merged.group_B],
+    )
+    # rollouts that joined a group stand beside those that were there before
+    return of_step.take(np.argsort(of_step.group_B, kind="stable"))
+
+
 def observed_of(rollouts: Rollouts, seed: int = 0, size: int = 3) -> Rollouts:
     """The same rollouts as a policy sees them that is not quite their sampler."""
     rng = np.random.default_rng(seed)
@@ -147,5 +162,5 @@ def play(
         numbers.append(request.groups(0 if rollouts is None else len(rollouts.prompts)))
         requests.append(request)
         parts.append(answer_to(request, rewards))
-        rollouts = merge(parts, numbers)
+        rollouts = merge_requests(parts, numbers)
     return (requests, rollouts) if rollouts else None

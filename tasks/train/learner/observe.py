@@ -27,7 +27,7 @@ from tasks.train.learner.update import (
     token_logprobs,
     update_flops,
 )
-from tasks.train.rollouts import Bools, Features, Ints, Observed, Singles
+from tasks.train.rollouts import Bools, Features, Observed, Singles
 
 PROMPT_TOKENS = 10  # at the end of a prompt, whose hidden states are averaged (as in POISE)
 
@@ -123,13 +123,3 @@ def join_observed(parts: Sequence[Observed]) -> Observed:
         return np.concatenate(arrays) if arrays else None
 
     return Observed(*(joined(field.name) for field in fields(Observed)))
-
-
-def rows_of(batches: Sequence[MicroBatch]) -> Ints:
-    """The rollouts of `batches`, in their order."""
-    return np.concatenate([np.zeros(0, dtype=np.int64), *(batch.rows for batch in batches)])
-
-
-def places_of(batches: Sequence[MicroBatch]) -> Ints:
-    """The places of their completion tokens in the step's flat arrays."""
-    return np.concatenate([np.zeros(0, dtype=np.int64), *(batch.places_N for batch in batches)])

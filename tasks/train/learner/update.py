@@ -282,29 +282,22 @@ def enable_activation_checkpointing(model: PreTrainedModel) -> None:
                 setattr(module, name, 0.0)
 
 
-def computed_again(
-    model: PreTrainedModel, batch: MicroBatch, objective: Objective
-) -> tuple[float, float]:
-    """How often body and head are computed again in the backward pass: once each where they are
-    checkpointed."""
-    body = float(model.is_gradient_checkpointing and model.training)
-    return body, float(len(batch.targets_N) > objective.tokens_per_chunk)
-
-
 def update_flops(
     model: PreTrainedModel, batch: MicroBatch, objective: Objective, architecture: Architecture
 ) -> float:
-    """What the micro-batch's forward and backward execute."""
+    """What the micro-batch's forward and backward execute. Body and head are computed once more in
+    the backward pass where they are checkpointed."""
     body, head = batch_flops(architecture, batch, objective.share_prompts)
-    again = computed_again(model, batch, objective)
+    body_again = float(model.is_gradient_checkpointing and model.training)
+    head_again = float(len(batch.targets_N) > objective.tokens_per_chunk)
     if not has_adapters(model):
-        return (3.0 + again[0]) * body + (3.0 + again[1]) * head
+        return (3.0 + body_again) * body + (3.0 + head_again) * head
     # of frozen layers no gradient of the weights; attention has none, and its backward is whole
     num_tokens, num_pairs = batch_size(batch, objective.share_prompts)
     attention = forward_flops(architecture, 0.0, 0.0, num_pairs)
     adapters = 2.0 * num_adapter_parameters(model) * num_tokens
-    body = (2.0 + again[0]) * body + attention + (3.0 + again[0]) * adapters
-    return body + (2.0 + again[1]) * head
+    body = (2.0 + body_again) * body + attention + (3.0 + body_again) * adapters
+    return body + (2.0 + head_again) * head
 
 
 def batch_flops(

@@ -7,7 +7,7 @@ import polars as pl
 import torch
 
 from tasks.train.learner.update import UpdateStats
-from tasks.train.rollouts import Bools, Floats, Rollouts, mixed_groups
+from tasks.train.rollouts import Bools, Floats, Rollouts, mixed_groups, ragged
 
 
 def describe_step(rollouts: Rollouts, keep_B: Bools, stats: UpdateStats) -> dict[str, Any]:
@@ -74,21 +74,17 @@ def rollout_rows(
     step: int,
     prompt_ids: pl.Series,
     rollouts: Rollouts,
-    keep_B: Bools | None = None,
-    advantages_B: Floats | None = None,
+    keep_B: Bools,
+    advantages_B: Floats,
 ) -> list[dict[str, Any]]:
-    """The step's rows of TRAIN_ROLLOUTS, group by group; before the update nothing is kept yet."""
-    keep_B = np.zeros(len(rollouts.group_B), dtype=np.bool_) if keep_B is None else keep_B
-    advantages_B = np.zeros(len(rollouts.group_B)) if advantages_B is None else advantages_B
+    """The step's rows of TRAIN_ROLLOUTS, group by group."""
     first_of_group = np.searchsorted(rollouts.group_B, rollouts.group_B)
     samples, ids_Q = rollouts.samples, prompt_ids[rollouts.prompt_rows_Q].to_list()
-    is_action_B: list[list[bool] | None] = [None] * len(rollouts.group_B)
-    if rollouts.is_action_N is not None:
-        is_action_B = list(rollouts.is_action_B())
-    versions_B: list[list[int] | None] = [None] * len(rollouts.group_B)
-    if rollouts.versions_N is not None:
-        ends = np.cumsum(rollouts.completion_tokens_B())
-        versions_B = [part.tolist() for part in np.split(rollouts.versions_N, ends[:-1])]
+    lengths_B = rollouts.completion_tokens_B()
+    is_action_B, versions_B = (
+        [None] * len(lengths_B) if values_N is None else ragged(values_N, lengths_B)
+        for values_N in (rollouts.is_action_N, rollouts.versions_N)
+    )
     return [
         {
             "step": step,

@@ -78,7 +78,7 @@ def write_shards(
 def resume(trainer: Trainer, checkpoints: Checkpoints, chosen: Path | None) -> None:
     """Put the trainer where `chosen` or the newest checkpoint was made, if there is one."""
     loaded = checkpoints.load(chosen)
-    if loaded is not None and BUFFER not in loaded[1] and trainer.run.settings.max_staleness:
+    if loaded is not None and BUFFER not in loaded[1]:
         why = "is of an earlier version, which kept what was sampled ahead in another form"
         if chosen is not None:
             raise ArtifactError(f"--resume {chosen} {why}: leave --resume out to start over")
@@ -116,15 +116,7 @@ def restore(trainer: Trainer, loaded: Loaded) -> None:
     trainer.sync_engine()
     # after the engine's probe, which a run that was not stopped would not have made
     trainer.state.fill(numbers, tables["steps"].to_dicts(), tables["curve"].to_dicts())
-    empty = {  # a step's own batch was not kept before
-        "progress": trainer.slots.control.progress(),
-        "num_asked": numbers["num_steps"],
-        "num_complete": 0,
-        "num_unobserved": 0,
-        "replayed": [],
-        "batches": [],
-    }
-    trainer.buffer.restore(numbers.get(BUFFER, empty), tables.get(BUFFER, table_of([])))
+    trainer.buffer.restore(numbers[BUFFER], tables[BUFFER])
 
 
 def write_results(

@@ -12,7 +12,6 @@ from tasks.common.params import ParamsError
 from tasks.common.statistics import bootstrap_interval
 from tasks.engines.engine import SwappingEngine
 from tasks.train.context import RunContext
-from tasks.train.flat_rollouts import flat
 from tasks.train.learner.learner import Learner
 from tasks.train.learner.micro_batches import minibatches
 from tasks.train.learner.update import UpdateStats, learning_rate, merge_stats
@@ -26,6 +25,7 @@ from tasks.train.rollouts import (
     Observed,
     Prompts,
     Rollouts,
+    flat,
 )
 from tasks.train.sampling.collector import Collector
 from tasks.train.settings import Guards
