@@ -4,15 +4,14 @@ import dataclasses
 import logging
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from tasks.common import process, stage
 from tasks.common.artifacts import PLAN, PROMPTS, SAMPLES, TRAIN_ROLLOUTS
@@ -20,6 +19,7 @@ from tasks.common.files import ArtifactError, digest, digest_file
 from tasks.engines.devices import held, training_gpus
 from tasks.engines.engine import NoServerError
 from tasks.engines.loading import check_shared_gpu, engine_name, load_engine
+from tasks.engines.settings import EngineSettings
 from tasks.grading.background import BackgroundGrader
 from tasks.models.folder import policy_digest
 from tasks.models.policy import (
@@ -68,7 +68,9 @@ def main(run: stage.Stage) -> None:
     torch.set_num_threads(sections.engine.threads)
     policy, device = read_policy(layout), torch_device(sections.engine.device)
     components = run_components(run, policy, settings, sections)
-    record_inputs(run, components)
+    run.tracker.params({name: components[name] for name in ("train", "sampling", "policy")})
+    for name, path in input_files(run).items():
+        run.tracker.dataset(name, path, components[name], "train")
 
     replayed = run.options.from_rollouts
     if replayed is not None:  # the record holds the trunk's rollouts alone
@@ -155,13 +157,6 @@ def explaining_failures(ranks: Ranks, built: Sequence[Trainer]) -> Iterator[None
         ) from error
 
 
-def record_inputs(run: stage.Stage, components: Mapping[str, Any]) -> None:
-    """Record what the run depends on."""
-    run.tracker.params({name: components[name] for name in ("train", "sampling", "policy")})
-    for name, path in input_files(run).items():
-        run.tracker.dataset(name, path, components[name], "train")
-
-
 def input_files(run: stage.Stage) -> dict[str, Path]:
     """The tables that the stage reads, by name."""
     layout, coordinates = run.layout, run.coordinates()
@@ -206,45 +201,33 @@ def run_parameters(settings: TrainSettings, sections: Sections) -> dict[str, Any
 def build(
     run: stage.Stage, told: RunContext, sections: Sections, grader: BackgroundGrader
 ) -> tuple[Trainer, Plan]:
-    """The trainer at step 0, and its plan: the initial policy in float32 (the optimizer's
-    precision), the engine, the prompts."""
-    policy, settings = told.policy, told.settings
-    files = input_files(run)
+    """The trainer at step 0, and its plan."""
+    policy, settings, files = told.policy, told.settings, input_files(run)
     tables = {name: PROMPTS.read(files[name]) for name in ("prompts", "validation")}
     if tables["validation"].is_empty():
         raise ArtifactError(
             f"{files['validation']} has no prompts, and train measures its curve on them: set "
             "ingest.splits.validation to at least 1"
         )
-    device, trusted = torch_device(sections.engine.device), policy.trust_remote_code
-    is_sharded = sections.learner.shard != "none"
-    is_quantized = settings.lora is not None and settings.lora.base_bits == 4
-    model = load_model(
-        policy.folder,
-        dtype=torch.float32,
-        # a whole policy may not fit the device
-        device=torch.device("cpu") if is_sharded or is_quantized else device,
-        trust_remote_code=trusted,
-    )
-    if settings.lora is not None:
-        add_adapters(model, settings.lora, told.seed)
-    if is_quantized:
-        quantize_base(model, device)
-    memory = memory_of(model, settings, sections.learner, told.ranks.size)
+    # an engine that samples ahead is never idle while the policy learns
     is_ahead = settings.num_ahead > 0
     of_engine = dataclasses.replace(sections.engine, sleep=sections.engine.sleep and not is_ahead)
-    check_shared_gpu(of_engine, told.ranks.size, device, memory)
-    learner = Learner(policy, model, settings, sections.learner, told.sampling, told.ranks, device)
-    tokenizer = load_tokenizer(policy.folder, trust_remote_code=trusted)
-    prompts, validation = (read_prompts(table, tokenizer, told) for table in tables.values())
+    learner = make_learner(told, sections, of_engine)
+    tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
+    # whether a prompt fits the policy's context is checked when it is encoded
+    encode = partial(
+        encode_prompts, tokenizer=tokenizer, policy=policy, room=told.sampling.max_tokens
+    )
+    prompts, validation = (Prompts(table, encode) for table in tables.values())
     plan = read_plan(PLAN.read(files["plan"]), prompts.ids, settings.batch)
     profile = Profile(SAMPLES.read(files["samples"]), prompts)
     slots = load_slots(settings, plan, prompts.table, profile)
-    engine = load_engine(of_engine, policy, model)
+    engine = load_engine(of_engine, policy, learner.model)
     if is_ahead and engine.shares_weights:  # which change while it samples
         engine = load_engine(of_engine, policy, None)
     beside = dataclasses.replace(told, ranks=told.ranks.beside()) if is_ahead else told
     collector = Collector(beside, engine, slots.generate, tokenizer, grader)
+    gaps = sections.guards.max_sampler_gap
     trainer = Trainer(
         told,
         slots,
@@ -254,7 +237,8 @@ def build(
         prompts,
         validation,
         sections.guards,
-        max_sampler_gap(sections, settings),
+        # what the coarser dtype of engine and trainer may make
+        max(float(getattr(gaps, dtype)) for dtype in (of_engine.dtype, settings.dtype)),
         State(),
     )
     # an engine that does not take the policy's weights must fail before it has sampled anything;
@@ -264,22 +248,26 @@ def build(
     return trainer, plan
 
 
-def max_sampler_gap(sections: Sections, settings: TrainSettings) -> float:
-    """The gap that the coarser dtype of engine and trainer may make."""
-    gaps = sections.guards.max_sampler_gap
-    return max(float(getattr(gaps, dtype)) for dtype in (sections.engine.dtype, settings.dtype))
-
-
-def read_prompts(
-    table: pl.DataFrame, tokenizer: PreTrainedTokenizerBase, told: RunContext
-) -> Prompts:
-    """A PROMPTS table ready to be sampled and graded. Whether a prompt fits the policy's context is
-    checked when it is encoded; the profile sampled, and so checked, every training prompt."""
-    room = told.sampling.max_tokens
-    return Prompts(
-        table,
-        lambda rows: encode_prompts(rows, tokenizer, told.policy, room),
+def make_learner(told: RunContext, sections: Sections, engine: EngineSettings) -> Learner:
+    """The learner of the initial policy in float32 (the optimizer's precision), which fits the
+    device beside the engine."""
+    policy, settings, memory = told.policy, told.settings, sections.learner
+    device = torch_device(engine.device)
+    is_quantized = settings.lora is not None and settings.lora.base_bits == 4
+    model = load_model(
+        policy.folder,
+        dtype=torch.float32,
+        # a whole policy may not fit the device
+        device=torch.device("cpu") if memory.shard != "none" or is_quantized else device,
+        trust_remote_code=policy.trust_remote_code,
     )
+    if settings.lora is not None:
+        add_adapters(model, settings.lora, told.seed)
+    if is_quantized:
+        quantize_base(model, device)
+    needed = memory_of(model, settings, memory, told.ranks.size)
+    check_shared_gpu(engine, told.ranks.size, device, needed)
+    return Learner(policy, model, settings, memory, told.sampling, told.ranks, device)
 
 
 def summarize(state: State) -> None:

@@ -222,24 +222,14 @@ def compute_logprobs(
     model: PreTrainedModel, batch: MicroBatch, objective: Objective
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `token_logprobs`."""
-    hidden_ND = (
-        shared_hidden(model, batch) if objective.share_prompts else separate_hidden(model, batch)
-    )
+    if objective.share_prompts:  # each prompt is read once and nothing padded
+        packing, predicts_N = batch.shared
+        states = forward(model, packing.ids, packing.positions, packing.attend)
+        hidden_ND = states.index_select(0, predicts_N)
+    else:  # padding stands at the end, where a causal model cannot see it: no mask is needed
+        states = forward_rows(model, batch.whole.input_ids).last_hidden_state
+        hidden_ND = batch.whole.predicting(states)
     return chunked_logprobs(model, hidden_ND, batch.targets_N, objective)
-
-
-def separate_hidden(model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
-    """[N, D] the hidden states that predict completion tokens, every rollout read whole. Padding
-    stands at the end, where a causal model cannot see it, so no mask is needed."""
-    return batch.whole.predicting(forward_rows(model, batch.whole.input_ids).last_hidden_state)
-
-
-def shared_hidden(model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
-    """[N, D] the same states, each prompt read once and nothing padded."""
-    packing, predicts_N = batch.shared
-    return forward(model, packing.ids, packing.positions, packing.attend).index_select(
-        0, predicts_N
-    )
 
 
 def chunked_logprobs(

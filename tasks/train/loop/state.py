@@ -9,6 +9,7 @@ from typing import Any
 
 from tasks.common.ledger import Ledger
 
+PLAIN = ("num_steps", "next_validation", "branch", "branch_start", "branches_done")
 WORK = ("seconds", "flops", "tokens")
 ROUNDING = 1e-9  # of shares of a run: 0.15 / 0.05 is not quite 3
 
@@ -57,16 +58,9 @@ class State:
 
     def numbers(self) -> dict[str, Any]:
         """What `fill` needs beside the tables of steps and curve, as JSON has it."""
-        return {
-            "num_steps": self.num_steps,
-            "next_validation": self.next_validation,
-            "branch": self.branch,
-            "branch_start": self.branch_start,
-            "branches_done": self.branches_done,
-            "work": {**self.work},
-            "ledger": self.ledger.as_dict(),
-            "seconds": dict(self.seconds),
-        }
+        plain = {name: getattr(self, name) for name in PLAIN}
+        ledger, seconds, work = self.ledger.as_dict(), dict(self.seconds), dict(self.work)
+        return {**plain, "ledger": ledger, "seconds": seconds, "work": work}
 
     def fill(
         self,
@@ -75,10 +69,9 @@ class State:
         curve: list[dict[str, Any]],
     ) -> None:
         """Go back to where a checkpoint was made."""
-        self.num_steps, self.next_validation = numbers["num_steps"], numbers["next_validation"]
-        self.branch, self.branch_start = numbers["branch"], numbers["branch_start"]
-        self.branches_done = numbers["branches_done"]
-        self.work = {**numbers.get("work", dict.fromkeys(WORK, 0.0))}
+        for name in PLAIN:
+            setattr(self, name, numbers[name])
         self.ledger = Ledger.from_dict(numbers["ledger"])
         self.seconds = defaultdict(float, numbers["seconds"])
+        self.work = dict(numbers.get("work", self.work))  # an earlier version did not keep it
         self.steps, self.curve, self.rollouts = steps, curve, []
