@@ -19,8 +19,6 @@ import torch
 import torch.distributed as distributed
 from torch._C._distributed_c10d import HashStore
 
-from tasks.common.parent import die_with_parent
-
 T = TypeVar("T")
 
 LOST_RANK = 75  # the exit status of a rank that lost another (sysexits.h: try again)
@@ -114,11 +112,10 @@ def buckets(tensors: Sequence[torch.Tensor], max_bytes: int) -> list[list[torch.
 
 
 def launch_ranks(module: str, arguments: list[str], num_processes: int) -> None:
-    """Become torchrun with `num_processes` processes of `module`, unless this is one of them
-    already. The processes end with this one, and this one with its parent."""
-    if num_processes == 1 or "RANK" in os.environ:
+    """Become torchrun with `num_processes` processes of `module`, where these are several. The
+    processes end with this one."""
+    if num_processes == 1:
         return
-    die_with_parent()
     launcher = [
         sys.executable,
         "-m",
