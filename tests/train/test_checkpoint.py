@@ -278,8 +278,8 @@ def test_a_branch_keeps_the_trunk_it_goes_back_to_wherever_it_is(tmp_path: Path)
     checkpoints.branch_from(retired)
     assert [int(path.name.split("-")[1]) for path in checkpoints.steps()] == [2, 5]
     assert checkpoints.trunk()[1]["num_steps"] == 2
-    checkpoints.end_branch()
-    assert [int(path.name.split("-")[1]) for path in checkpoints.steps()] == [2]
+    save(checkpoints, 2, branch=1)  # the trunk goes on
+    assert [int(path.name.split("-")[1]) for path in checkpoints.steps()] == [2, 2]
 
 
 def test_two_runs_may_tidy_up_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

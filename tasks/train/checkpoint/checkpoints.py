@@ -127,9 +127,10 @@ class Checkpoints:
             raise
         sync_folder(self.folder)
         written = self.folder / unique
-        # back on the trunk, what the branch wrote does not count
-        counted = [path for path in self.steps() if is_branch(written) or not is_branch(path)]
-        for old in {*counted[: -self.keep]} - {trunk_of(written)}:
+        # a branch is at its end when the trunk goes on
+        ended = [path for path in self.steps() if is_branch(path) and not is_branch(written)]
+        going = [path for path in self.steps() if path not in ended]
+        for old in {*ended, *going[: -self.keep]} - {trunk_of(written)}:
             shutil.rmtree(old)
         for unfinished in self.folder.glob(".step-*"):
             shutil.rmtree(unfinished)
@@ -196,15 +197,6 @@ class Checkpoints:
         where it is missing or damaged."""
         self.wait()
         return self.read(trunk_of(self.steps()[-1]))
-
-    def end_branch(self) -> None:
-        """Delete the checkpoints of a branch, now that the trunk with its point of the curve is on
-        the disk."""
-        self.wait()
-        for folder in self.steps():
-            if is_branch(folder):
-                shutil.rmtree(folder)
-        sync_folder(self.folder)
 
     def load(self, chosen: Path | None = None) -> Loaded | None:
         """The checkpoint `chosen`, or the newest that is whole, or None. A damaged one is named in

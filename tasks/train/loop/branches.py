@@ -61,7 +61,7 @@ def leave_trunk_if_due(trainer: Trainer, checkpoints: Checkpoints) -> None:
 def return_to_trunk(trainer: Trainer, checkpoints: Checkpoints) -> dict[str, Any] | None:
     """Measure the end of the branch, go back to where it left the trunk, and return its point of
     the curve, which the trunk keeps; None for a branch that `train.max_steps` cut short."""
-    ranks, state = trainer.run.ranks, trainer.state
+    state = trainer.state
     point = trainer.validate() if is_end(trainer) else None
     if point is None:
         logger.warning(
@@ -71,11 +71,8 @@ def return_to_trunk(trainer: Trainer, checkpoints: Checkpoints) -> dict[str, Any
             state.branch,
         )
     for batch in trainer.buffer.batches:  # sampled in the branch, and not learned from
-        cost, judged = batch.cost, batch.judged_flops
-        state.ledger.add(
-            "generate", executed=cost.flops, tokens=cost.tokens, rollouts=cost.rollouts
-        )
-        state.ledger.add("score", executed=judged)
+        state.ledger.add("generate", **batch.cost.as_account())
+        state.ledger.add("score", executed=batch.judged_flops)
     ledger, seconds = state.ledger, trainer.spent_seconds()
     num_done, work = state.branches_done, state.work
     restore(trainer, checkpoints.trunk())
@@ -93,9 +90,6 @@ def return_to_trunk(trainer: Trainer, checkpoints: Checkpoints) -> dict[str, Any
     before.add("evaluate", **validated)
     state.seconds["branch"] += seconds - trainer.spent_seconds()
     save(trainer, checkpoints)
-    if ranks.is_main:
-        checkpoints.end_branch()
-    ranks.barrier()
     logger.info("step %d: back on the trunk", state.num_steps)
     return point
 

@@ -22,8 +22,7 @@ class Reporter:
         self, trainer: Trainer, checkpoints: Checkpoints, record: Record, bar: Any
     ) -> None:
         self.trainer, self.checkpoints, self.record, self.bar = trainer, checkpoints, record, bar
-        self.rows: list[dict[str, Any]] = []
-        self.values: list[dict[str, Any]] = []
+        self.values: list[dict[str, Any]] = []  # of each step of the round
         bar.update(int(trainer.state.ledger.rollouts["generate"]))
 
     def note(self, point: dict[str, Any] | None) -> None:
@@ -63,14 +62,13 @@ class Reporter:
             state.seconds["generate"] += batch.seconds
         parts = {part: spent - self.parts.get(part, 0.0) for part, spent in state.seconds.items()}
         seconds = {**parts, "generate": batch.seconds}
-        self.rows.append(row)
         old = ages(self.version, batch) if self.trainer.run.settings.max_staleness else {}
         self.values.append({**measurements(row, seconds), **old})
 
     def end_round(self) -> None:
         """Record the steps of the round, with what control says of itself after it and, where both
         sides work at once, the shares of the time in which each waited for the other."""
-        trainer, num = self.trainer, len(self.rows)
+        trainer, num = self.trainer, len(self.values)
         state, buffer = trainer.state, trainer.buffer
         seconds = max(time.perf_counter() - self.round_began, 1e-9)
         with buffer.lock:
@@ -87,11 +85,11 @@ class Reporter:
         if buffer.num_early:
             values["carried_groups"] = float(sum(group.since >= 0 for group in carried))
         self.values[-1] |= values
-        for row, measured in zip(self.rows, self.values, strict=True):
+        for measured in self.values:
             if state.branch is None:
-                self.record(measured, row["step"], row["flops_charged"])
-            self.show(row, seconds / num)
-        self.rows, self.values = [], []
+                self.record(measured, measured["step"], measured["flops_charged"])
+            self.show(measured, seconds / num)
+        self.values = []
 
     def show(self, row: Mapping[str, Any], seconds: float) -> None:
         """The step on the progress bar, which adds rate and time left. It counts the trunk's
