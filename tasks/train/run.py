@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import os
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import partial
@@ -68,9 +68,7 @@ def main(run: stage.Stage) -> None:
     torch.set_num_threads(sections.engine.threads)
     policy, device = read_policy(layout), torch_device(sections.engine.device)
     components = run_components(run, policy, settings, sections)
-    run.tracker.params({name: components[name] for name in ("train", "sampling", "policy")})
-    for name, path in input_files(run).items():
-        run.tracker.dataset(name, path, components[name], "train")
+    record_inputs(run, components)
 
     replayed = run.options.from_rollouts
     if replayed is not None:  # the record holds the trunk's rollouts alone
@@ -155,6 +153,13 @@ def explaining_failures(ranks: Ranks, built: Sequence[Trainer]) -> Iterator[None
             f"{what_was_lost(error, ranks)}: {reason}. Run the same command again: it goes on from "
             "the last checkpoint"
         ) from error
+
+
+def record_inputs(run: stage.Stage, components: Mapping[str, Any]) -> None:
+    """Record what the run depends on."""
+    run.tracker.params({name: components[name] for name in ("train", "sampling", "policy")})
+    for name, path in input_files(run).items():
+        run.tracker.dataset(name, path, components[name], "train")
 
 
 def input_files(run: stage.Stage) -> dict[str, Path]:

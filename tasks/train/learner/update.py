@@ -102,8 +102,8 @@ def accumulate_gradients(
         reference_N = reference_logprobs(batch, objective)
 
         # the policy's log-probabilities of the tokens that it wrote itself
-        own_N, device = trained_N[batch.places_N], batch.row_N.device
-        own = chosen(own_N, device)
+        own_N = trained_N[batch.places_N]
+        own = chosen(own_N, batch.device)
         logprobs_N, entropy_N = (part[own] for part in token_logprobs(model, batch, objective))
         sampler_N = batch.sampler_logprobs_N[own]
 
@@ -111,36 +111,26 @@ def accumulate_gradients(
         if estimate.old_N is not None:
             old_N = of_batch(batch, estimate.old_N, logprobs_N)[own]
         advantages_N = of_batch(batch, estimate.advantages_N, logprobs_N)[own]
-        rows, correction = (batch.row_N[own], len(batch.rows)), objective.correction
+        rows = batch.row_N[own], len(batch.rows)
         tokens, cut_N = corrected_tokens(
-            logprobs_N, old_N, sampler_N, advantages_N, *rows, correction
+            logprobs_N, old_N, sampler_N, advantages_N, *rows, objective.correction
         )
         part, sums = objective.loss(tokens, totals)
 
         # the pull towards the reference, averaged as the loss is, but over what is kept
-        kl_sum = {}
+        kl_N = logprobs_N[:0]
         if reference_N is not None:
             kl_N = unbiased_kl(tokens, reference_N[own])
             kl = average(kl_N, tokens, kept or totals, objective.loss.normalize)
             part = part + objective.kl_coefficient * kl
-            kl_sum = {"kl": kl_N.sum()}
             stats.reference_flops += sum(batch_flops(architecture, batch, objective.share_prompts))
 
         part.backward()
 
         # statistics; whatever is read here makes the host wait
-        weights_N = tokens.weights_N
-        values = {
-            **kl_sum,
-            "loss": part,
-            "entropy": entropy_N.sum(),
-            "clipped": sums["clipped"],
-            "capped": cut_N.sum(),
-            "weights": weights_N.sum(),
-            "squared_weights": (weights_N**2).sum(),
-        }
-        unread.append({name: value.detach().double() for name, value in values.items()})
-        is_current = chosen(is_current_N[batch.places_N][own_N], device)
+        clipped, weights_N = sums["clipped"], tokens.weights_N
+        unread.append(statistics(part, clipped, entropy_N, kl_N, cut_N, weights_N))
+        is_current = chosen(is_current_N[batch.places_N][own_N], batch.device)
         stats.log_ratios.append((logprobs_N.detach() - sampler_N)[is_current])
         stats.log_weights.append(tokens.by_row(old_N - sampler_N))
         stats.num_tokens += len(logprobs_N)
@@ -150,6 +140,27 @@ def accumulate_gradients(
     if unread:
         read(stats, unread)
     return stats
+
+
+def statistics(
+    loss: torch.Tensor,
+    clipped: torch.Tensor,
+    entropy_N: torch.Tensor,
+    kl_N: torch.Tensor,
+    cut_N: torch.Tensor,
+    weights_N: torch.Tensor,
+) -> dict[str, torch.Tensor]:
+    """A micro-batch's sums by their names in `UpdateStats`, still on its device."""
+    sums = {
+        "loss": loss,
+        "entropy": entropy_N.sum(),
+        "clipped": clipped,
+        "capped": cut_N.sum(),
+        "kl": kl_N.sum(),
+        "weights": weights_N.sum(),
+        "squared_weights": (weights_N**2).sum(),
+    }
+    return {name: value.detach().double() for name, value in sums.items()}
 
 
 def of_batch(batch: MicroBatch, values_N: Floats, like: torch.Tensor) -> torch.Tensor:
