@@ -76,6 +76,7 @@ def return_to_trunk(trainer: Trainer, checkpoints: Checkpoints) -> dict[str, Any
     ledger, seconds = state.ledger, trainer.spent_seconds()
     num_done, work = state.branches_done, state.work
     restore(trainer, checkpoints.trunk())
+    trainer.run.ranks.barrier()  # all have read it before the next one is written
     state.branches_done, state.work = num_done + 1, work
     if point is not None:
         state.curve.append(point)
