@@ -10,7 +10,7 @@ import numpy as np
 
 from tasks.common.artifacts import OUTCOMES
 from tasks.engines.engine import Samples
-from tasks.train.rollouts import Floats, Ints, Rollouts, mixed_versions
+from tasks.train.rollouts import Floats, Ints, Rollouts, flat, mixed_versions, ragged, spans
 from tasks.train.settings import BatchSettings
 
 REASONS = ("stop", "length")
@@ -76,22 +76,13 @@ class FlatRollouts:
     def take(self, groups: Ints) -> "FlatRollouts":
         """The groups at these places, in that order."""
         rows = spans(self.sizes_G, groups)
-        tokens = spans(self.lengths_B, rows)
-        return FlatRollouts(
-            self.prompt_rows_G[groups],
-            self.prompt_lengths_G[groups],
-            self.sizes_G[groups],
-            self.lengths_B[rows],
-            self.rewards_B[rows],
-            self.outcomes_B[rows],
-            self.reasons_B[rows],
-            self.versions_B[rows],
-            self.prompt_tokens_P[spans(self.prompt_lengths_G, groups)],
-            self.tokens_N[tokens],
-            self.logprobs_N[tokens],
-            self.own_N[tokens],
-            self.versions_N[tokens],
-        )
+        places = {
+            "G": groups,
+            "B": rows,
+            "P": spans(self.prompt_lengths_G, groups),
+            "N": spans(self.lengths_B, rows),
+        }
+        return FlatRollouts(*(getattr(self, f.name)[places[f.name[-1]]] for f in fields(self)))
 
     def rollouts(self) -> Rollouts:
         """All of them, as replayed rollouts. Their texts are not kept."""
@@ -114,22 +105,3 @@ class FlatRollouts:
             None if self.own_N.all() else self.own_N > 0,
             versions_N=mixed_versions(self.versions_B, self.versions_N, self.lengths_B),
         )
-
-
-def spans(lengths: Ints, chosen: Ints) -> Ints:
-    """The places, in a flat array of parts of these lengths, of the chosen parts."""
-    starts, wanted = np.cumsum(lengths) - lengths, lengths[chosen]
-    before = np.cumsum(wanted) - wanted
-    return np.asarray(np.arange(wanted.sum()) + np.repeat(starts[chosen] - before, wanted))
-
-
-def flat(rows: "list[list[int]] | list[list[float]]", dtype: type) -> "np.ndarray":
-    """The rows one after another."""
-    return np.array([value for row in rows for value in row], dtype=dtype)
-
-
-def ragged(values: "np.ndarray", lengths: Ints) -> list[Any]:
-    """The inverse of `flat`."""
-    if not len(lengths):
-        return []
-    return [part.tolist() for part in np.split(values, np.cumsum(lengths)[:-1])]

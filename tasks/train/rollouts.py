@@ -4,9 +4,9 @@ micro-batches.
 Legend: B rollouts of the step, Q groups (visits), T positions. Groups are ragged: `group_B` says
 which group a rollout is of, and no array is reshaped to [-1, G]."""
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -161,11 +161,7 @@ class Rollouts:
 
     def places(self, rows: Ints) -> Ints:
         """The places in flat arrays [N] of the completion tokens of `rows`, row after row."""
-        lengths = self.completion_tokens_B()
-        starts = np.cumsum(lengths) - lengths
-        chosen = lengths[rows]
-        before = np.cumsum(chosen) - chosen
-        return np.asarray(np.arange(chosen.sum()) + np.repeat(starts[rows] - before, chosen))
+        return spans(self.completion_tokens_B(), rows)
 
     def trained_N(self) -> Bools:
         """[N] whether a token is the policy's own."""
@@ -177,11 +173,11 @@ class Rollouts:
         """[N] the version of the policy that each token was sampled from."""
         return self.versions_B[self.owner_N()] if self.versions_N is None else self.versions_N
 
-    def is_action_B(self) -> list[list[bool]]:
-        """[B] of each rollout's tokens, whether they are the policy's own."""
-        ends = np.cumsum(self.completion_tokens_B())
-        parts = np.split(self.trained_N(), ends[:-1])
-        return [part.tolist() for part in parts]
+    def is_current_N(self, version: int) -> Bools:
+        """[N] whether a token was sampled for this step from this version of the policy, with the
+        run's settings."""
+        is_current_B = (self.versions_B == version) & ~self.replayed_B
+        return np.asarray(is_current_B[self.owner_N()])
 
     def take(self, rows: Ints) -> "Rollouts":
         """The rollouts `rows`, in that order. Groups keep their numbers, also those left empty."""
@@ -261,16 +257,9 @@ class StepTotals:
     max_tokens: int
 
 
-def merge(parts: Sequence[Rollouts], groups: Sequence[Ints] | None = None) -> Rollouts:
-    """The rollouts of several requests of one step, group by group. `groups[i]` are the numbers of
-    the groups of part i within the step; without them all groups are different ones."""
-    if groups is None:
-        ends = np.cumsum([0] + [len(part.prompt_rows_Q) for part in parts])
-        groups = [np.arange(*span) for span in itertools.pairwise(ends)]
-    numbers = np.concatenate(groups)
-    _, first = np.unique(numbers, return_index=True)
-    prompts = [ids for part in parts for ids in part.prompts]
-    group_B = [number[part.group_B] for part, number in zip(parts, groups, strict=True)]
+def merge(parts: Sequence[Rollouts]) -> Rollouts:
+    """The rollouts of all parts, whose groups are different ones, part after part."""
+    firsts = np.cumsum([0] + [len(part.prompt_rows_Q) for part in parts])
     samples = Samples(
         [ids for part in parts for ids in part.samples.token_ids],
         [logprobs for part in parts for logprobs in part.samples.logprobs],
@@ -278,10 +267,10 @@ def merge(parts: Sequence[Rollouts], groups: Sequence[Ints] | None = None) -> Ro
     )
     masked = any(part.is_action_N is not None for part in parts)
     swapped = any(part.versions_N is not None for part in parts)
-    merged = Rollouts(
-        np.concatenate([part.prompt_rows_Q for part in parts])[first],
-        [prompts[place] for place in first.tolist()],
-        np.concatenate(group_B),
+    return Rollouts(
+        np.concatenate([part.prompt_rows_Q for part in parts]),
+        [ids for part in parts for ids in part.prompts],
+        np.concatenate([first + part.group_B for first, part in zip(firsts, parts, strict=False)]),
         samples,
         [text for part in parts for text in part.texts],
         [outcome for part in parts for outcome in part.outcomes],
@@ -292,10 +281,25 @@ def merge(parts: Sequence[Rollouts], groups: Sequence[Ints] | None = None) -> Ro
         np.concatenate([part.trained_N() for part in parts]) if masked else None,
         versions_N=np.concatenate([part.token_versions_N() for part in parts]) if swapped else None,
     )
-    # rollouts that joined a group stand beside those that were there before
-    if (np.diff(merged.group_B) < 0).any():
-        merged = merged.take(np.argsort(merged.group_B, kind="stable"))
-    return merged
+
+
+def spans(lengths: Ints, chosen: Ints) -> Ints:
+    """The places, in a flat array of parts of these lengths, of the chosen parts."""
+    starts, wanted = np.cumsum(lengths) - lengths, lengths[chosen]
+    before = np.cumsum(wanted) - wanted
+    return np.asarray(np.arange(wanted.sum()) + np.repeat(starts[chosen] - before, wanted))
+
+
+def flat(rows: "list[list[int]] | list[list[float]]", dtype: type) -> "np.ndarray":
+    """The rows one after another."""
+    return np.array([value for row in rows for value in row], dtype=dtype)
+
+
+def ragged(values: "np.ndarray", lengths: Ints) -> list[Any]:
+    """The inverse of `flat`."""
+    if not len(lengths):
+        return []
+    return [part.tolist() for part in np.split(values, np.cumsum(lengths)[:-1])]
 
 
 def mixed_versions(versions_B: Ints, versions_N: Ints, lengths_B: Ints) -> Ints | None:

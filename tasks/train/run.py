@@ -7,12 +7,11 @@ import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from tasks.common import process, stage
 from tasks.common.artifacts import PLAN, PROMPTS, SAMPLES, TRAIN_ROLLOUTS
@@ -21,6 +20,7 @@ from tasks.common.spending import read_budget
 from tasks.engines.devices import held, training_gpus
 from tasks.engines.engine import NoServerError
 from tasks.engines.loading import check_shared_gpu, engine_name, load_engine
+from tasks.engines.settings import EngineSettings
 from tasks.grading.background import BackgroundGrader
 from tasks.models.folder import policy_digest
 from tasks.models.policy import (
@@ -171,7 +171,6 @@ def input_files(run: stage.Stage) -> dict[str, Path]:
         "validation": layout.prompts("validation"),
         "plan": layout.plan(*coordinates) / "plan.parquet",
         "samples": layout.plan(*coordinates) / "samples.parquet",
-        "budget": layout.plan(*coordinates) / "budget.json",
     }
 
 
@@ -180,13 +179,21 @@ def run_components(
 ) -> dict[str, Any]:
     """All that the result depends on: the checkpoints' key."""
     recipe, seed = run.coordinates()
+    budget = read_budget(budget_file(run))
     return {
         "recipe": recipe,
         "seed": seed,
         "policy": policy.digest,
         **{name: digest_file(path) for name, path in input_files(run).items()},
         **run_parameters(settings, sections),
+        # without one the key is that of versions that knew no budget
+        **({"budget": dataclasses.asdict(budget)} if budget is not None else {}),
     }
+
+
+def budget_file(run: stage.Stage) -> Path:
+    """The file of what the cell may spend."""
+    return run.layout.plan(*run.coordinates()) / "budget.json"
 
 
 def run_parameters(settings: TrainSettings, sections: Sections) -> dict[str, Any]:
@@ -208,55 +215,47 @@ def run_parameters(settings: TrainSettings, sections: Sections) -> dict[str, Any
 def build(
     run: stage.Stage, told: RunContext, sections: Sections, grader: BackgroundGrader
 ) -> tuple[Trainer, Plan]:
-    """The trainer at step 0, and its plan: the initial policy in float32 (the optimizer's
-    precision), the engine, the prompts."""
-    policy, settings = told.policy, told.settings
-    files = input_files(run)
+    """The trainer at step 0, and its plan."""
+    policy, settings, files = told.policy, told.settings, input_files(run)
     tables = {name: PROMPTS.read(files[name]) for name in ("prompts", "validation")}
     if tables["validation"].is_empty():
         raise ArtifactError(
             f"{files['validation']} has no prompts, and train measures its curve on them: set "
             "ingest.splits.validation to at least 1"
         )
-    device, trusted = torch_device(sections.engine.device), policy.trust_remote_code
-    is_sharded = sections.learner.shard != "none"
-    is_quantized = settings.lora is not None and settings.lora.base_bits == 4
-    model = load_model(
-        policy.folder,
-        dtype=torch.float32,
-        # a whole policy may not fit the device
-        device=torch.device("cpu") if is_sharded or is_quantized else device,
-        trust_remote_code=trusted,
-    )
-    if settings.lora is not None:
-        add_adapters(model, settings.lora, told.seed)
-    if is_quantized:
-        quantize_base(model, device)
-    memory = memory_of(model, settings, sections.learner, told.ranks.size)
+    # an engine that samples ahead is never idle while the policy learns
     is_ahead = settings.num_ahead > 0
     of_engine = dataclasses.replace(sections.engine, sleep=sections.engine.sleep and not is_ahead)
-    check_shared_gpu(of_engine, told.ranks.size, device, memory)
-    learner = Learner(policy, model, settings, sections.learner, told.sampling, told.ranks, device)
-    tokenizer = load_tokenizer(policy.folder, trust_remote_code=trusted)
-    prompts, validation = (read_prompts(table, tokenizer, told) for table in tables.values())
+    learner = make_learner(told, sections, of_engine)
+    tokenizer = load_tokenizer(policy.folder, trust_remote_code=policy.trust_remote_code)
+    # whether a prompt fits the policy's context is checked when it is encoded
+    encode = partial(
+        encode_prompts, tokenizer=tokenizer, policy=policy, room=told.sampling.max_tokens
+    )
+    prompts, validation = (Prompts(table, encode) for table in tables.values())
     plan = read_plan(PLAN.read(files["plan"]), prompts.ids, settings.batch)
     profile = Profile(SAMPLES.read(files["samples"]), prompts)
+    budget = read_budget(budget_file(run))
     slots = load_slots(settings, plan, prompts.table, profile)
-    engine = load_engine(of_engine, policy, model)
+    engine = load_engine(of_engine, policy, learner.model)
     if is_ahead and engine.shares_weights:  # which change while it samples
         engine = load_engine(of_engine, policy, None)
     beside = dataclasses.replace(told, ranks=told.ranks.beside()) if is_ahead else told
     collector = Collector(beside, engine, slots.generate, tokenizer, grader)
+    gaps = sections.guards.max_sampler_gap
     trainer = Trainer(
         told,
         slots,
         learner,
         collector,
-        RolloutBuffer(settings, told.seed, slots, collector, prompts, read_budget(files["budget"])),
+        RolloutBuffer(
+            settings, told.seed, slots, collector, prompts, read_budget(budget_file(run))
+        ),
         prompts,
         validation,
         sections.guards,
-        max_sampler_gap(sections, settings),
+        # what the coarser dtype of engine and trainer may make
+        max(float(getattr(gaps, dtype)) for dtype in (of_engine.dtype, settings.dtype)),
         State(),
     )
     # an engine that does not take the policy's weights must fail before it has sampled anything;
@@ -266,22 +265,26 @@ def build(
     return trainer, plan
 
 
-def max_sampler_gap(sections: Sections, settings: TrainSettings) -> float:
-    """The gap that the coarser dtype of engine and trainer may make."""
-    gaps = sections.guards.max_sampler_gap
-    return max(float(getattr(gaps, dtype)) for dtype in (sections.engine.dtype, settings.dtype))
-
-
-def read_prompts(
-    table: pl.DataFrame, tokenizer: PreTrainedTokenizerBase, told: RunContext
-) -> Prompts:
-    """A PROMPTS table ready to be sampled and graded. Whether a prompt fits the policy's context is
-    checked when it is encoded; the profile sampled, and so checked, every training prompt."""
-    room = told.sampling.max_tokens
-    return Prompts(
-        table,
-        lambda rows: encode_prompts(rows, tokenizer, told.policy, room),
+def make_learner(told: RunContext, sections: Sections, engine: EngineSettings) -> Learner:
+    """The learner of the initial policy in float32 (the optimizer's precision), which fits the
+    device beside the engine."""
+    policy, settings, memory = told.policy, told.settings, sections.learner
+    device = torch_device(engine.device)
+    is_quantized = settings.lora is not None and settings.lora.base_bits == 4
+    model = load_model(
+        policy.folder,
+        dtype=torch.float32,
+        # a whole policy may not fit the device
+        device=torch.device("cpu") if memory.shard != "none" or is_quantized else device,
+        trust_remote_code=policy.trust_remote_code,
     )
+    if settings.lora is not None:
+        add_adapters(model, settings.lora, told.seed)
+    if is_quantized:
+        quantize_base(model, device)
+    needed = memory_of(model, settings, memory, told.ranks.size)
+    check_shared_gpu(engine, told.ranks.size, device, needed)
+    return Learner(policy, model, settings, memory, told.sampling, told.ranks, device)
 
 
 def summarize(state: State) -> None:

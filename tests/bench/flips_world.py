@@ -336,7 +336,7 @@ KINDS = {
     "checkpoints": Kind("checkpoints/*/step-*/*", ("resumed training",)),
     "parts of rollouts": Kind("checkpoints/*/rollouts-*", ("resumed training",)),
     "in flight": Kind("checkpoints/*/in_flight.parquet", ("resumed training",)),
-    "journal of work": Kind("checkpoints/*/journal.jsonl", ("resumed training",)),
+    "executed work": Kind("checkpoints/*/work.json", ("resumed training",)),
     "key.json": Kind("checkpoints/*/key.json", ("resumed training",)),
     "notes": Kind("notes/*", ("report",)),
     "draws": Kind("draws/*", ("report", "profile")),

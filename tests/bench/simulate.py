@@ -39,13 +39,14 @@ from tasks.common.recipes import names
 from tasks.common.recipes import recipe as recipe_of
 from tasks.train.loading import load_slots
 from tasks.train.plan import read_plan
-from tasks.train.rollouts import Ints, Rollouts, merge, mixed_groups
+from tasks.train.rollouts import Ints, Rollouts, mixed_groups
 from tasks.train.settings import BatchSettings, TrainSettings
 from tasks.train.slots import Slots, SoFar
 from tests.bench.histories import World, collect, read_world, take_profile
 from tests.bench.lengths import Floats
 from tests.bench.schedule import table
 from tests.bench.world import PROJECT
+from tests.train.steps import merge_requests
 
 AMOUNTS = ("groups", "mixed", "regret", "rollouts", "M tokens")
 ONE_PARAMETER = Architecture(1, 0, 0, 0)
@@ -149,7 +150,7 @@ def replay(
             epoch = first + request.pass_number
             numbers.append(request.groups(0 if rollouts is None else len(rollouts.prompts)))
             parts.append(collect(world, epoch, request, rng))
-            rollouts = merge(parts, numbers)
+            rollouts = merge_requests(parts, numbers)
         if rollouts is None:
             break
         found[epoch] = found.get(epoch, Tally()) + tally(rollouts, slots, rng)

@@ -35,7 +35,7 @@ from tasks.train.methods.loss import clip
 from tasks.train.rollouts import StepTotals
 from tasks.train.settings import Correction
 from tests.policies import place_policy
-from tests.train.steps import flat_of, graded
+from tests.train.steps import estimate_of, graded
 
 CORRECTION = Correction(ratio_to="old", level="token", cap=2.0, mode="truncate")
 
@@ -76,7 +76,7 @@ def test_generation_and_update_agree_with_torchs_counter(
 
     group_B = np.repeat(np.arange(16), 8)
     rollouts = graded(prompts, group_B, samples, np.zeros(128))
-    flat = flat_of(rollouts, np.ones(128))
+    estimate = estimate_of(rollouts, np.ones(128))
 
     loss = clip.Method(clip.EXAMPLE)
 
@@ -87,7 +87,9 @@ def test_generation_and_update_agree_with_torchs_counter(
         )
         totals = StepTotals(sum(lengths), 128, 24)
         with FlopCounterMode(display=False) as updated:
-            stats = accumulate_gradients(model, batches, flat, objective, totals, architecture)
+            stats = accumulate_gradients(
+                model, batches, rollouts, estimate, objective, totals, architecture
+            )
         assert stats.flops == pytest.approx(updated.get_total_flops(), rel=0.03)
 
     enable_activation_checkpointing(model)
@@ -95,7 +97,9 @@ def test_generation_and_update_agree_with_torchs_counter(
     thrifty = Objective(loss, CORRECTION, 1.0, None, 0.0, False, 64)
     batches = micro_batches(rollouts, np.arange(128), 2048, torch.device("cpu"), by_group=False)
     with FlopCounterMode(display=False) as updated:
-        stats = accumulate_gradients(model, batches, flat, thrifty, totals, architecture)
+        stats = accumulate_gradients(
+            model, batches, rollouts, estimate, thrifty, totals, architecture
+        )
     # torch stops computing a layer again at the last product that the backward pass needs; we count
     # the whole layer
     assert stats.flops == pytest.approx(updated.get_total_flops(), rel=0.04)

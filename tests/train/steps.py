@@ -8,9 +8,8 @@ import polars as pl
 
 from tasks.common.artifacts import PROMPTS
 from tasks.engines.engine import Samples
-from tasks.train.learner.update import Flat
 from tasks.train.plan import Plan
-from tasks.train.rollouts import GroupRequest, Ints, Observed, Rollouts, merge
+from tasks.train.rollouts import Estimate, GroupRequest, Ints, Observed, Rollouts, merge
 from tasks.train.settings import BatchSettings
 from tasks.train.slots import Asked, Control, SoFar
 from tests.policies import character_tokenizer
@@ -88,9 +87,10 @@ def graded(
     )
 
 
-def flat_of(rollouts: Rollouts, advantages_B: "np.ndarray") -> Flat:
-    """The step's flat arrays, with an advantage a rollout."""
-    return Flat(advantages_B[rollouts.owner_N()], rollouts.trained_N(), None, 0)
+def estimate_of(rollouts: Rollouts, advantages_B: "np.ndarray") -> Estimate:
+    """All rollouts are kept, with these advantages."""
+    keep_B = np.ones(len(advantages_B), dtype=np.bool_)
+    return Estimate(keep_B, advantages_B[rollouts.owner_N()], None)
 
 
 def asked_of(prompt_rows: Ints | None, answers: Sequence[str] = ("7",) * 4) -> Asked:
@@ -115,6 +115,21 @@ def answer_to(
 def after(*parts: Rollouts) -> SoFar:
     """A step after these answers of its own groups."""
     return SoFar(merge(parts), len(parts), 0) if parts else START
+
+
+def merge_requests(parts: Sequence[Rollouts], numbers: Sequence[Ints]) -> Rollouts:
+    """The rollouts of several requests of one step, group by group: `numbers[i]` are those of the
+    groups of part i within the step."""
+    merged, number_G = merge(parts), np.concatenate(numbers)
+    _, first = np.unique(number_G, return_index=True)
+    of_step = replace(
+        merged,
+        prompt_rows_Q=merged.prompt_rows_Q[first],
+        prompts=[merged.prompts[place] for place in first.tolist()],
+        group_B=number_G[merged.group_B],
+    )
+    # rollouts that joined a group stand beside those that were there before
+    return of_step.take(np.argsort(of_step.group_B, kind="stable"))
 
 
 def observed_of(rollouts: Rollouts, seed: int = 0, size: int = 3) -> Rollouts:
@@ -147,5 +162,5 @@ def play(
         numbers.append(request.groups(0 if rollouts is None else len(rollouts.prompts)))
         requests.append(request)
         parts.append(answer_to(request, rewards))
-        rollouts = merge(parts, numbers)
+        rollouts = merge_requests(parts, numbers)
     return (requests, rollouts) if rollouts else None

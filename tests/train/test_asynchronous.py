@@ -51,7 +51,10 @@ def run(
     checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=2)
     with closing(trainer.collector.grader):
         settings = CheckpointSettings(every_seconds, 2)
-        lost = train(trainer, checkpoints, settings, lambda *_: None)
+        try:
+            lost = train(trainer, checkpoints, settings, lambda *_: None)
+        finally:
+            checkpoints.wait()  # a process that is killed writes no more
     write_results(trainer, checkpoints, lost, layout.train("r", 0))
     return trainer
 

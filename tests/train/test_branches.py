@@ -170,7 +170,7 @@ def test_after_a_branch_a_damaged_checkpoint_is_passed_over(
     states = states_of(layout)
     assert [state["branch"] for state in states] == [None, None, None]
     assert [state["branches_done"] for state in states] == [0, 1, 1]
-    assert not list(layout.checkpoints.glob("*/held"))
+    assert not list(layout.checkpoints.glob("*/step-*-branch"))
     for state in states[1:]:
         (state["folder"] / "tensors.safetensors").write_bytes(b"damaged")
     run(layout, keep=3, branches=[0.25, 0.5])
@@ -183,11 +183,12 @@ def test_a_branch_whose_trunk_is_gone_is_refused_before_any_work(
     layout = make_world(tmp_path, guesser, VISITS)
     with pytest.raises(ConnectionError):
         run(layout, 5, branches=[0.25, 0.5])
-    last = states_of(layout)[-1]
+    *trunk, last = states_of(layout)
     assert last["branch"] == 0.25
-    shutil.rmtree(last["folder"].parent / "held")
+    for state in trunk:
+        shutil.rmtree(state["folder"])
     checkpoints = Checkpoints(layout.checkpoints, {"recipe": "r", "seed": 0}, keep=2)
-    with pytest.raises(ArtifactError, match="held is missing"):
+    with pytest.raises(ArtifactError, match="the trunk's checkpoint is missing"):
         checkpoints.load(last["folder"])
 
 

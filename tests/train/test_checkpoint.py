@@ -1,6 +1,5 @@
 """Checkpoints on the disk: which one a restart goes on from, and what `--resume` leaves behind."""
 
-import json
 import os
 from concurrent.futures import Future
 from contextlib import closing
@@ -24,12 +23,17 @@ from tests.train.worlds import make_trainer, make_world
 COMPONENTS = {"recipe": "r", "seed": 0}
 
 
+def work_of(step: int) -> dict[str, float]:
+    """What so many steps executed."""
+    return {"seconds": 1.0 * step, "flops": 10.0 * step, "tokens": 100.0 * step}
+
+
 def save(checkpoints: Checkpoints, step: int, branch: int) -> Path:
     """A checkpoint after `step` steps, with a part of rollouts for each; the folder it is in."""
-    state = {"num_steps": step, "branch": None, "mark": branch}
+    state = {"num_steps": step, "branch": None, "mark": branch, "work": work_of(step)}
     rollouts = pl.DataFrame({"step": [step - 1], "branch": [branch]})
     tensors = {"policy.w": torch.full((2,), float(branch))}
-    checkpoints.journal({"step": step - 1, "seconds": 1.0, "flops": 10.0, "tokens": 100.0})
+    checkpoints.note_work(state["work"])
     checkpoints.save(Snapshot(step, tensors, {}, state, {}, rollouts))
     checkpoints.wait()
     return checkpoints.steps()[-1]
@@ -52,14 +56,12 @@ def test_an_older_checkpoint_retires_the_branch_it_leaves(tmp_path: Path) -> Non
     assert second.load(older) is not None
     second.branch_from(older)
     assert branches(second) == (1, [1])  # what a restart would go on from now
-    assert second.count_lost(1) == {"seconds": 0.0, "flops": 0.0, "tokens": 0.0}
+    assert second.count_lost(work_of(1)) == {"seconds": 0.0, "flops": 0.0, "tokens": 0.0}
 
     for step in (2, 3):
         save(second, step, branch=2)
         assert branches(second) == (2, [1] + [2] * (step - 1))
-    (retired,) = second.folder.glob("retired-*")
-    lines = (retired / "journal.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [1]
+    assert len(list(second.folder.glob("retired-*/step-*"))) == 1
 
 
 def test_the_retired_branch_can_be_taken_up_again(tmp_path: Path) -> None:
@@ -79,11 +81,13 @@ def test_the_newest_checkpoint_retires_nothing(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, COMPONENTS, keep=2)
     save(checkpoints, 1, branch=1)
     newest = save(checkpoints, 2, branch=1)
-    checkpoints.journal({"step": 2, "seconds": 3.0, "flops": 30.0, "tokens": 300.0})
+    checkpoints.note_work(work_of(5))
     checkpoints.load(newest)
     checkpoints.branch_from(newest)
     assert list(checkpoints.folder.glob("retired-*")) == []
-    assert checkpoints.count_lost(2) == {"seconds": 3.0, "flops": 30.0, "tokens": 300.0}
+    assert checkpoints.count_lost(work_of(2)) == work_of(3)
+    checkpoints.note_work(work_of(4))
+    assert checkpoints.count_lost(work_of(2)) == work_of(5)  # by both kills
 
 
 def test_a_run_resumed_from_an_older_checkpoint_goes_on_on_its_own_branch(
@@ -217,12 +221,11 @@ def test_no_damage_to_the_notes_beside_the_checkpoints_is_taken_for_a_fact(
 ) -> None:
     checkpoints = Checkpoints(tmp_path, COMPONENTS, keep=2)
     save(checkpoints, 1, branch=1)
-    path = checkpoints.folder / "journal.jsonl"
-    assert checkpoints.count_lost(0)["flops"] == 10.0
-    checkpoints.journal({"step": 1, "seconds": 1.0, "flops": 10.0, "tokens": 100.0})
+    path = checkpoints.folder / "work.json"
+    assert checkpoints.count_lost(work_of(0))["flops"] == 10.0
     path.write_text(path.read_text().replace("10.0", "90.0", 1))  # of what was lost before
-    assert checkpoints.count_lost(0)["flops"] == 10.0
-    assert "damaged line" in caplog.text
+    assert checkpoints.count_lost(work_of(0))["flops"] == 0.0
+    assert "it is left out" in caplog.text
 
     key = checkpoints.folder / "key.json"
     flip(key, key.read_text().index("r"))
@@ -234,22 +237,49 @@ def test_no_damage_to_the_notes_beside_the_checkpoints_is_taken_for_a_fact(
 
 
 def test_a_branch_whose_trunk_is_damaged_is_not_taken_up(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, COMPONENTS, keep=2)
-    save(checkpoints, 1, branch=1)
-    checkpoints.hold()
-    state = {"num_steps": 2, "branch": 0.5, "branch_start": 1}
-    checkpoints.save(Snapshot(2, {"policy.w": torch.zeros(2)}, {}, state, {}, None))
-    checkpoints.wait()
+    checkpoints = Checkpoints(tmp_path, COMPONENTS, keep=3)
+    older, trunk = save(checkpoints, 1, branch=1), save(checkpoints, 2, branch=1)
+    save_branch(checkpoints, 3)
     loaded = checkpoints.load()
     assert loaded is not None
     assert loaded[1]["branch"] == 0.5
-    held = next((checkpoints.folder / "held").glob("step-*")) / "tensors.safetensors"
-    content = held.read_bytes()
-    held.unlink()  # it shares its bytes with the trunk's own
-    held.write_bytes(content[:-1] + b"!")
+    flip(trunk / "tensors.safetensors")
     loaded = checkpoints.load()
     assert loaded is not None
-    assert loaded[1]["branch"] is None
+    assert (loaded[1]["branch"], loaded[1]["num_steps"]) == (None, 1)
+    assert older in checkpoints.steps()
+
+
+def save_branch(checkpoints: Checkpoints, step: int) -> Path:
+    """A checkpoint of a branch that left the trunk after two steps."""
+    state = {"num_steps": step, "branch": 0.5, "branch_start": 2}
+    checkpoints.save(Snapshot(step, {"policy.w": torch.zeros(2)}, {}, state, {}, None))
+    checkpoints.wait()
+    return checkpoints.steps()[-1]
+
+
+def test_a_branch_keeps_the_trunk_it_goes_back_to_wherever_it_is(tmp_path: Path) -> None:
+    """Of two checkpoints of a branch the older is chosen, and then the retired one."""
+    checkpoints = Checkpoints(tmp_path, COMPONENTS, keep=2)
+    save(checkpoints, 1, branch=1)
+    save(checkpoints, 2, branch=1)
+    for step in (3, 4, 5):
+        last = save_branch(checkpoints, step)
+    before = checkpoints.steps()[-2]
+    assert [int(path.name.split("-")[1]) for path in checkpoints.steps()] == [2, 4, 5]
+    assert checkpoints.load(before) is not None
+    checkpoints.branch_from(before)
+    assert not last.exists()
+    retired = max(checkpoints.folder.glob("retired-*/step-*"))
+    for folder in (before, retired):
+        loaded = checkpoints.load(folder)
+        assert loaded is not None
+        assert loaded[1]["branch"] == 0.5
+    checkpoints.branch_from(retired)
+    assert [int(path.name.split("-")[1]) for path in checkpoints.steps()] == [2, 5]
+    assert checkpoints.trunk()[1]["num_steps"] == 2
+    save(checkpoints, 2, branch=1)  # the trunk goes on
+    assert [int(path.name.split("-")[1]) for path in checkpoints.steps()] == [2, 2]
 
 
 def test_two_runs_may_tidy_up_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

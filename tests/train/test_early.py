@@ -73,7 +73,8 @@ def test_verdicts_do_not_depend_on_when_they_were_asked_for(
     def from_record(layout: Layout, fresh: Rollouts) -> Rollouts:
         """The same completions from a record, graded all at once."""
         trainer = make_trainer(layout)
-        rows = rollout_rows(0, trainer.prompts.ids, fresh)
+        none_B = np.zeros(len(fresh.group_B))
+        rows = rollout_rows(0, trainer.prompts.ids, fresh, none_B > 0, none_B)
         trainer.collector.recorded = TRAIN_ROLLOUTS.frame(rows)
         with closing(trainer.collector.grader):
             batch = sampled(trainer)

@@ -38,7 +38,7 @@ from tasks.train.loop.save import save, write_results
 from tasks.train.rollouts import Rollouts, StepTotals
 from tasks.train.settings import Lora, TrainSettings
 from tests.engines.test_flops import architecture_of
-from tests.train.steps import flat_of, graded
+from tests.train.steps import estimate_of, graded
 from tests.train.test_trainer import OBJECTIVE
 from tests.train.worlds import PARAMS, make_trainer, make_world, run_in_process
 
@@ -176,9 +176,11 @@ def test_the_updates_flops_agree_with_torchs_counter(thrifty: bool, llama: Path)
         enable_activation_checkpointing(model)
         model.train()
     batches = micro_batches(rollouts, np.arange(12), 10**6, CPU, by_group=False)
-    flat, totals = flat_of(rollouts, np.ones(12)), StepTotals(100, 12, 12)
+    estimate, totals = estimate_of(rollouts, np.ones(12)), StepTotals(100, 12, 12)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counted:
-        stats = accumulate_gradients(model, batches, flat, OBJECTIVE, totals, architecture)
+        stats = accumulate_gradients(
+            model, batches, rollouts, estimate, OBJECTIVE, totals, architecture
+        )
     # nothing stands before the first layer's projections that could need a gradient; transformers
     # asks for one anyway where activations are computed again
     attention = model.model.layers[0].self_attn

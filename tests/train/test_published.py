@@ -25,10 +25,19 @@ from tasks.train.methods.control import dars, dots, dps
 from tasks.train.methods.loss import clip, vcpo
 from tasks.train.methods.replay import recent
 from tasks.train.methods.select import contrast, f_tis
-from tasks.train.rollouts import Observed, Rollouts, StepTotals, merge
+from tasks.train.rollouts import Observed, Rollouts, StepTotals
 from tasks.train.settings import BatchSettings
 from tasks.train.tokens import Tokens
-from tests.train.steps import START, after, answer_to, observed_of, passes_of, plan_of, rollouts_of
+from tests.train.steps import (
+    START,
+    after,
+    answer_to,
+    merge_requests,
+    observed_of,
+    passes_of,
+    plan_of,
+    rollouts_of,
+)
 
 RNG = np.random.default_rng
 
@@ -62,7 +71,7 @@ def test_dars_extends_the_groups_of_its_first_stage() -> None:
     assert second is not None
     assert second.extends is not None
     assert (second.extends.tolist(), second.counts.tolist()) == ([1, 2], [24, 8])
-    merged = merge([answered, answer_to(second)], [first.groups(0), second.groups(3)])
+    merged = merge_requests([answered, answer_to(second)], [first.groups(0), second.groups(3)])
     assert np.bincount(merged.group_B).tolist() == [8, 32, 16]
     assert (np.diff(merged.group_B) >= 0).all()
     assert merged.prompt_rows_Q.tolist() == [0, 1, 2]

@@ -14,7 +14,6 @@ from tasks.train.checkpoint.checkpoints import Checkpoints
 from tasks.train.learner.ranks import Ranks, buckets
 from tasks.train.learner.update import UpdateStats
 from tasks.train.loop.save import write_results
-from tasks.train.loop.trainer import Update
 from tests.stages import FORKS
 from tests.train.worlds import make_trainer, make_world, run_in_process, sampled
 
@@ -39,7 +38,7 @@ def test_only_the_first_rank_keeps_rows_of_rollouts(
         assert batch is not None
         trainer.run = replace(trainer.run, ranks=Ranks(rank, 2))
         estimate = trainer.estimate(batch.fresh, trainer.rng())
-        trainer.record(batch, batch.fresh, estimate, Update(UpdateStats(), [], 1.0, False), 0.0)
+        trainer.record(batch, batch.fresh, estimate, UpdateStats(), 0.0)
     assert len(trainer.state.rollouts) == (4 if rank == 0 else 0)
     assert len(trainer.state.steps) == 1
 

@@ -43,11 +43,11 @@ from tasks.train.methods import control as control_methods
 from tasks.train.methods.advantage import probe
 from tasks.train.methods.loss import clip
 from tasks.train.rollouts import Rollouts, StepTotals
-from tasks.train.settings import Correction
+from tasks.train.settings import Correction, TrainSettings
 from tests.engines.test_flops import architecture_of
 from tests.once import once
 from tests.stages import Forked, Result, Started, run_stage
-from tests.train.steps import flat_of, graded
+from tests.train.steps import estimate_of, graded
 from tests.train.test_slots import example
 from tests.train.worlds import PARAMS, make_world, outputs
 
@@ -132,8 +132,10 @@ def gradient(
         max_shared_tokens=max_shared_tokens,
     )
     assert sorted(np.concatenate([batch.rows for batch in batches])) == sorted(rows)
-    flat = flat_of(rollouts, ADVANTAGES)
-    accumulate_gradients(model, batches, flat, objective, totals, architecture_of(model))
+    estimate = estimate_of(rollouts, ADVANTAGES)
+    accumulate_gradients(
+        model, batches, rollouts, estimate, objective, totals, architecture_of(model)
+    )
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
@@ -204,8 +206,8 @@ def test_a_micro_batch_leaves_no_mask_behind(step: tuple[Any, Rollouts]) -> None
     model, rollouts = step
     batches = micro_batches(rollouts, np.arange(12), 40, torch.device("cpu"), by_group=True)
     shared = dataclasses.replace(OBJECTIVE, share_prompts=True)
-    flat, totals = flat_of(rollouts, ADVANTAGES), StepTotals(99, 12, 10)
-    accumulate_gradients(model, batches, flat, shared, totals, architecture_of(model))
+    estimate, totals = estimate_of(rollouts, ADVANTAGES), StepTotals(99, 12, 10)
+    accumulate_gradients(model, batches, rollouts, estimate, shared, totals, architecture_of(model))
     assert len(batches) > 1
     assert [batch.shared[0].biases for batch in batches] == [{}] * len(batches)
 
@@ -341,12 +343,14 @@ def test_a_head_that_does_more_is_refused(step: tuple[Any, Rollouts]) -> None:
 
 
 def test_learning_rate_by_hand() -> None:
-    assert learning_rate(1.0, 0.1, 1.0, 0, 0, 0.0) == 1.0
-    assert learning_rate(1.0, 0.1, 1.0, 4, 1, 0.0) == 0.5
-    assert learning_rate(2.0, 0.1, 1.0, 0, 9, 0.5) == pytest.approx(1.1)
-    assert learning_rate(1.0, 0.1, 1.0, 0, 99, 1.0) == pytest.approx(0.1)
+    plain = TrainSettings(learning_rate=1.0)
+    assert learning_rate(plain, 0, 0.0) == 1.0
+    assert learning_rate(dataclasses.replace(plain, warmup_steps=4), 1, 0.0) == 0.5
+    assert learning_rate(TrainSettings(learning_rate=2.0), 9, 0.5) == pytest.approx(1.1)
+    assert learning_rate(plain, 99, 1.0) == pytest.approx(0.1)
     # constant, then a decay over the last fifth
-    rates = [learning_rate(1.0, 0.0, 0.2, 0, 0, done) for done in (0.0, 0.5, 0.8, 0.9, 1.0)]
+    late = TrainSettings(learning_rate=1.0, final_learning_rate_fraction=0.0, decay_share=0.2)
+    rates = [learning_rate(late, 0, done) for done in (0.0, 0.5, 0.8, 0.9, 1.0)]
     assert rates == pytest.approx([1.0, 1.0, 1.0, 0.5, 0.0])
 
 
@@ -662,8 +666,8 @@ def test_damaged_files_beside_the_checkpoints_cost_work_and_nothing_else(
     (folder,) = layout.checkpoints.iterdir()
     newest = read_sealed(max(folder.glob("step-*")) / "state.json")
     (folder / which(newest["parts"])).write_bytes(b"PAR1")
-    with (folder / "journal.jsonl").open("a") as file:
-        file.write('{"step": 3}\n{')
+    with (folder / "work.json").open("a") as file:
+        file.write("{")
     process = train(layout)
     log = process.output
     assert process.returncode == 0, log

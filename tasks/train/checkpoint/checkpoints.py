@@ -11,14 +11,16 @@ The rollouts since the checkpoint before are a part of their own beside the chec
 written once and named by its content. Every later checkpoint needs it. Where one is damaged,
 training goes on from the newest checkpoint that does not need it, or starts over where none is
 left: a run repeats exactly, so the steps that are made again give the same outputs, and the record
-of a run never lacks steps."""
+of a run never lacks steps.
+
+While a decayed branch runs, its checkpoints stand beside the trunk's, under names that end in
+`-branch`, and the trunk's newest is kept: it is what the branch left, and goes back to."""
 
 import logging
-import math
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,17 +42,17 @@ from tasks.common.files import (
     sync_folder,
     writing,
 )
-from tasks.common.sealed import read_sealed, write_sealed
-from tasks.train.checkpoint.journal import LOST, journal_line, read_journal, write_journal
+from tasks.common.sealed import read_note, read_sealed, write_sealed
 from tasks.train.checkpoint.stored import (
-    HELD,
+    BRANCH,
     Loaded,
-    branch_of,
-    held_in,
+    checkpoints_in,
+    is_branch,
     read_checkpoint,
     read_index,
     read_parts,
     sequence,
+    trunk_of,
     verified_index,
 )
 from tasks.train.checkpoint.tensors import WHOLE, shard_name
@@ -58,6 +60,7 @@ from tasks.train.checkpoint.tensors import WHOLE, shard_name
 logger = logging.getLogger(__name__)
 
 SHARDS = ".shards"  # the folder of what every rank wrote, until the checkpoint takes it over
+WORK = "work.json"  # the file of executed work
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,8 @@ class Snapshot:
 
 
 class Checkpoints:
-    """The checkpoints of one run, its journal of executed work, and the parts of its rollout table.
+    """The checkpoints of one run, the parts of its rollout table, and a file that says how much
+    work was executed, and how much of it kills threw away.
 
     Writing happens behind the training: `save` returns at once, `wait` makes sure. Who copies what
     is to be saved waits first, so that two copies never exist.
@@ -114,7 +118,7 @@ class Checkpoints:
     def write(self, snapshot: Snapshot) -> None:
         """Write the part of the rollouts, then the checkpoint that makes it count, then let the
         oldest ones go. Raises WriteError, and leaves the earlier ones, where there is no room."""
-        unique = self.unique_name(snapshot.step)
+        unique = name_in(self.folder, snapshot.step, on_branch=snapshot.state["branch"] is not None)
         try:
             with writing(self.folder / unique):
                 self.write_under(unique, snapshot)
@@ -122,7 +126,11 @@ class Checkpoints:
             shutil.rmtree(self.folder / f".{unique}", ignore_errors=True)
             raise
         sync_folder(self.folder)
-        for old in self.steps()[: -self.keep]:
+        written = self.folder / unique
+        # a branch is at its end when the trunk goes on
+        ended = [path for path in self.steps() if is_branch(path) and not is_branch(written)]
+        going = [path for path in self.steps() if path not in ended]
+        for old in {*ended, *going[: -self.keep]} - {trunk_of(written)}:
             shutil.rmtree(old)
         for unfinished in self.folder.glob(".step-*"):
             shutil.rmtree(unfinished)
@@ -140,8 +148,7 @@ class Checkpoints:
 
     def drop_unused_parts(self) -> None:
         """Delete the parts of rollouts that no checkpoint here needs any more."""
-        checkpoints = [*self.steps(), *(self.folder / HELD).glob("step-*")]
-        used = {name for path in checkpoints for name in read_parts(path)} | set(self.parts)
+        used = {name for path in self.steps() for name in read_parts(path)} | set(self.parts)
         for part in self.folder.glob("rollouts-*.parquet"):
             if part.name not in used:
                 part.unlink()
@@ -183,47 +190,13 @@ class Checkpoints:
     def steps(self) -> list[Path]:
         """The folders of complete checkpoints, in the order in which they were written: back from a
         branch, the trunk's steps are lower again."""
-        return sorted(self.folder.glob("step-*"), key=sequence)
+        return checkpoints_in(self.folder)
 
-    def unique_name(self, step: int) -> str:
-        """The name of the next checkpoint: its step, and its place in the order of writing."""
-        last = max(map(sequence, self.steps()), default=0)
-        return f"step-{step:09d}-{last + 1:06d}"
-
-    def hold(self) -> None:
-        """Keep the newest checkpoint, the trunk's at a fork, until `end_branch`: a branch needs it
-        to go back."""
+    def trunk(self) -> Loaded:
+        """The newest checkpoint of the trunk, to which a branch goes back. Raises ArtifactError
+        where it is missing or damaged."""
         self.wait()
-        shutil.rmtree(self.folder / HELD, ignore_errors=True)
-        temporary = self.folder / ".held"
-        shutil.rmtree(temporary, ignore_errors=True)
-        shutil.copytree(self.steps()[-1], temporary / self.steps()[-1].name, copy_function=os.link)
-        temporary.rename(self.folder / HELD)
-        sync_folder(self.folder)
-
-    def held(self) -> Loaded:
-        """What `hold` kept. Raises ArtifactError where it is missing or damaged."""
-        self.wait()
-        return self.read(held_in(self.folder))
-
-    def end_branch(self, step: int) -> None:
-        """Delete what the branch left, now that the trunk at `step` is on the disk: its
-        checkpoints, and the journal of its steps, which were not lost. The held checkpoint takes
-        its old place, in case the newest is damaged."""
-        self.wait()
-        for folder in self.steps():
-            if branch_of(folder) is not None:
-                shutil.rmtree(folder)
-        held = held_in(self.folder)
-        if (self.folder / held.name).exists():
-            shutil.rmtree(held)
-        else:
-            held.rename(self.folder / held.name)
-        shutil.rmtree(self.folder / HELD)
-        path = self.folder / "journal.jsonl"
-        entries = read_journal(path)
-        write_journal(path, [e for e in entries if e["step"] < step or e["step"] == math.inf])
-        sync_folder(self.folder)
+        return self.read(trunk_of(self.steps()[-1]))
 
     def load(self, chosen: Path | None = None) -> Loaded | None:
         """The checkpoint `chosen`, or the newest that is whole, or None. A damaged one is named in
@@ -256,28 +229,25 @@ class Checkpoints:
 
         Newer checkpoints left here would be what the next restart goes on from, and `keep` would
         let the new branch's go first. They are moved to a folder `retired-...` with the parts of
-        rollouts that they name and the journal of their steps. They are
-        not deleted: `--resume` of one of them takes a mistake back. A checkpoint of another folder
-        is copied here first, and all that is here is retired.
+        rollouts that they name. They are not deleted: `--resume` of one of them takes a mistake
+        back. A checkpoint of another folder is copied here first, and all that is here is retired.
         """
-        step = int(read_index(chosen)["state"]["num_steps"])
         is_here = chosen.parent.resolve() == self.folder.resolve()
         newer = [path for path in self.steps() if not is_here or sequence(path) > sequence(chosen)]
+        if is_here and not newer:
+            return
+        # what was executed after `chosen` was not lost by a kill
+        self.note_work(read_index(chosen)["state"].get("work", {}))
         retired = self.folder / f"retired-{time.time_ns()}"
         if newer:
             retired.mkdir()
             shutil.copy(self.folder / "key.json", retired)
-            self.link_parts(newer, retired)
-            self.split_journal(step, retired)
-            if (self.folder / HELD).exists():
-                (self.folder / HELD).rename(retired / HELD)
+            # under second names: others may need here what these need
+            copy_checkpoints(newer, retired, os.link)
         if not is_here:
-            self.adopt(chosen, step)
-        elif branch_of(chosen) is not None and (retired / HELD).exists():
-            # an older checkpoint of the same branch: it needs the trunk's, too
-            shutil.copytree(retired / HELD, self.folder / HELD, copy_function=os.link)
+            copy_checkpoints([chosen], self.folder, shutil.copy)
         for path in newer:
-            path.rename(retired / path.name)
+            shutil.rmtree(path)
         sync_folder(self.folder)
         if newer:
             logger.warning(
@@ -287,49 +257,19 @@ class Checkpoints:
                 retired,
             )
 
-    def link_parts(self, checkpoints: list[Path], retired: Path) -> None:
-        """Give the parts that `checkpoints` need a second name in `retired`. Others may need them
-        here; what replaces one here leaves the file under its other name as it was."""
-        for name in {name for path in checkpoints for name in read_parts(path)}:
-            if (self.folder / name).exists():
-                os.link(self.folder / name, retired / name)
-
-    def adopt(self, chosen: Path, step: int) -> None:
-        """Copy a checkpoint of another folder, and the parts it needs, into this one."""
-        for name in read_parts(chosen):
-            shutil.copy(chosen.parent / name, self.folder / f".{name}")
-            os.replace(self.folder / f".{name}", self.folder / name)
-        if branch_of(chosen) is not None:
-            shutil.rmtree(self.folder / HELD, ignore_errors=True)
-            shutil.copytree(chosen.parent / HELD, self.folder / HELD)
-        unique = self.unique_name(step)
-        shutil.rmtree(self.folder / f".{unique}", ignore_errors=True)
-        shutil.copytree(chosen, self.folder / f".{unique}")
-        os.rename(self.folder / f".{unique}", self.folder / unique)
-
-    def split_journal(self, step: int, retired: Path) -> None:
-        """Move what the journal has from `step` on to the folder `retired`: it is neither this
-        branch's work nor lost by a kill. What earlier kills lost stays: the journal does not say of
-        which branch it was."""
-        path = self.folder / "journal.jsonl"
-        entries = read_journal(path)
-        gone = [entry for entry in entries if step <= entry["step"] < math.inf]
-        kept = [entry for entry in entries if not step <= entry["step"] < math.inf]
-        write_journal(retired / path.name, gone)
-        write_journal(path, kept)
-
     def read(self, folder: Path) -> Loaded:
         """One checkpoint, the parts it names checked with it; a branch's also for the trunk that it
         goes back to."""
         loaded, parts = read_checkpoint(folder)
-        if loaded[1]["branch"] is not None:
-            held = held_in(folder.parent)
-            trunk = verified_index(held)["state"]
-            if trunk["num_steps"] != loaded[1]["branch_start"]:
+        state = loaded[1]
+        if (state["branch"] is not None) != is_branch(folder):
+            raise ArtifactError("an earlier version wrote it, which kept branches in another form")
+        if is_branch(folder):
+            trunk = verified_index(trunk_of(folder))["state"]
+            if trunk["num_steps"] != state["branch_start"]:
                 raise ArtifactError(
-                    f"{folder.name} is of a branch that left the trunk after "
-                    f"{loaded[1]['branch_start']} steps, and {HELD} holds the trunk after "
-                    f"{trunk['num_steps']}"
+                    f"it is of a branch that left the trunk after {state['branch_start']} steps, "
+                    f"and the trunk's newest is of {trunk['num_steps']}"
                 )
         self.parts = parts
         return loaded
@@ -353,25 +293,22 @@ class Checkpoints:
                 "over, or set the parameters back"
             )
 
-    def journal(self, entry: Mapping[str, float]) -> None:
-        """Note a step's executed work, so that what a kill throws away can be counted."""
-        path = self.folder / "journal.jsonl"
-        with writing(path), path.open("a") as file:
-            file.write(journal_line(entry))
+    def note_work(self, executed: Mapping[str, float]) -> None:
+        """Note what a run has executed so far, so that what a kill throws away can be counted."""
+        lost = read_note(self.folder / WORK).get("lost", {})
+        write_sealed(self.folder / WORK, {"executed": executed, "lost": lost})
 
-    def count_lost(self, step: int) -> dict[str, float]:
-        """All work of this key that no checkpoint holds: what the journal has from `step` on, and
-        what earlier kills lost. The journal is cut back to before `step`."""
-        path = self.folder / "journal.jsonl"
-        entries = read_journal(path)
+    def count_lost(self, executed: Mapping[str, float]) -> dict[str, float]:
+        """All work of this key that no checkpoint holds, where a run has now `executed` so much:
+        what was noted beyond that, and what earlier kills lost."""
+        note = read_note(self.folder / WORK)
+        noted, before = note.get("executed", {}), note.get("lost", {})
         lost = {
-            name: sum(entry[name] for entry in entries if entry["step"] >= step) for name in LOST
+            name: before.get(name, 0.0) + noted.get(name, value) - value
+            for name, value in executed.items()
         }
-        kept = [entry for entry in entries if 0 <= entry["step"] < step]
-        if any(lost.values()):
-            # in the same file, so that a kill cannot count it twice
-            kept.append({"step": math.inf, **lost})
-        write_journal(path, kept)
+        # at once, so that a kill cannot count it twice
+        write_sealed(self.folder / WORK, {"executed": executed, "lost": lost})
         return lost
 
     def delete(self) -> None:
@@ -380,6 +317,28 @@ class Checkpoints:
         os.rename(self.folder, deleted)  # at once: half a folder would be a run that cannot end
         # another run of this data root may be removing it already, as a killed one's
         shutil.rmtree(deleted, ignore_errors=True)
+
+
+def name_in(folder: Path, step: int, *, on_branch: bool) -> str:
+    """The name of the next checkpoint in a folder: its step, its place in the order of writing, and
+    whether it is a branch's."""
+    last = max(map(sequence, checkpoints_in(folder)), default=0)
+    return f"step-{step:09d}-{last + 1:06d}{BRANCH if on_branch else ''}"
+
+
+def copy_checkpoints(chosen: Sequence[Path], folder: Path, copy: Callable[[Any, Any], Any]) -> None:
+    """Copy checkpoints to another folder, by `copy` of each file, with all that they need: the
+    parts of rollouts beside them, and the trunk's checkpoint that a branch goes back to."""
+    needed = {*chosen} | {trunk_of(path) for path in chosen if is_branch(path)}
+    for name in {name for path in needed for name in read_parts(path)}:
+        if (path := chosen[0].parent / name).exists():
+            copy(path, folder / f".{name}")
+            os.replace(folder / f".{name}", folder / name)
+    for path in sorted(needed, key=sequence):
+        name = name_in(folder, int(path.name.split("-")[1]), on_branch=is_branch(path))
+        shutil.rmtree(folder / f".{name}", ignore_errors=True)
+        shutil.copytree(path, folder / f".{name}", copy_function=copy)
+        os.rename(folder / f".{name}", folder / name)
 
 
 def is_key(path: Path, components: Mapping[str, Any]) -> bool:

@@ -10,7 +10,7 @@ from tasks.common.seal import DamagedError
 from tasks.common.sealed import Sealed, decode
 from tasks.train.checkpoint.tensors import SavedTensors, Tensors, is_tensors
 
-HELD = "held"  # the folder of the trunk's last checkpoint, while a branch runs
+BRANCH = "-branch"  # the end of the name of a branch's checkpoint
 
 Loaded = tuple[Tensors, dict[str, Any], dict[str, pl.DataFrame]]
 
@@ -32,12 +32,10 @@ def verified_index(folder: Path) -> dict[str, Any]:
     """What `state.json` of a checkpoint holds, all files and parts of rollouts that it names being
     what was written."""
     index = read_index(folder)
-    is_held = folder.parent.name == HELD
-    beside = folder.parent.parent if is_held else folder.parent
     for name, value in index["files"].items():
         verify(folder / name, value)
     for name in index["parts"]:
-        verify(beside / name, name.removesuffix(".parquet")[-16:])
+        verify(folder.parent / name, name.removesuffix(".parquet")[-16:])
     return index
 
 
@@ -67,23 +65,25 @@ def read_parts(folder: Path) -> list[str]:
         return []
 
 
-def branch_of(folder: Path) -> float | None:
-    """The branch that a checkpoint is of; None for the trunk's, and for a damaged one."""
-    try:
-        branch: float | None = read_index(folder)["state"]["branch"]
-    except ArtifactError:
-        return None
-    return branch
+def checkpoints_in(folder: Path) -> list[Path]:
+    """The folders of complete checkpoints, in the order in which they were written."""
+    return sorted(folder.glob("step-*"), key=sequence)
 
 
-def held_in(folder: Path) -> Path:
-    """The checkpoint that is held in a folder of checkpoints; ArtifactError where there is none."""
-    found = list((folder / HELD).glob("step-*"))
-    if not found:
-        raise ArtifactError(f"{folder / HELD} is missing, the trunk that a branch goes back to")
-    return found[0]
+def is_branch(folder: Path) -> bool:
+    """Whether a checkpoint is a branch's."""
+    return folder.name.endswith(BRANCH)
+
+
+def trunk_of(folder: Path) -> Path:
+    """The trunk's newest checkpoint that is not newer than a checkpoint: itself, or that which its
+    branch left. Raises ArtifactError where there is none."""
+    for other in reversed(checkpoints_in(folder.parent)):
+        if not is_branch(other) and sequence(other) <= sequence(folder):
+            return other
+    raise ArtifactError(f"the trunk's checkpoint is missing, to which {folder.name} goes back")
 
 
 def sequence(folder: Path) -> int:
     """A checkpoint's place in the order of writing."""
-    return int(folder.name.rpartition("-")[2])
+    return int(folder.name.split("-")[2])

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,18 +15,11 @@ from tasks.models.forward_check import check_forward
 from tasks.models.policy import Policy, load_model
 from tasks.models.weights import NamedWeights, is_sharded, whole
 from tasks.train.learner.micro_batches import MicroBatch, micro_batches
-from tasks.train.learner.observe import (
-    compute_states,
-    join_observed,
-    observe,
-    places_of,
-    rows_of,
-)
+from tasks.train.learner.observe import compute_states, join_observed, observe
 from tasks.train.learner.optimizer import make_optimizer, step
 from tasks.train.learner.ranks import Ranks
 from tasks.train.learner.sharding import shard
 from tasks.train.learner.update import (
-    Flat,
     Objective,
     UpdateStats,
     accumulate_gradients,
@@ -46,23 +38,10 @@ from tasks.train.rollouts import (
     Observed,
     Rollouts,
     StepTotals,
+    flat,
 )
 from tasks.train.settings import LearnerSettings, TrainSettings
 from tasks.train.slots import Loss
-
-
-@dataclass(frozen=True)
-class Gradient:
-    """A step's gradient, which the parameters hold: sums over its tokens, and its norm before
-    clipping; None where there was nothing to compute."""
-
-    stats: UpdateStats
-    norm: float | None
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether loss and gradient are finite."""
-        return self.norm is None or bool(np.isfinite(self.norm) and np.isfinite(self.stats.loss))
 
 
 def memory_of(
@@ -137,6 +116,7 @@ class Learner:
             self.settings.kl_coefficient,
             self.memory.share_prompts,
             self.memory.tokens_per_logprob_chunk,
+            self.version,
         )
 
     def has_gradient(self, rollouts: Rollouts, estimate: Estimate) -> Bools:
@@ -145,16 +125,15 @@ class Learner:
         keep_B = estimate.keep_B
         return keep_B if self.reference is not None else keep_B & estimate.has_advantage_B(rollouts)
 
-    def compute_gradient(self, rollouts: Rollouts, estimate: Estimate, loss: Loss) -> Gradient:
+    def compute_gradient(self, rollouts: Rollouts, estimate: Estimate, loss: Loss) -> UpdateStats:
         """Put the gradient of the loss of these rollouts into the parameters, summed over ranks and
-        clipped.
+        clipped; returns sums over their tokens, and the gradient's norm.
 
         Rollouts without a gradient are not computed, but count in the loss's denominators.
         """
         rows = self.shard_rows(rollouts, self.has_gradient(rollouts, estimate))
         batches = self.micro_batches(rollouts, rows)
         fillers = self.fillers(rollouts, batches)
-        flat = Flat(estimate.advantages_N, rollouts.trained_N(), estimate.old_N, self.version)
         totals = self.totals(rollouts, estimate.keep_B)
         kept = self.sums(rollouts, estimate.keep_B)
         objective, architecture = self.objective(loss), self.policy.architecture
@@ -165,7 +144,7 @@ class Learner:
             self.model.train()
         with self.autocast():
             stats = accumulate_gradients(
-                self.model, batches, flat, objective, totals, architecture, kept
+                self.model, batches, rollouts, estimate, objective, totals, architecture, kept
             )
             for filler in fillers:
                 nothing = accumulate_nothing(self.model, filler, objective, architecture)
@@ -176,12 +155,25 @@ class Learner:
         if not self.is_sharded:
             self.ranks.all_reduce_gradients(self.model)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm)
-        return Gradient(stats, float(whole(norm)))
+        stats.norms = [float(whole(norm))]
+        stats.num_nonfinite = int(not np.isfinite([*stats.norms, stats.loss]).all())
+        return stats
 
     def observe(self, rollouts: Rollouts, features: Features, loss: Loss) -> tuple[Observed, float]:
         """The policy's view of `rollouts`, and the FLOPs that the pass executed. Ranks look at
         whole groups each, and all of them get all."""
-        rows = self.shard_rows(rollouts, np.ones(len(rollouts.group_B), dtype=np.bool_))
+        mine = self.shard_rows(rollouts, np.ones(len(rollouts.group_B), dtype=np.bool_))
+        parts = self.ranks.all_gather(self.look(rollouts, mine, features, loss))
+        order_B = np.argsort(np.concatenate([rows_B for rows_B, _, _, _ in parts]))
+        order_N = np.argsort(np.concatenate([places_N for _, places_N, _, _ in parts]))
+        seen = join_observed([observed for _, _, observed, _ in parts])
+        return seen.take(order_B, order_N), sum(flops for _, _, _, flops in parts)
+
+    def look(
+        self, rollouts: Rollouts, rows: Ints, features: Features, loss: Loss
+    ) -> tuple[Ints, Ints, Observed, float]:
+        """This rank's view of the rollouts `rows`, in the order of its micro-batches: which
+        rollouts these are, the places of their tokens, what is seen of them, and the FLOPs."""
         # hidden states are taken from whole rows, gradient norms from one rollout at a time
         batches = self.micro_batches(
             rollouts,
@@ -192,20 +184,17 @@ class Learner:
         fillers = self.fillers(rollouts, batches)
         objective, architecture = self.objective(loss), self.policy.architecture
         with self.autocast():
-            mine = observe(
+            observed, flops = observe(
                 self.model, batches, objective, features, rollouts.trained_N(), architecture
             )
             for filler in fillers:
                 with torch.no_grad():
                     token_logprobs(self.model, filler, objective)
-                flops = sum(batch_flops(architecture, filler, objective.share_prompts))
-                mine = mine[0], mine[1] + flops
-        rows_B, places_N = rows_of(batches), places_of(batches)
-        parts = self.ranks.all_gather((rows_B, places_N, mine))
-        order_B = np.argsort(np.concatenate([rows for rows, _, _ in parts]))
-        order_N = np.argsort(np.concatenate([places for _, places, _ in parts]))
-        seen = join_observed([observed for _, _, (observed, _) in parts])
-        return seen.take(order_B, order_N), sum(flops for _, _, (_, flops) in parts)
+                flops += sum(batch_flops(architecture, filler, objective.share_prompts))
+        nothing = np.zeros(0, dtype=np.int64)
+        rows_B = np.concatenate([nothing, *(batch.rows for batch in batches)])
+        places_N = np.concatenate([nothing, *(batch.places_N for batch in batches)])
+        return rows_B, places_N, observed, flops
 
     def shard_rows(self, rollouts: Rollouts, chosen_B: Bools) -> Ints:
         """The chosen rollouts of this rank: whole groups go to one, which prefills their prompts
@@ -236,7 +225,7 @@ class Learner:
         a sharded policy gather its parameters together. All of them ask before they compute."""
         if not self.is_sharded:
             return []
-        missing = self.ranks.most(len(batches)) - len(batches)
+        missing = max(self.ranks.all_gather(len(batches))) - len(batches)
         shortest = np.array([int(np.argmin(rollouts.tokens_B()))])
         return self.micro_batches(rollouts, shortest) * missing
 
@@ -271,24 +260,13 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         self.version += 1
 
-    @torch.no_grad()
     def log_ratios(self, rollouts: Rollouts, loss: Loss) -> tuple[torch.Tensor, float]:
         """[N] the trainer's log-probabilities less the sampler's, of all completion tokens, and the
         FLOPs that this rank executed."""
-        batches = self.micro_batches(rollouts, np.arange(len(rollouts.group_B)))
-        fillers = self.fillers(rollouts, batches)
-        objective = self.objective(loss)
-        parts = [
-            token_logprobs(self.model, batch, objective)[0] - batch.sampler_logprobs_N
-            for batch in batches
-        ]
-        for filler in fillers:
-            token_logprobs(self.model, filler, objective)
-        flops = sum(
-            sum(batch_flops(self.policy.architecture, batch, objective.share_prompts))
-            for batch in [*batches, *fillers]
-        )
-        return torch.cat(parts).cpu(), flops
+        every = np.arange(len(rollouts.group_B))
+        _, places_N, observed, flops = self.look(rollouts, every, Features(), loss)
+        sampler_N = flat(rollouts.samples.logprobs, np.float64)[places_N]
+        return torch.from_numpy(observed.logprobs_N - sampler_N), flops
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         """The policy's weights by name, as engines take them. Where they are sharded, all ranks

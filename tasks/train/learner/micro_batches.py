@@ -3,7 +3,6 @@
 Legend: B rollouts, Q groups, N completion tokens.
 """
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +14,7 @@ import torch
 
 from tasks.models.packing import Packing, pack
 from tasks.models.transfer import to_device
-from tasks.train.rollouts import Bools, Ints, Rollouts
+from tasks.train.rollouts import Ints, Rollouts, flat
 from tasks.train.settings import Updates
 
 
@@ -34,24 +33,25 @@ class Whole:
         return states_BLD.flatten(0, 1).index_select(0, self.predicts_N)
 
 
-@dataclass(frozen=True)
 class MicroBatch:
-    """Some rollouts of a step: their completion tokens one after another, `row_N`, which of
+    """The rollouts `rows` of a step: their completion tokens one after another, `row_N`, which of
     `rows` a token is of, and `places_N`, where the token stands in the step's flat arrays. The
     inputs of a forward are made in the form that is used; `is_long` says that its rollouts are too
     long for `shared` to share their prompts."""
 
-    rows: Ints
-    versions_B: Ints
-    replayed_B: Bools
-    places_N: Ints
-    targets_N: torch.Tensor
-    sampler_logprobs_N: torch.Tensor
-    row_N: torch.Tensor
-    prompts: list[list[int]]
-    completions: list[list[int]]
-    owner_B: Ints
-    is_long: bool
+    def __init__(
+        self, rollouts: Rollouts, rows: Ints, device: torch.device, *, is_long: bool
+    ) -> None:
+        self.rows, self.device, self.is_long = rows, device, is_long
+        groups, self.owner_B = np.unique(rollouts.group_B[rows], return_inverse=True)
+        self.prompts = [rollouts.prompts[group] for group in groups]
+        self.completions = [rollouts.samples.token_ids[row] for row in rows]
+        lengths = [len(completion) for completion in self.completions]
+        self.places_N = rollouts.places(rows)
+        self.row_N = self._tensor(np.repeat(np.arange(len(rows)), lengths))
+        self.targets_N = self._tensor(flat(self.completions, np.int64))
+        logprobs = [rollouts.samples.logprobs[row] for row in rows]
+        self.sampler_logprobs_N = self._tensor(flat(logprobs, np.float32))
 
     @cached_property
     def whole(self) -> Whole:
@@ -72,9 +72,9 @@ class MicroBatch:
         fed = [completion[:-1] for completion in self.completions]
         if self.is_long:
             whole = [self.prompts[owner] + c for owner, c in zip(self.owner_B, fed, strict=True)]
-            packing, rows, _ = pack(whole, self.owner_B[:0], [], self.targets_N.device)
+            packing, rows, _ = pack(whole, self.owner_B[:0], [], self.device)
             return packing, self._tensor(self._predicts(rows.starts + rows.lengths))
-        packing, prompts, rest = pack(self.prompts, self.owner_B, fed, self.targets_N.device)
+        packing, prompts, rest = pack(self.prompts, self.owner_B, fed, self.device)
         ends = (prompts.starts + prompts.lengths - 1)[self.owner_B]
         predicts = [
             place
@@ -94,7 +94,7 @@ class MicroBatch:
         return np.concatenate(parts)
 
     def _tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
-        return to_device(array, self.targets_N.device)
+        return to_device(array, self.device)
 
 
 def micro_batches(
@@ -116,7 +116,7 @@ def micro_batches(
     parts = []
     for part, long in ((rows[is_long], True), (rows[~is_long], False)):
         for batch in fill(rollouts, part, max_tokens, by_group=by_group and not long):
-            parts.append(micro_batch(rollouts, np.array(batch), device, is_long=long))
+            parts.append(MicroBatch(rollouts, np.array(batch), device, is_long=long))
     return parts
 
 
@@ -166,29 +166,6 @@ def packed_tokens(rollouts: Rollouts, before: list[int], row: int) -> int:
     group = rollouts.group_B[row]
     is_read = bool(before) and rollouts.group_B[before[-1]] == group
     return len(rollouts.samples.token_ids[row]) + (0 if is_read else len(rollouts.prompts[group]))
-
-
-def micro_batch(
-    rollouts: Rollouts, rows: Ints, device: torch.device, *, is_long: bool
-) -> MicroBatch:
-    """One micro-batch of the rollouts `rows`."""
-    groups, owner_B = np.unique(rollouts.group_B[rows], return_inverse=True)
-    completions = [rollouts.samples.token_ids[row] for row in rows]
-    logprobs = [rollouts.samples.logprobs[row] for row in rows]
-    row_N = np.repeat(np.arange(len(rows)), [len(completion) for completion in completions])
-    return MicroBatch(
-        rows,
-        rollouts.versions_B[rows],
-        rollouts.replayed_B[rows],
-        rollouts.places(rows),
-        to_device(np.array([*itertools.chain(*completions)], dtype=np.int64), device),
-        to_device(np.array([*itertools.chain(*logprobs)], dtype=np.float32), device),
-        to_device(row_N, device),
-        [rollouts.prompts[group] for group in groups],
-        completions,
-        owner_B,
-        is_long,
-    )
 
 
 def pad(rows: Sequence[Sequence[int]]) -> Ints:

@@ -8,7 +8,7 @@ Legend: B rollouts, N their completion tokens, D hidden size.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from tasks.train.learner.update import (
     token_logprobs,
     update_flops,
 )
-from tasks.train.rollouts import Bools, Features, Ints, Observed, Singles
+from tasks.train.rollouts import Bools, Features, Observed, Singles
 
 PROMPT_TOKENS = 10  # at the end of a prompt, whose hidden states are averaged (as in POISE)
 
@@ -122,20 +122,4 @@ def join_observed(parts: Sequence[Observed]) -> Observed:
         arrays = [array for part in parts if (array := getattr(part, name)) is not None]
         return np.concatenate(arrays) if arrays else None
 
-    return Observed(
-        np.concatenate([np.zeros(0), *(part.logprobs_N for part in parts)]),
-        np.concatenate([np.zeros(0), *(part.entropies_N for part in parts)]),
-        joined("hidden_ND"),
-        joined("prompt_hidden_BD"),
-        joined("gradient_norms_B"),
-    )
-
-
-def rows_of(batches: Sequence[MicroBatch]) -> Ints:
-    """The rollouts of `batches`, in their order."""
-    return np.concatenate([np.zeros(0, dtype=np.int64), *(batch.rows for batch in batches)])
-
-
-def places_of(batches: Sequence[MicroBatch]) -> Ints:
-    """The places of their completion tokens in the step's flat arrays."""
-    return np.concatenate([np.zeros(0, dtype=np.int64), *(batch.places_N for batch in batches)])
+    return Observed(*(joined(field.name) for field in fields(Observed)))

@@ -7,7 +7,6 @@ already divided by the whole step's totals) are summed. With one process nothing
 For parameters that are dealt out, too, see
 `sharding`."""
 
-import math
 import os
 import re
 import sys
@@ -19,8 +18,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as distributed
 from torch._C._distributed_c10d import HashStore
-
-from tasks.common.parent import die_with_parent
 
 T = TypeVar("T")
 
@@ -38,11 +35,6 @@ class Ranks:
     group: distributed.ProcessGroup | None = None
     timeout: timedelta | None = None
 
-    @property
-    def timeout_seconds(self) -> float:
-        """Of a collective; infinite where torch's own holds."""
-        return self.timeout.total_seconds() if self.timeout else math.inf
-
     def beside(self) -> "Ranks":
         """The same processes in a group of their own, so that two threads can communicate at once.
         All of them must ask."""
@@ -56,10 +48,6 @@ class Ranks:
             patient = distributed.new_group(backend="gloo", timeout=timedelta(days=365))
             replace(self, group=patient).barrier()
             distributed.destroy_process_group(patient)
-
-    def most(self, count: int) -> int:
-        """The largest `count` of any rank."""
-        return max(self.all_gather(count))
 
     @property
     def is_main(self) -> bool:
@@ -124,11 +112,10 @@ def buckets(tensors: Sequence[torch.Tensor], max_bytes: int) -> list[list[torch.
 
 
 def launch_ranks(module: str, arguments: list[str], num_processes: int) -> None:
-    """Become torchrun with `num_processes` processes of `module`, unless this is one of them
-    already. The processes end with this one, and this one with its parent."""
-    if num_processes == 1 or "RANK" in os.environ:
+    """Become torchrun with `num_processes` processes of `module`, where these are several. The
+    processes end with this one."""
+    if num_processes == 1:
         return
-    die_with_parent()
     launcher = [
         sys.executable,
         "-m",
@@ -174,7 +161,7 @@ def is_lost_rank(error: BaseException) -> bool:
 
 def what_was_lost(error: BaseException, ranks: Ranks) -> str:
     """What happened to another rank, of an error for which `is_lost_rank` holds."""
-    if re.search("timed? ?out", str(error), re.IGNORECASE):
-        seconds = f"{ranks.timeout_seconds:.0f} s (learner.collective_timeout_seconds)"
+    if ranks.timeout and re.search("timed? ?out", str(error), re.IGNORECASE):
+        seconds = f"{ranks.timeout.total_seconds():.0f} s (learner.collective_timeout_seconds)"
         return f"another process of this training gave no answer for {seconds}"
     return "another process of this training died"

@@ -11,10 +11,8 @@ so a GPU need not wait for the host.
 Legend: B rollouts of a micro-batch, Q prompts in it, P prompt positions, T positions that predict
 completion tokens, N = the completion tokens of the micro-batch, D hidden size, V vocabulary."""
 
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from dataclasses import dataclass, field, fields
 
-import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
@@ -26,8 +24,8 @@ from tasks.models.transfer import chosen, to_device, to_host
 from tasks.train.learner.correction import corrected_tokens
 from tasks.train.learner.micro_batches import MicroBatch
 from tasks.train.learner.sharding import call
-from tasks.train.rollouts import Bools, Floats, StepTotals
-from tasks.train.settings import Correction
+from tasks.train.rollouts import Estimate, Floats, Rollouts, StepTotals
+from tasks.train.settings import Correction, TrainSettings
 from tasks.train.slots import Loss
 from tasks.train.tokens import Tokens, average
 
@@ -44,43 +42,16 @@ class Objective:
     kl_coefficient: float
     share_prompts: bool
     tokens_per_chunk: int
-
-
-@dataclass(frozen=True)
-class Flat:
-    """A step's rollouts as flat arrays [N] over all their completion tokens: advantages, whether a
-    token is the policy's own, and the log-probabilities before the batch's first update (None: this
-    is the first). `version` is that of the policy."""
-
-    advantages_N: Floats
-    own_N: Bools
-    old_N: Floats | None
-    version: int
-
-    def of(self, batch: MicroBatch, values_N: Floats, like: torch.Tensor) -> torch.Tensor:
-        """The values of the micro-batch's tokens, as a tensor like another."""
-        return to_device(values_N[batch.places_N], like.device).to(like.dtype)
-
-    def old_logprobs(
-        self, batch: MicroBatch, own: torch.Tensor | slice, logprobs_N: torch.Tensor
-    ) -> torch.Tensor:
-        """The log-probabilities of the micro-batch's `own` tokens before the batch's first
-        update."""
-        if self.old_N is None:
-            return logprobs_N.detach()
-        return self.of(batch, self.old_N, logprobs_N)[own]
-
-    def is_current_N(self, batch: MicroBatch) -> Bools:
-        """Whether a token of the micro-batch was sampled in this step, from the present policy."""
-        is_current_B = (batch.versions_B == self.version) & ~batch.replayed_B
-        return np.repeat(is_current_B, [len(completion) for completion in batch.completions])
+    version: int = 0  # of the policy
 
 
 @dataclass
 class UpdateStats:
     """Sums over the tokens of a step's micro-batches, and what forward and backward (and the
     reference's forward) executed. Of fresh rollouts of the current policy the log-ratios of trainer
-    and sampler themselves; of all rollouts the logarithm of their importance weight, not capped."""
+    and sampler themselves; of all rollouts the logarithm of their importance weight, not capped. Of
+    every optimizer step the norm of its gradient before clipping and the factor of its learning
+    rate; and how many gradients were not finite."""
 
     loss: float = 0.0
     num_tokens: int = 0
@@ -95,35 +66,9 @@ class UpdateStats:
 
     log_ratios: list[torch.Tensor] = field(default_factory=list)
     log_weights: list[torch.Tensor] = field(default_factory=list)
-
-
-@dataclass
-class Unread:
-    """The part of a step's statistics that is computed on a device: sums by their names in
-    `UpdateStats`, in float64, and log-ratios and log-weights of each micro-batch."""
-
-    sums: dict[str, torch.Tensor] = field(default_factory=dict)
-    log_ratios: list[torch.Tensor] = field(default_factory=list)
-    log_weights: list[torch.Tensor] = field(default_factory=list)
-
-    def add(self, **values: torch.Tensor) -> None:
-        """Add a micro-batch's values to the sums."""
-        for name, value in values.items():
-            self.sums[name] = self.sums.get(name, 0.0) + value.detach().double()
-
-    def read(self) -> dict[str, Any]:
-        """The fields of `UpdateStats`, for which the host waits."""
-        if not self.sums:
-            return {}
-        sums, log_ratios_N, log_weights_B = to_host(
-            [
-                torch.stack([*self.sums.values()]),
-                torch.cat(self.log_ratios),
-                torch.cat(self.log_weights),
-            ]
-        )
-        lists = {"log_ratios": [log_ratios_N], "log_weights": [log_weights_B]}
-        return dict(zip(self.sums, sums.tolist(), strict=True)) | lists
+    norms: list[float] = field(default_factory=list)
+    rate_factors: list[float] = field(default_factory=list)
+    num_nonfinite: int = 0
 
 
 def merge_stats(parts: list[UpdateStats]) -> UpdateStats:
@@ -140,61 +85,102 @@ def merge_stats(parts: list[UpdateStats]) -> UpdateStats:
 def accumulate_gradients(
     model: PreTrainedModel,
     batches: list[MicroBatch],
-    flat: Flat,
+    rollouts: Rollouts,
+    estimate: Estimate,
     objective: Objective,
     totals: StepTotals,
     architecture: Architecture,
     kept: StepTotals | None = None,
 ) -> UpdateStats:
     """Add the gradient of the whole step's objective to the parameters. The rollouts' old
-    log-probabilities are the policy's own where `flat` has none. The loss is divided by `totals`,
-    the KL term by the totals of the `kept` rollouts, over which it is summed; None: all are."""
-    stats, unread = UpdateStats(), Unread()
+    log-probabilities are the policy's own where `estimate` has none. The loss is divided by
+    `totals`, the KL term by the totals of the `kept` rollouts, over which it is summed; None: all
+    are."""
+    stats, unread = UpdateStats(), list[dict[str, torch.Tensor]]()
+    trained_N, is_current_N = rollouts.trained_N(), rollouts.is_current_N(objective.version)
     for batch in batches:
         reference_N = reference_logprobs(batch, objective)
 
         # the policy's log-probabilities of the tokens that it wrote itself
-        own_N, device = flat.own_N[batch.places_N], batch.row_N.device
-        own = chosen(own_N, device)
+        own_N = trained_N[batch.places_N]
+        own = chosen(own_N, batch.device)
         logprobs_N, entropy_N = (part[own] for part in token_logprobs(model, batch, objective))
         sampler_N = batch.sampler_logprobs_N[own]
 
-        old_N = flat.old_logprobs(batch, own, logprobs_N)
-        advantages_N = flat.of(batch, flat.advantages_N, logprobs_N)[own]
-        rows, correction = (batch.row_N[own], len(batch.rows)), objective.correction
+        old_N = logprobs_N.detach()
+        if estimate.old_N is not None:
+            old_N = of_batch(batch, estimate.old_N, logprobs_N)[own]
+        advantages_N = of_batch(batch, estimate.advantages_N, logprobs_N)[own]
+        rows = batch.row_N[own], len(batch.rows)
         tokens, cut_N = corrected_tokens(
-            logprobs_N, old_N, sampler_N, advantages_N, *rows, correction
+            logprobs_N, old_N, sampler_N, advantages_N, *rows, objective.correction
         )
         part, sums = objective.loss(tokens, totals)
 
         # the pull towards the reference, averaged as the loss is, but over what is kept
+        kl_N = logprobs_N[:0]
         if reference_N is not None:
             kl_N = unbiased_kl(tokens, reference_N[own])
             kl = average(kl_N, tokens, kept or totals, objective.loss.normalize)
             part = part + objective.kl_coefficient * kl
-            unread.add(kl=kl_N.sum())
             stats.reference_flops += sum(batch_flops(architecture, batch, objective.share_prompts))
 
         part.backward()
 
         # statistics; whatever is read here makes the host wait
-        weights_N = tokens.weights_N
-        unread.add(
-            loss=part,
-            entropy=entropy_N.sum(),
-            clipped=sums["clipped"],
-            capped=cut_N.sum(),
-            weights=weights_N.sum(),
-            squared_weights=(weights_N**2).sum(),
-        )
-        is_current = chosen(flat.is_current_N(batch)[own_N], device)
-        unread.log_ratios.append((logprobs_N.detach() - sampler_N)[is_current])
-        unread.log_weights.append(tokens.by_row(old_N - sampler_N))
+        clipped, weights_N = sums["clipped"], tokens.weights_N
+        unread.append(statistics(part, clipped, entropy_N, kl_N, cut_N, weights_N))
+        is_current = chosen(is_current_N[batch.places_N][own_N], batch.device)
+        stats.log_ratios.append((logprobs_N.detach() - sampler_N)[is_current])
+        stats.log_weights.append(tokens.by_row(old_N - sampler_N))
         stats.num_tokens += len(logprobs_N)
         stats.flops += update_flops(model, batch, objective, architecture)
         if objective.share_prompts:
             batch.shared[0].biases.clear()  # [R, T, S] each: those of all micro-batches may not fit
-    return replace(stats, **unread.read())
+    if unread:
+        read(stats, unread)
+    return stats
+
+
+def statistics(
+    loss: torch.Tensor,
+    clipped: torch.Tensor,
+    entropy_N: torch.Tensor,
+    kl_N: torch.Tensor,
+    cut_N: torch.Tensor,
+    weights_N: torch.Tensor,
+) -> dict[str, torch.Tensor]:
+    """A micro-batch's sums by their names in `UpdateStats`, still on its device."""
+    sums = {
+        "loss": loss,
+        "entropy": entropy_N.sum(),
+        "clipped": clipped,
+        "capped": cut_N.sum(),
+        "kl": kl_N.sum(),
+        "weights": weights_N.sum(),
+        "squared_weights": (weights_N**2).sum(),
+    }
+    return {name: value.detach().double() for name, value in sums.items()}
+
+
+def of_batch(batch: MicroBatch, values_N: Floats, like: torch.Tensor) -> torch.Tensor:
+    """The micro-batch's part of an array over all completion tokens, as a tensor like another."""
+    return to_device(values_N[batch.places_N], like.device).to(like.dtype)
+
+
+def read(stats: UpdateStats, unread: list[dict[str, torch.Tensor]]) -> None:
+    """Bring what was computed on a device to the host, which waits for it: the sums of every
+    micro-batch, by their names in `stats`, and the log-ratios and log-weights that it has."""
+    sums, *lists = to_host(
+        [
+            torch.stack([torch.as_tensor(sum(part[k] for part in unread)) for k in unread[0]]),
+            torch.cat(stats.log_ratios),
+            torch.cat(stats.log_weights),
+        ]
+    )
+    for name, value in zip(unread[0], sums.tolist(), strict=True):
+        setattr(stats, name, value)
+    stats.log_ratios, stats.log_weights = [lists[0]], [lists[1]]
 
 
 @torch.no_grad()
@@ -247,24 +233,14 @@ def compute_logprobs(
     model: PreTrainedModel, batch: MicroBatch, objective: Objective
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `token_logprobs`."""
-    hidden_ND = (
-        shared_hidden(model, batch) if objective.share_prompts else separate_hidden(model, batch)
-    )
+    if objective.share_prompts:  # each prompt is read once and nothing padded
+        packing, predicts_N = batch.shared
+        states = forward(model, packing.ids, packing.positions, packing.attend)
+        hidden_ND = states.index_select(0, predicts_N)
+    else:  # padding stands at the end, where a causal model cannot see it: no mask is needed
+        states = forward_rows(model, batch.whole.input_ids).last_hidden_state
+        hidden_ND = batch.whole.predicting(states)
     return chunked_logprobs(model, hidden_ND, batch.targets_N, objective)
-
-
-def separate_hidden(model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
-    """[N, D] the hidden states that predict completion tokens, every rollout read whole. Padding
-    stands at the end, where a causal model cannot see it, so no mask is needed."""
-    return batch.whole.predicting(forward_rows(model, batch.whole.input_ids).last_hidden_state)
-
-
-def shared_hidden(model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
-    """[N, D] the same states, each prompt read once and nothing padded."""
-    packing, predicts_N = batch.shared
-    return forward(model, packing.ids, packing.positions, packing.attend).index_select(
-        0, predicts_N
-    )
 
 
 def chunked_logprobs(
@@ -307,29 +283,22 @@ def enable_activation_checkpointing(model: PreTrainedModel) -> None:
                 setattr(module, name, 0.0)
 
 
-def computed_again(
-    model: PreTrainedModel, batch: MicroBatch, objective: Objective
-) -> tuple[float, float]:
-    """How often body and head are computed again in the backward pass: once each where they are
-    checkpointed."""
-    body = float(model.is_gradient_checkpointing and model.training)
-    return body, float(len(batch.targets_N) > objective.tokens_per_chunk)
-
-
 def update_flops(
     model: PreTrainedModel, batch: MicroBatch, objective: Objective, architecture: Architecture
 ) -> float:
-    """What the micro-batch's forward and backward execute."""
+    """What the micro-batch's forward and backward execute. Body and head are computed once more in
+    the backward pass where they are checkpointed."""
     body, head = batch_flops(architecture, batch, objective.share_prompts)
-    again = computed_again(model, batch, objective)
+    body_again = float(model.is_gradient_checkpointing and model.training)
+    head_again = float(len(batch.targets_N) > objective.tokens_per_chunk)
     if not has_adapters(model):
-        return (3.0 + again[0]) * body + (3.0 + again[1]) * head
+        return (3.0 + body_again) * body + (3.0 + head_again) * head
     # of frozen layers no gradient of the weights; attention has none, and its backward is whole
     num_tokens, num_pairs = batch_size(batch, objective.share_prompts)
     attention = forward_flops(architecture, 0.0, 0.0, num_pairs)
     adapters = 2.0 * num_adapter_parameters(model) * num_tokens
-    body = (2.0 + again[0]) * body + attention + (3.0 + again[0]) * adapters
-    return body + (2.0 + again[1]) * head
+    body = (2.0 + body_again) * body + attention + (3.0 + body_again) * adapters
+    return body + (2.0 + head_again) * head
 
 
 def batch_flops(
@@ -352,16 +321,10 @@ def batch_size(batch: MicroBatch, share_prompts: bool) -> tuple[float, float]:
     return float(len(packing.ids)), float(packing.num_pairs())
 
 
-def learning_rate(
-    base: float,
-    final_fraction: float,
-    decay_share: float,
-    warmup_steps: int,
-    step: int,
-    progress: float,
-) -> float:
-    """Linear warm-up over `warmup_steps`; over the last `decay_share` of the run's progress linear
-    decay to `final_fraction` of `base`, and constant between (WSD, arXiv 2404.06395)."""
-    warm = min((step + 1) / warmup_steps, 1.0) if warmup_steps else 1.0
-    decayed = max(progress - (1.0 - decay_share), 0.0) / decay_share
-    return base * warm * (1.0 - (1.0 - final_fraction) * decayed)
+def learning_rate(settings: TrainSettings, step: int, progress: float) -> float:
+    """Linear warm-up; over the last `decay_share` of the run's progress linear decay to the final
+    fraction, and constant between (WSD, arXiv 2404.06395)."""
+    warm = min((step + 1) / settings.warmup_steps, 1.0) if settings.warmup_steps else 1.0
+    decayed = max(progress - (1.0 - settings.decay_share), 0.0) / settings.decay_share
+    fallen = (1.0 - settings.final_learning_rate_fraction) * decayed
+    return settings.learning_rate * warm * (1.0 - fallen)

@@ -6,7 +6,7 @@ is left, training leaves it, decays to that share's end, measures, and goes back
 arXiv 2405.18392). A branch's point carries the cost of the trunk up to the fork and of its own
 decay. What it executed stands in the ledger's phase `branch`; its steps and rollouts are not kept.
 
-A branch is checkpointed like the trunk, whose last checkpoint is held meanwhile: a kill in the
+A branch is checkpointed like the trunk, whose last checkpoint is kept meanwhile: a kill in the
 middle of a branch loses no more than elsewhere."""
 
 import logging
@@ -33,7 +33,7 @@ def is_end(trainer: Trainer) -> bool:
 
 
 def leave_trunk_if_due(trainer: Trainer, checkpoints: Checkpoints) -> None:
-    """Where the next branch leaves the trunk, checkpoint the trunk, hold it, and begin. A branch
+    """Where the next branch leaves the trunk, checkpoint the trunk, and begin. A branch
     whose end the trunk has passed in one step is left out."""
     state, settings = trainer.state, trainer.run.settings
     done = trainer.buffer.progress + ROUNDING
@@ -52,9 +52,8 @@ def leave_trunk_if_due(trainer: Trainer, checkpoints: Checkpoints) -> None:
         leave_trunk_if_due(trainer, checkpoints)
         return
     save(trainer, checkpoints)
-    if trainer.run.ranks.is_main:
-        checkpoints.hold()
-    trainer.run.ranks.barrier()
+    checkpoints.wait()
+    trainer.run.ranks.barrier()  # the branch must find it when it comes back
     state.branch, state.branch_start = shares[0], state.num_steps
     logger.info("step %d: a branch decays to %g of the run", state.num_steps, state.branch)
 
@@ -62,7 +61,7 @@ def leave_trunk_if_due(trainer: Trainer, checkpoints: Checkpoints) -> None:
 def return_to_trunk(trainer: Trainer, checkpoints: Checkpoints) -> dict[str, Any] | None:
     """Measure the end of the branch, go back to where it left the trunk, and return its point of
     the curve, which the trunk keeps; None for a branch that `train.max_steps` cut short."""
-    ranks, state = trainer.run.ranks, trainer.state
+    state = trainer.state
     point = trainer.validate() if is_end(trainer) else None
     if point is None:
         logger.warning(
@@ -72,14 +71,13 @@ def return_to_trunk(trainer: Trainer, checkpoints: Checkpoints) -> dict[str, Any
             state.branch,
         )
     for batch in trainer.buffer.batches:  # sampled in the branch, and not learned from
-        cost, judged = batch.cost, batch.judged_flops
-        state.ledger.add(
-            "generate", executed=cost.flops, tokens=cost.tokens, rollouts=cost.rollouts
-        )
-        state.ledger.add("score", executed=judged)
-    ledger, seconds, num_done = state.ledger, trainer.spent_seconds(), state.branches_done
-    restore(trainer, checkpoints.held())
-    state.branches_done = num_done + 1
+        state.ledger.add("generate", **batch.cost.as_account())
+        state.ledger.add("score", executed=batch.judged_flops)
+    ledger, seconds = state.ledger, trainer.spent_seconds()
+    num_done, work = state.branches_done, state.work
+    restore(trainer, checkpoints.trunk())
+    trainer.run.ranks.barrier()  # all have read it before the next one is written
+    state.branches_done, state.work = num_done + 1, work
     if point is not None:
         state.curve.append(point)
     before = state.ledger
@@ -93,9 +91,6 @@ def return_to_trunk(trainer: Trainer, checkpoints: Checkpoints) -> dict[str, Any
     before.add("evaluate", **validated)
     state.seconds["branch"] += seconds - trainer.spent_seconds()
     save(trainer, checkpoints)
-    if ranks.is_main:
-        checkpoints.end_branch(state.num_steps)
-    ranks.barrier()
     logger.info("step %d: back on the trunk", state.num_steps)
     return point
 

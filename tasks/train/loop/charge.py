@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 from tasks.common.ledger import ACCOUNTS, paper_training_flops
 from tasks.common.spending import GENERATED, generation_cost, pass_cost
+from tasks.train.learner.update import UpdateStats
 from tasks.train.loop.buffer import Batch
-from tasks.train.loop.trainer import Trainer, Update
+from tasks.train.loop.trainer import Trainer
 from tasks.train.rollouts import Bools, Estimate, Rollouts
 
 
@@ -55,7 +56,7 @@ def spend(trainer: Trainer, batch: Batch, rollouts: Rollouts, estimate: Estimate
 
 
 def charge(
-    trainer: Trainer, batch: Batch, rollouts: Rollouts, estimate: Estimate, update: Update
+    trainer: Trainer, batch: Batch, rollouts: Rollouts, estimate: Estimate, update: UpdateStats
 ) -> None:
     """Enter the step into the accounts (see the ledger), but for the passes of `Trainer.look`,
     which enters them itself. What was replayed was generated before; a rollout is charged once for
@@ -78,7 +79,7 @@ def charge(
     )
     ledger.add(
         "score",
-        executed=update.stats.reference_flops,
+        executed=update.reference_flops,
         charged=charged.reference,
         charged_mixed=mixed.reference,
         charged_paper=charged.reference,
@@ -86,7 +87,7 @@ def charge(
     ledger.add("score", **dict.fromkeys(ACCOUNTS, batch.judged_flops))
     ledger.add(
         "update",
-        executed=update.stats.flops,
+        executed=update.flops,
         charged=charged.update,
         charged_mixed=mixed.update,
         charged_paper=flat - charged.generate - charged.reference,

@@ -49,7 +49,7 @@ def train(
         total, unit = buffer.budget.amount, f" {buffer.budget.account}"
     resume(trainer, checkpoints, chosen)
     trainer.score_replay()
-    lost = checkpoints.count_lost(state.num_steps) if ranks.is_main else {}
+    lost = checkpoints.count_lost(state.work) if ranks.is_main else {}
     is_stopped = False
     with (
         stop_requested() as stopping,

@@ -7,12 +7,10 @@ import polars as pl
 import torch
 
 from tasks.train.learner.update import UpdateStats
-from tasks.train.rollouts import Bools, Floats, Rollouts, mixed_groups
+from tasks.train.rollouts import Bools, Floats, Rollouts, mixed_groups, ragged
 
 
-def describe_step(
-    rollouts: Rollouts, keep_B: Bools, stats: UpdateStats, num_updates: int
-) -> dict[str, Any]:
+def describe_step(rollouts: Rollouts, keep_B: Bools, stats: UpdateStats) -> dict[str, Any]:
     """What a step's rollouts and its update looked like; the update's columns are None where there
     was none. What is said of rollouts is of the fresh ones, what is kept is of all."""
     fresh = rollouts.where(~rollouts.replayed_B)
@@ -28,7 +26,7 @@ def describe_step(
         "num_mixed_groups": int(mixed.sum()),
         "reward_mean": float(graded.rewards_B.mean()) if len(graded.group_B) else None,
         "reward_mean_kept": float(rollouts.rewards_B[keep_B].mean()) if keep_B.any() else None,
-        **describe_update(stats, num_updates),
+        **describe_update(stats),
         "completion_tokens_mean": float(lengths.mean()),
         "completion_tokens_p95": float(np.quantile(lengths, 0.95)),
         "completion_tokens_max": int(lengths.max()),
@@ -37,7 +35,7 @@ def describe_step(
     }
 
 
-def describe_update(stats: UpdateStats, num_updates: int) -> dict[str, float | None]:
+def describe_update(stats: UpdateStats) -> dict[str, float | None]:
     """The mean loss of the updates, and means over the tokens that were computed; None where there
     were none."""
     names = (
@@ -61,7 +59,7 @@ def describe_update(stats: UpdateStats, num_updates: int) -> dict[str, float | N
     largest = [float(gaps.mean()), float(gaps.max())] if len(gaps) else [None, None]
     # the share of tokens that as many equally weighted ones would be worth (Kish)
     squares = max(stats.squared_weights * stats.num_tokens, 1e-300)
-    found = [stats.loss / max(num_updates, 1), *means, *largest, stats.weights**2 / squares]
+    found = [stats.loss / max(len(stats.norms), 1), *means, *largest, stats.weights**2 / squares]
     values = dict(zip(names, found, strict=True))
     return {
         **values,
@@ -76,21 +74,17 @@ def rollout_rows(
     step: int,
     prompt_ids: pl.Series,
     rollouts: Rollouts,
-    keep_B: Bools | None = None,
-    advantages_B: Floats | None = None,
+    keep_B: Bools,
+    advantages_B: Floats,
 ) -> list[dict[str, Any]]:
-    """The step's rows of TRAIN_ROLLOUTS, group by group; before the update nothing is kept yet."""
-    keep_B = np.zeros(len(rollouts.group_B), dtype=np.bool_) if keep_B is None else keep_B
-    advantages_B = np.zeros(len(rollouts.group_B)) if advantages_B is None else advantages_B
+    """The step's rows of TRAIN_ROLLOUTS, group by group."""
     first_of_group = np.searchsorted(rollouts.group_B, rollouts.group_B)
     samples, ids_Q = rollouts.samples, prompt_ids[rollouts.prompt_rows_Q].to_list()
-    is_action_B: list[list[bool] | None] = [None] * len(rollouts.group_B)
-    if rollouts.is_action_N is not None:
-        is_action_B = list(rollouts.is_action_B())
-    versions_B: list[list[int] | None] = [None] * len(rollouts.group_B)
-    if rollouts.versions_N is not None:
-        ends = np.cumsum(rollouts.completion_tokens_B())
-        versions_B = [part.tolist() for part in np.split(rollouts.versions_N, ends[:-1])]
+    lengths_B = rollouts.completion_tokens_B()
+    is_action_B, versions_B = (
+        [None] * len(lengths_B) if values_N is None else ragged(values_N, lengths_B)
+        for values_N in (rollouts.is_action_N, rollouts.versions_N)
+    )
     return [
         {
             "step": step,

@@ -1,4 +1,4 @@
-"""What is said of a run while it goes on: the record (MLflow), the journal of executed work, the
+"""What is said of a run while it goes on: the record (MLflow), the note of executed work, the
 progress bar."""
 
 import logging
@@ -22,8 +22,7 @@ class Reporter:
         self, trainer: Trainer, checkpoints: Checkpoints, record: Record, bar: Any
     ) -> None:
         self.trainer, self.checkpoints, self.record, self.bar = trainer, checkpoints, record, bar
-        self.rows: list[dict[str, Any]] = []
-        self.values: list[dict[str, Any]] = []
+        self.values: list[dict[str, Any]] = []  # of each step of the round
         self.shown = 0.0  # on the bar
 
     def note(self, point: dict[str, Any] | None) -> None:
@@ -48,32 +47,28 @@ class Reporter:
         self.version = self.trainer.learner.version
 
     def end_step(self, batch: Batch, row: dict[str, Any]) -> None:
-        """Write the step to the journal, and keep it for the record of its round."""
-        state = self.trainer.state
-        learned = time.perf_counter() - self.step_began
+        """Count what the step executed, and keep it for the record of its round."""
+        state, work = self.trainer.state, self.trainer.state.work
+        work["seconds"] += time.perf_counter() - self.step_began + batch.seconds
+        work["flops"] += state.trained("executed") - self.executed
+        work["tokens"] += row["tokens"] - self.tokens
+        if batch.is_kept:  # in a checkpoint: a kill does not lose it
+            work["seconds"] -= batch.seconds
+            work["flops"] -= batch.cost.flops + batch.judged_flops
+            work["tokens"] -= batch.cost.tokens
         if self.trainer.run.ranks.is_main:
-            kept = batch.cost.flops + batch.judged_flops, batch.cost.tokens
-            flops, tokens = kept if batch.is_kept else (0.0, 0)  # which a kill does not lose
-            self.checkpoints.journal(
-                {
-                    "step": row["step"],
-                    "seconds": learned + (0.0 if batch.is_kept else batch.seconds),
-                    "flops": state.trained("executed") - self.executed - flops,
-                    "tokens": row["tokens"] - self.tokens - tokens,
-                }
-            )
+            self.checkpoints.note_work(work)
         if self.trainer.run.settings.num_ahead:  # a step that samples itself was timed
             state.seconds["generate"] += batch.seconds
         parts = {part: spent - self.parts.get(part, 0.0) for part, spent in state.seconds.items()}
         seconds = {**parts, "generate": batch.seconds}
-        self.rows.append(row)
         old = ages(self.version, batch) if self.trainer.run.settings.max_staleness else {}
         self.values.append({**measurements(row, seconds), **old})
 
     def end_round(self) -> None:
         """Record the steps of the round, with what control says of itself after it and, where both
         sides work at once, the shares of the time in which each waited for the other."""
-        trainer, num = self.trainer, len(self.rows)
+        trainer, num = self.trainer, len(self.values)
         state, buffer = trainer.state, trainer.buffer
         seconds = max(time.perf_counter() - self.round_began, 1e-9)
         with buffer.lock:
@@ -90,11 +85,11 @@ class Reporter:
         if buffer.num_early:
             values["carried_groups"] = float(sum(group.since >= 0 for group in carried))
         self.values[-1] |= values
-        for row, measured in zip(self.rows, self.values, strict=True):
+        for measured in self.values:
             if state.branch is None:
-                self.record(measured, row["step"], row["flops_charged"])
-            self.show(row, seconds / num)
-        self.rows, self.values = [], []
+                self.record(measured, measured["step"], measured["flops_charged"])
+            self.show(measured, seconds / num)
+        self.values = []
 
     def show(self, row: Mapping[str, Any], seconds: float) -> None:
         """The step on the progress bar, which adds rate and time left. It counts the trunk's

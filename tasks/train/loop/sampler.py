@@ -15,9 +15,9 @@ arXiv 2509.19128). Both sides wait for each other only where the policy is valid
 branch ends."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
 
 import torch
 
@@ -104,7 +104,7 @@ class Sampler:
         try:
             torch.set_num_threads(self.num_threads)  # it is a thread's own setting
             while self.has_work():
-                with Stream(self.device):
+                with own_stream(self.device):
                     is_end = not self.buffer.fill(self.trainer.engine_version)
                 with self.lock:
                     self.target = 0 if is_end else self.target
@@ -164,20 +164,16 @@ class Sampler:
             raise self.error
 
 
-class Stream:
+@contextmanager
+def own_stream(device: int | None) -> Iterator[None]:
     """The device of another thread, and a queue of one's own on it: what two threads put into one
     queue is computed in turn."""
-
-    def __init__(self, device: int | None) -> None:
-        self.device = device
-
-    def __enter__(self) -> None:
-        if self.device is not None:
-            torch.cuda.set_device(self.device)
-            self.stream = torch.cuda.stream(torch.cuda.Stream())
-            self.stream.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        if self.device is not None:
-            self.stream.__exit__(*error)
-            torch.cuda.synchronize()
+    if device is None:
+        yield
+        return
+    torch.cuda.set_device(device)
+    try:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            yield
+    finally:
+        torch.cuda.synchronize()

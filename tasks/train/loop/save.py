@@ -119,7 +119,7 @@ def restore(trainer: Trainer, loaded: Loaded) -> None:
     trainer.state.fill(numbers, tables["steps"].to_dicts(), tables["curve"].to_dicts())
     empty = {  # a step's own batch was not kept before
         "progress": trainer.slots.control.progress(),
-        "spent": 0.0,
+        "spent": trainer.buffer.spent,
         "costs": [],
         "num_asked": numbers["num_steps"],
         "num_complete": 0,

@@ -9,6 +9,8 @@ from typing import Any
 
 from tasks.common.ledger import Ledger
 
+PLAIN = ("num_steps", "next_validation", "branch", "branch_start", "branches_done")
+WORK = ("seconds", "flops", "tokens")
 ROUNDING = 1e-9  # of shares of a run: 0.15 / 0.05 is not quite 3
 
 
@@ -23,8 +25,8 @@ class State:
     `steps` and `curve` are rows of STEPS and CURVE; `rollouts` are rows of TRAIN_ROLLOUTS since the
     last checkpoint. `next_validation` is the share of the run at which the curve's next point is
     due. `branch` is the share of the run at which the decayed branch ends that left the trunk after
-    `branch_start` steps, None on the trunk; `branches_done` have ended. `part` is the part of a
-    step that goes on.
+    `branch_start` steps, None on the trunk; `branches_done` have ended. `work` is what all steps
+    executed, those of branches among them. `part` is the part of a step that goes on.
     """
 
     num_steps: int = 0
@@ -32,6 +34,7 @@ class State:
     branch: float | None = None
     branch_start: int = 0
     branches_done: int = 0
+    work: dict[str, float] = field(default_factory=lambda: dict.fromkeys(WORK, 0.0))
     ledger: Ledger = field(default_factory=Ledger)
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     steps: list[dict[str, Any]] = field(default_factory=list)
@@ -55,15 +58,9 @@ class State:
 
     def numbers(self) -> dict[str, Any]:
         """What `fill` needs beside the tables of steps and curve, as JSON has it."""
-        return {
-            "num_steps": self.num_steps,
-            "next_validation": self.next_validation,
-            "branch": self.branch,
-            "branch_start": self.branch_start,
-            "branches_done": self.branches_done,
-            "ledger": self.ledger.as_dict(),
-            "seconds": dict(self.seconds),
-        }
+        plain = {name: getattr(self, name) for name in PLAIN}
+        ledger, seconds, work = self.ledger.as_dict(), dict(self.seconds), dict(self.work)
+        return {**plain, "ledger": ledger, "seconds": seconds, "work": work}
 
     def fill(
         self,
@@ -72,9 +69,9 @@ class State:
         curve: list[dict[str, Any]],
     ) -> None:
         """Go back to where a checkpoint was made."""
-        self.num_steps, self.next_validation = numbers["num_steps"], numbers["next_validation"]
-        self.branch, self.branch_start = numbers["branch"], numbers["branch_start"]
-        self.branches_done = numbers["branches_done"]
+        for name in PLAIN:
+            setattr(self, name, numbers[name])
         self.ledger = Ledger.from_dict(numbers["ledger"])
         self.seconds = defaultdict(float, numbers["seconds"])
+        self.work = dict(numbers.get("work", self.work))  # an earlier version did not keep it
         self.steps, self.curve, self.rollouts = steps, curve, []

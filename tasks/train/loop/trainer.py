@@ -13,7 +13,6 @@ from tasks.common.spending import pass_cost
 from tasks.common.statistics import bootstrap_interval
 from tasks.engines.engine import SwappingEngine
 from tasks.train.context import RunContext
-from tasks.train.flat_rollouts import flat
 from tasks.train.learner.learner import Learner
 from tasks.train.learner.micro_batches import minibatches
 from tasks.train.learner.update import UpdateStats, learning_rate, merge_stats
@@ -27,6 +26,7 @@ from tasks.train.rollouts import (
     Observed,
     Prompts,
     Rollouts,
+    flat,
 )
 from tasks.train.sampling.collector import Collector
 from tasks.train.settings import Guards
@@ -36,17 +36,6 @@ logger = logging.getLogger(__name__)
 
 PROBE_TOKENS = 8
 VALIDATION_DRAWS = 200  # of the bootstrap behind a point's interval
-
-
-@dataclass(frozen=True)
-class Update:
-    """What a step's updates came to: sums over them, the norm of each gradient before clipping, the
-    last factor of the learning rate, and whether one was not finite."""
-
-    stats: UpdateStats
-    norms: list[float]
-    rate_factor: float
-    nonfinite: bool
 
 
 @dataclass
@@ -163,13 +152,13 @@ class Trainer:
 
     def update(
         self, rollouts: Rollouts, estimate: Estimate, rate: float, rng: np.random.Generator
-    ) -> Update:
+    ) -> UpdateStats:
         """The optimizer steps of a batch. Nothing moves where no rollout has a gradient. A
         log-probability, loss or gradient that is not finite ends them."""
         if not all(np.isfinite(logprobs).all() for logprobs in rollouts.samples.logprobs):
             # a policy that is not finite may not show it in the gradient: no group may be mixed
             self.skip_nonfinite(rollouts, 0)
-            return Update(UpdateStats(), [], 1.0, True)
+            return UpdateStats(num_nonfinite=1)
         parts = [
             rows
             for rows in minibatches(rollouts.group_B, self.run.settings.updates, rng)
@@ -180,23 +169,21 @@ class Trainer:
         if estimate.old_N is not None:  # the only pass at which all fresh rollouts are current
             ratios = fresh_log_ratios(rollouts, estimate.old_N, self.learner.version)
             self.check_sampler([ratios], self.where())
-        stats, norms, factor, is_finite = [UpdateStats()], list[float](), 1.0, True
+        done = [UpdateStats()]
         for rows in parts:
-            part = rollouts.take(rows)
-            gradient = self.learner.compute_gradient(
-                part, estimate.take(rollouts, rows), self.slots.loss
+            stats = self.learner.compute_gradient(
+                rollouts.take(rows), estimate.take(rollouts, rows), self.slots.loss
             )
-            stats.append(gradient.stats)
-            is_finite = gradient.is_finite
-            if not is_finite:
-                self.skip_nonfinite(rollouts, len(norms))
+            done.append(stats)
+            if stats.num_nonfinite:
+                stats.norms = []  # no step is made of it
+                self.skip_nonfinite(rollouts, len(done) - 2)
                 break
-            self.check_sampler(gradient.stats.log_ratios, self.where())
-            log_weights_B = torch.cat(gradient.stats.log_weights).double().numpy()
-            factor = self.slots.loss.rate_factor(log_weights_B)
-            self.learner.step(rate * factor)
-            norms.append(gradient.norm or 0.0)
-        return Update(merge_stats(stats), norms, factor, not is_finite)
+            self.check_sampler(stats.log_ratios, self.where())
+            log_weights_B = torch.cat(stats.log_weights).double().numpy()
+            stats.rate_factors = [self.slots.loss.rate_factor(log_weights_B)]
+            self.learner.step(rate * stats.rate_factors[0])
+        return merge_stats(done)
 
     def make_room(self) -> None:
         """Let the engine free its memory for the learner, unless it is sampling."""
@@ -235,14 +222,7 @@ class Trainer:
         settings = self.run.settings
         if self.state.branch is not None:
             progress = min(progress / self.state.branch, 1.0)
-        return learning_rate(
-            settings.learning_rate,
-            settings.final_learning_rate_fraction,
-            settings.decay_share,
-            settings.warmup_steps,
-            self.state.num_steps,
-            progress,
-        )
+        return learning_rate(settings, self.state.num_steps, progress)
 
     def skip_nonfinite(self, rollouts: Rollouts, num_updates: int) -> None:
         """Leave the policy as the step's updates so far made it. The step's rollouts are in the
@@ -296,7 +276,7 @@ class Trainer:
         batch: Batch,
         rollouts: Rollouts,
         estimate: Estimate,
-        update: Update,
+        update: UpdateStats,
         rate: float,
     ) -> dict[str, Any]:
         """Keep the step's rows, and count it; returns its row of STEPS."""
@@ -308,11 +288,11 @@ class Trainer:
             "grad_norm": float(np.mean(update.norms)) if update.norms else None,
             "updated": bool(update.norms),
             "num_updates": len(update.norms),
-            "learning_rate": rate * update.rate_factor,
-            "nonfinite": update.nonfinite,
+            "learning_rate": rate * ([1.0, *update.rate_factors][-1]),
+            "nonfinite": bool(update.num_nonfinite),
             "tokens": int(state.ledger.tokens["generate"]),
             **{f"flops_{account}": state.trained(account) for account in ACCOUNTS},
-            **describe_step(rollouts, estimate.keep_B, update.stats, len(update.norms)),
+            **describe_step(rollouts, estimate.keep_B, update),
         }
         state.steps.append(row)
         if self.run.ranks.is_main:  # which alone writes them
@@ -372,6 +352,5 @@ def fresh_log_ratios(rollouts: Rollouts, old_N: Floats, version: int) -> torch.T
     """The log-probabilities before the update less the sampler's, of the own tokens of fresh
     rollouts that were sampled with the run's settings from this version of the policy."""
     sampler_N = flat(rollouts.samples.logprobs, np.float64)
-    is_current_B = ~rollouts.replayed_B & (rollouts.versions_B == version)
-    wanted_N = rollouts.trained_N() & is_current_B[rollouts.owner_N()]
+    wanted_N = rollouts.trained_N() & rollouts.is_current_N(version)
     return torch.from_numpy((old_N - sampler_N)[wanted_N])

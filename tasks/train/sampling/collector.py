@@ -24,7 +24,7 @@ from tasks.models.policy import stop_token_ids
 from tasks.models.prompts import decode
 from tasks.train.context import RunContext
 from tasks.train.learner.ranks import Ranks
-from tasks.train.rollouts import Floats, Prompts, Rollouts
+from tasks.train.rollouts import Floats, Ints, Prompts, Rollouts
 from tasks.train.sampling.groups import GOING, Group, Rollout, request_for, samples_of
 from tasks.train.slots import Asked, Generate
 
@@ -92,13 +92,16 @@ class Collector:
         all. `sampling` replaces the run's settings; `prompts` that are not for `training` have no
         rows that methods know."""
         mine = self.run.ranks.shard(groups)
-        request, rollouts, prompt_rows = request_for(mine, sampling or self.run.sampling)
-        early = self.early(prompts, mine, rollouts)
+        request, rollouts, places_Q = request_for(mine, sampling or self.run.sampling)
+        rows = np.array([group.prompt_row for group in mine], dtype=np.int64)
+        counts_Q = np.array(request.counts, dtype=np.int64)
+        prompt_rows, place_B = rows[places_Q], np.repeat(places_Q, counts_Q)
+        early = self.early(prompts, rows[place_B], rollouts)
         known = prompt_rows if training else None
         asked = Asked(prompts.table[prompt_rows], known, self.tokenizer, self.stop_ids)
         if sampling not in (None, self.run.sampling):
             version = -1
-        enough = Enough(mine, rollouts, until, self.run.ranks) if until else None
+        enough = Enough(mine, place_B.tolist(), until, self.run.ranks) if until else None
         cost = Cost()
         if rollouts and not (enough and enough.is_reached):
             samples = self.sample(request, asked, early, enough)
@@ -117,7 +120,8 @@ class Collector:
         mine, taken = [group for group, _ in pairs], [r for _, each in pairs for r in each]
         counts, seeds = [len(each) for _, each in pairs], [rollout.seed for rollout in taken]
         request = Request([group.prompt for group in mine], counts, seeds, self.run.sampling)
-        self.early(prompts, mine, taken).finish()
+        rows = np.array([group.prompt_row for group, each in pairs for _ in each], dtype=np.int64)
+        self.early(prompts, rows, taken).finish()
         return self.gather(mine, len(groups), self.cost(request, samples_of(taken)))
 
     def gather(self, mine: list[Group], num: int, cost: Cost) -> tuple[list[Group], Cost]:
@@ -149,10 +153,8 @@ class Collector:
 
         return self.engine.generate_until(request, is_enough)
 
-    def early(self, prompts: Prompts, groups: Sequence[Group], rollouts: list[Rollout]) -> "Early":
-        """What grades `rollouts` of `groups`."""
-        row_of = {id(r): group.prompt_row for group in groups for r in group.rollouts}
-        rows_B = np.array([row_of[id(rollout)] for rollout in rollouts], dtype=np.int64)
+    def early(self, prompts: Prompts, rows_B: Ints, rollouts: list[Rollout]) -> "Early":
+        """What grades `rollouts` of the prompts in `rows_B`."""
         golds_B = prompts.table[rows_B].select("verifier", "answer", "prompt").rows()
         return Early(self.grader, self.tokenizer, golds_B, rollouts)
 
@@ -276,14 +278,14 @@ def write(rollouts: Sequence[Rollout], samples: Samples, version: int) -> None:
 
 
 class Enough:
-    """Whether sampling of this rank's `groups` may end, as their `rollouts` do (see `Until`)."""
+    """Whether sampling of this rank's `groups` may end (see `Until`), as rollouts of those at the
+    places `place_B` do."""
 
     def __init__(
-        self, groups: Sequence[Group], rollouts: Sequence[Rollout], until: Until, ranks: Ranks
+        self, groups: Sequence[Group], place_B: Sequence[int], until: Until, ranks: Ranks
     ) -> None:
         self.left = [sum(rollout.is_going for rollout in group.rollouts) for group in groups]
-        place_of = {id(r): place for place, group in enumerate(groups) for r in group.rollouts}
-        self.place_B = [place_of[id(rollout)] for rollout in rollouts]
+        self.place_B = place_B
         self.num = len(ranks.shard(range(until.num)))
         self.late = {
             place

@@ -98,12 +98,12 @@ class Group:
 
 
 def request_for(groups: Sequence[Group], sampling: Sampling) -> tuple[Request, list[Rollout], Ints]:
-    """The request for all that is not written yet, the rollout of each completion, and the prompt
-    row of each prompt of the request. Rollouts that have begun are asked for one by one, with what
-    they have as a part of the prompt; the others of a group share its prefill."""
+    """The request for all that is not written yet, the rollout of each completion, and the place
+    among `groups` of each prompt of the request. Rollouts that have begun are asked for one by one,
+    with what they have as a part of the prompt; the others of a group share its prefill."""
     prompts, counts, written = list[list[int]](), list[int](), list[int]()
-    rollouts, prompt_rows = list[Rollout](), list[int]()
-    for group in groups:
+    rollouts, places = list[Rollout](), list[int]()
+    for place, group in enumerate(groups):
         going = [rollout for rollout in group.rollouts if rollout.is_going]
         begun = [rollout for rollout in going if rollout.token_ids]
         parts = [[rollout] for rollout in begun]
@@ -114,10 +114,10 @@ def request_for(groups: Sequence[Group], sampling: Sampling) -> tuple[Request, l
             counts.append(len(part))
             written.append(len(part[0].token_ids))
             rollouts += part
-            prompt_rows.append(group.prompt_row)
+            places.append(place)
     seeds = [rollout.seed for rollout in rollouts]
     request = Request(prompts, counts, seeds, sampling, written=written if any(written) else None)
-    return request, rollouts, np.array(prompt_rows, dtype=np.int64)
+    return request, rollouts, np.array(places, dtype=np.int64)
 
 
 def samples_of(rollouts: Sequence[Rollout]) -> Samples:

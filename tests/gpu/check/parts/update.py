@@ -16,9 +16,10 @@ from tasks.common.ledger import Architecture
 from tasks.engines.engine import Samples
 from tasks.engines.settings import Sampling
 from tasks.models.policy import Policy, describe
-from tasks.train.learner.learner import Gradient, Learner, memory_of
+from tasks.train.learner.learner import Learner, memory_of
 from tasks.train.learner.lora import add_adapters
 from tasks.train.learner.ranks import Ranks
+from tasks.train.learner.update import UpdateStats
 from tasks.train.methods.loss import clip
 from tasks.train.rollouts import Estimate, Rollouts
 from tasks.train.settings import LearnerSettings, Lora, TrainSettings
@@ -65,9 +66,9 @@ def measure(shape: str, length: int, sizes: Sizes, rate: float, **changes: Any) 
         work = lambda: update(learner, rollouts, estimate)  # noqa: E731
         work()
         seconds = sorted(seconds_of(work, device) for _ in range(sizes.repeats))
-        gradients: list[Gradient] = []
+        gradients: list[UpdateStats] = []
         waits = num_waits(lambda: gradients.append(gradient(learner, rollouts, estimate)), device)
-        flops = gradients[0].stats.flops
+        flops = gradients[0].flops
         took, tokens = seconds[len(seconds) // 2], int(rollouts.completion_tokens_B().sum())
         return {
             "tokens/s": tokens / took,
@@ -118,7 +119,7 @@ def estimate_of(rollouts: Rollouts) -> Estimate:
     return Estimate(keep_B, advantages_B[rollouts.owner_N()], None)
 
 
-def gradient(learner: Learner, rollouts: Rollouts, estimate: Estimate) -> Gradient:
+def gradient(learner: Learner, rollouts: Rollouts, estimate: Estimate) -> UpdateStats:
     return learner.compute_gradient(rollouts, estimate, clip.Method(clip.EXAMPLE))
 
 
