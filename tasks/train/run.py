@@ -248,9 +248,7 @@ def build(
         slots,
         learner,
         collector,
-        RolloutBuffer(
-            settings, told.seed, slots, collector, prompts, read_budget(budget_file(run))
-        ),
+        RolloutBuffer(settings, told.seed, slots, collector, prompts, budget),
         prompts,
         validation,
         sections.guards,
