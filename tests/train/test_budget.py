@@ -108,10 +108,15 @@ def test_a_run_spends_its_budget(account: str, guesser: Path, tmp_path: Path) ->
 def test_the_profile_is_paid_for_first(guesser: Path, tmp_path: Path) -> None:
     layouts = [make_world(tmp_path / name, guesser, SIZES) for name in ("without", "with")]
     without = spend(layouts[0], "rollouts", 60)
-    paid = spend(layouts[1], "rollouts", 90, profile=30, branches=[0.5], decay_share=0.1)
+    paid = spend(layouts[1], "rollouts", 90, profile=30, branches=[0.5], decay_share=0.8)
     sampled = [trainer.state.ledger.rollouts["generate"] for trainer in (without, paid)]
     assert sampled == [60, 60]
     assert [p["rollouts"] for p in paid.state.curve if p["branch"]] == [pytest.approx(15, abs=12)]
+    rates = [[row["learning_rate"] for row in run.state.steps] for run in (without, paid)]
+    assert rates[0][0] == pytest.approx(1e-3 * (1.0 - 0.9 * 12 / 60))
+    # it falls over the last four fifths of what the profile left, whose first fifth is this step
+    assert rates[1][0] == pytest.approx(1e-3)
+    assert rates[1][1] < 1e-3
 
 
 @pytest.mark.parametrize(

@@ -39,12 +39,16 @@ def leave_trunk_if_due(trainer: Trainer, checkpoints: Checkpoints) -> None:
     done = trainer.buffer.progress + ROUNDING
     shares = settings.branches[state.branches_done :]
     is_waiting = state.branch is None and bool(shares) and not trainer.is_done()
-    if not is_waiting or done < shares[0] * (1.0 - settings.decay_share):
+    if not is_waiting:
+        return
+    first = trainer.buffer.first_share
+    if done < first + (shares[0] - first) * (1.0 - settings.decay_share):
         return
     if done >= shares[0]:
         logger.warning(
-            "step %d: the branch to %g of the run is left out: a step is longer than its decay; "
-            "raise train.decay_share, or lower train.batch.size",
+            "step %d: the branch to %g of the run is left out: a step is longer than its decay, or "
+            "the profile took as much of the budget; raise train.decay_share or the budget, or "
+            "lower train.batch.size",
             state.num_steps,
             shares[0],
         )

@@ -114,7 +114,7 @@ class RolloutBuffer:
     `num_complete` of them are complete. `progress` is the share of the run that is done with those
     that were taken; of these, control has yet to observe the `unobserved`. With a `budget` the run
     ends where that is spent, and not with the plan; `spent` is what the profile and the observed
-    steps took of it. A thread may fill the
+    steps took of it, and `first_share` the profile's share. A thread may fill the
     buffer while another takes or saves: all of it changes under `lock`, and groups are sampled in
     copies."""
 
@@ -132,9 +132,9 @@ class RolloutBuffer:
         self.batches: list[Batch] = []
         self.unobserved: list[Batch] = []
         self.num_complete = self.num_asked = 0
-        self.progress, self.spent = 0.0, 0.0
-        if budget is not None:
-            self.progress, self.spent = budget.profile / budget.amount, budget.profile
+        self.first_share = 0.0 if budget is None else budget.profile / budget.amount
+        self.progress = self.first_share
+        self.spent = 0.0 if budget is None else budget.profile
         self.costs: list[float] = []  # of the newest observed steps, for one of the batch's unit
         self.sampled_seconds = 0.0
         self.began: float | None = None  # and since when the batch in flight is sampled

@@ -218,11 +218,11 @@ class Trainer:
 
     def learning_rate(self, progress: float) -> float:
         """The schedule at this step, with which a share `progress` of the run is done; a branch is
-        at its end where its share of the run is."""
-        settings = self.run.settings
-        if self.state.branch is not None:
-            progress = min(progress / self.state.branch, 1.0)
-        return learning_rate(settings, self.state.num_steps, progress)
+        at its end where its share of the run is. What the profile took of a budget is not part of
+        the schedule."""
+        first, last = self.buffer.first_share, self.state.branch or 1.0
+        trained = min((progress - first) / (last - first), 1.0)
+        return learning_rate(self.run.settings, self.state.num_steps, trained)
 
     def skip_nonfinite(self, rollouts: Rollouts, num_updates: int) -> None:
         """Leave the policy as the step's updates so far made it. The step's rollouts are in the
