@@ -2,8 +2,10 @@
 
 import importlib
 import logging
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -54,26 +56,18 @@ def main(run: stage.Stage) -> None:
     allocation = allocate(profile, settings.passes, rng)
     plan = make_plan(allocation.phases, profile)
     decisions = check_decisions(allocation.decisions, profile)
-    compared = compare(plan, profile)
+    compared, reads_profile = compare(plan, profile), strategy.reads_profile or bool(readers)
     expected = forecast(
         compared,
         architecture,
-        reads_profile=strategy.reads_profile or bool(readers),
+        reads_profile=reads_profile,
         strategy=str(spec["strategy"]),
         train=train,
     )
     if strategy.reads_profile:
         expected["judgement"] = judge(compared)
-    counts = decisions.group_by("decision").len().sort("len", descending=True)
-    for decision, count in counts.iter_rows():
-        logger.info("%s: %d of %d prompts", decision, count, len(decisions))
     warn_if_few_learnable(profile, expected["plan"]["mixed_rate"])
-    logger.info(
-        "%(visits)d visits, %(rollouts)d rollouts, %(mixed_groups).0f mixed groups expected",
-        expected["plan"],
-    )
-    if strategy.reads_profile:
-        logger.info("%s", judgement_words(expected["judgement"]))
+    log_plan(decisions, expected)
 
     out = layout.plan(recipe, seed)
     PLAN.write(out / "plan.parquet", plan.drop("row"))
@@ -84,12 +78,24 @@ def main(run: stage.Stage) -> None:
         samples = importlib.import_module(".samples", __package__).samples_of(run, plan)
         logger.info("%d samples of the profile for train.%s", len(samples), ", ".join(readers))
     SAMPLES.write(out / "samples.parquet", samples)
-    reads_profile = strategy.reads_profile or bool(readers)
     write_budget(run, out / "budget.json", architecture, recipe if reads_profile else None)
     write_sealed(out / "forecast.json", expected)
     run.tracker.metrics({key: float(value) for key, value in expected["plan"].items()})
     for name in ("plan.parquet", "forecast.json"):
         run.tracker.artifact(out / name)
+
+
+def log_plan(decisions: pl.DataFrame, expected: Mapping[str, Any]) -> None:
+    """Log what was decided about the prompts, and what is expected of the plan."""
+    counts = decisions.group_by("decision").len().sort("len", descending=True)
+    for decision, count in counts.iter_rows():
+        logger.info("%s: %d of %d prompts", decision, count, len(decisions))
+    logger.info(
+        "%(visits)d visits, %(rollouts)d rollouts, %(mixed_groups).0f mixed groups expected",
+        expected["plan"],
+    )
+    if "judgement" in expected:
+        logger.info("%s", judgement_words(expected["judgement"]))
 
 
 def write_budget(

@@ -107,7 +107,7 @@ def main(run: stage.Stage) -> None:
             checkpoints,
             sections.checkpoint,
             run.tracker.metrics,
-            plan.num_rollouts(),
+            extent_of(trainer, plan),
             run.options.resume,
         )
         write_results(trainer, checkpoints, lost, out)
@@ -283,6 +283,14 @@ def make_learner(told: RunContext, sections: Sections, engine: EngineSettings) -
     needed = memory_of(model, settings, memory, told.ranks.size)
     check_shared_gpu(engine, told.ranks.size, device, needed)
     return Learner(policy, model, settings, memory, told.sampling, told.ranks, device)
+
+
+def extent_of(trainer: Trainer, plan: Plan) -> tuple[float, str]:
+    """How much the whole run takes, and of what: its budget, or the rollouts of its plan."""
+    spending = trainer.buffer.spending
+    if spending is None:
+        return plan.num_rollouts(), "rollout"
+    return spending.budget.amount, f" {spending.budget.account}"
 
 
 def summarize(state: State) -> None:

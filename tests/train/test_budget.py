@@ -96,7 +96,7 @@ def test_the_last_groups_are_cut_to_what_is_left() -> None:
 def test_a_run_spends_its_budget(account: str, guesser: Path, tmp_path: Path) -> None:
     """More than the plan has, and less."""
     layout = make_world(tmp_path / "whole", guesser, SIZES)
-    step = spend(layout, account, 1e99, max_steps=4).buffer.spent_in_all / 4
+    step = spend(layout, account, 1e99, max_steps=4).buffer.spent / 4
     for number, steps in enumerate((2.5, 9.2)):
         layout = make_world(tmp_path / str(number), guesser, SIZES)
         trainer = spend(layout, account, steps * step)
@@ -139,7 +139,7 @@ def test_a_killed_run_with_a_budget_ends_as_one_that_was_not(
     account, amount = "rollouts", 100
     whole = spend(layouts[0], account, amount, **changes)
     assert len(whole.state.steps) > len(SIZES) / 3
-    assert whole.buffer.spent_in_all == pytest.approx(amount, abs=4)
+    assert whole.buffer.spent == pytest.approx(amount, abs=4)
     CellBudget(account, amount, 0.0).write(layouts[1].plan("r", 0) / "budget.json")
     for last in (1, 5):
         with dying_after(last) as dying, contextlib.suppress(Killed):

@@ -34,6 +34,7 @@ import polars as pl
 from tasks.common.params import ParamsError
 from tasks.common.spending import CellBudget
 from tasks.engines.settings import Sampling
+from tasks.train.loop.spending import Spending
 from tasks.train.loop.state import ROUNDING, TrainingError
 from tasks.train.rollouts import GroupRequest, Prompts, Rollouts
 from tasks.train.sampling import recorded
@@ -43,7 +44,6 @@ from tasks.train.settings import BatchSettings, TrainSettings
 from tasks.train.slots import Slots, SoFar
 
 SAMPLING_STREAM, LEARNING_STREAM, CONTROL_STREAM = 0, 1, 2  # of a step's random numbers
-NUM_COSTS = 8  # of the newest steps, from which the cost of the next one is predicted
 KEPT = (  # of a batch, in a checkpoint, beside its groups and its cost
     "step",
     "replayed",
@@ -112,9 +112,8 @@ class Batch:
 class RolloutBuffer:
     """The batches that were asked for and not taken, in the order of their steps; the first
     `num_complete` of them are complete. `progress` is the share of the run that is done with those
-    that were taken; of these, control has yet to observe the `unobserved`. With a `budget` the run
-    ends where that is spent, and not with the plan; `spent` is what the profile and the observed
-    steps took of it, and `first_share` the profile's share. A thread may fill the
+    that were taken; of these, control has yet to observe the `unobserved`. With a budget
+    (`spending`) the run ends where that is spent, and not with the plan. A thread may fill the
     buffer while another takes or saves: all of it changes under `lock`, and groups are sampled in
     copies."""
 
@@ -127,15 +126,14 @@ class RolloutBuffer:
         prompts: Prompts,
         budget: CellBudget | None = None,
     ) -> None:
-        self.settings, self.seed, self.slots, self.budget = settings, seed, slots, budget
+        self.settings, self.seed, self.slots = settings, seed, slots
+        self.spending = None if budget is None else Spending(budget, settings.batch.size)
+        self.first_share = 0.0 if self.spending is None else self.spending.first_share
         self.collector, self.prompts = collector, prompts
         self.batches: list[Batch] = []
         self.unobserved: list[Batch] = []
         self.num_complete = self.num_asked = 0
-        self.first_share = 0.0 if budget is None else budget.profile / budget.amount
         self.progress = self.first_share
-        self.spent = 0.0 if budget is None else budget.profile
-        self.costs: list[float] = []  # of the newest observed steps, for one of the batch's unit
         self.sampled_seconds = 0.0
         self.began: float | None = None  # and since when the batch in flight is sampled
         self.replayed = deque[int]()  # of the batches that are asked for next
@@ -206,13 +204,14 @@ class RolloutBuffer:
             batch = self.unobserved.pop(0)
             self.slots.control.observe(batch.fresh)
             self.slots.generate.observe(batch.fresh)
-            self.spent += batch.spent
-            self.costs = [*self.costs, batch.spent / max(batch.wanted, 1)][-NUM_COSTS:]
+            if self.spending is not None:
+                self.spending.observe(batch.spent, batch.wanted)
 
     def ask(self) -> bool:
         """Have control ask for the groups of the next step; False at the end of the run."""
         step, limit = self.num_asked, self.settings.max_steps
-        if (limit is not None and step >= limit) or self.is_spent():
+        is_over = self.spending is not None and self.spending.is_over(self.num_ahead)
+        if is_over or (limit is not None and step >= limit):
             return False
         batch = Batch(step, self.replayed[0], *self.random_numbers(step))
         if not self.ask_for_more(batch):
@@ -225,14 +224,12 @@ class RolloutBuffer:
     def ask_for_more(self, batch: Batch) -> bool:
         """Have control ask for groups of a batch, once it has seen those that the batch has; False
         where it wants no more."""
-        control, size = self.slots.control, self.settings.batch.size
+        control, spending, ahead = self.slots.control, self.spending, self.num_ahead
         rollouts = batch.fresh if batch.num_requests else None
         so_far = SoFar(rollouts, batch.num_requests, batch.replayed)
-        if self.budget is not None:
-            batch.wanted = batch.wanted or min(size, self.most_left())
-            trained = self.predicted(len(self.batches)) - self.budget.profile
-            done = min(trained / (self.budget.amount - self.budget.profile), 1.0)
-            so_far = replace(so_far, done=done, most=batch.wanted)
+        if spending is not None:
+            batch.wanted = batch.wanted or spending.most(ahead)
+            so_far = replace(so_far, done=spending.done(ahead), most=batch.wanted)
         request = control.next(so_far, batch.choices)
         if request is None:
             return False
@@ -240,47 +237,23 @@ class RolloutBuffer:
             batch.pass_number, batch.phase = int(request.pass_number), int(request.phase)
         batch.num_requests += 1
         batch.progress = float(control.progress())
-        if self.budget is not None:
-            batch.progress = min(self.predicted(len(self.batches) + 1) / self.budget.amount, 1.0)
-            if batch.num_requests == 1 and batch.wanted < size:
+        if spending is not None:
+            batch.progress = spending.progress(ahead + 1)
+            if batch.num_requests == 1 and batch.wanted < spending.size:
                 request = cut(request, batch.wanted, self.settings.batch)
         self.add_groups(batch, request)
         return True
 
-    def predicted(self, num_batches: int) -> float:
-        """What of the budget will be spent with the observed steps, those to observe, and the first
-        `num_batches` of the buffer, at the mean cost of the newest steps."""
-        cost = sum(self.costs) / max(len(self.costs), 1)
-        return self.spent + cost * self.settings.batch.size * (len(self.unobserved) + num_batches)
-
-    def is_spent(self) -> bool:
-        """Whether the budget leaves nothing for another step. While others are in flight it must
-        leave a whole one: what they cost is not known yet."""
-        if self.budget is None or not self.costs:
-            return self.budget is not None and self.spent >= self.budget.amount
-        left = self.budget.amount - self.predicted(len(self.batches))
-        if self.unobserved or self.batches:
-            return left < max(self.costs) * self.settings.batch.size
-        return left < max(self.costs)
-
-    def most_left(self) -> int:
-        """How much of the batch's unit the budget leaves for the next step at the highest cost of
-        the newest steps, so that the last steps come closer and closer to the amount."""
-        assert self.budget is not None
-        if not self.costs or self.unobserved or self.batches:
-            return self.settings.batch.size
-        return int((self.budget.amount - self.spent) / max(self.costs))
+    @property
+    def num_ahead(self) -> int:
+        """The batches that control has yet to observe."""
+        return len(self.unobserved) + len(self.batches)
 
     @property
-    def spent_in_all(self) -> float:
-        """What the profile and the steps that were learned from took of the budget."""
-        return self.spent + sum(batch.spent for batch in self.unobserved)
-
-    @property
-    def share_spent(self) -> float:
-        """The share of the budget that is spent."""
-        assert self.budget is not None
-        return min(self.spent_in_all / self.budget.amount, 1.0)
+    def spent(self) -> float:
+        """What of the budget the profile and the steps that were learned from took."""
+        assert self.spending is not None
+        return self.spending.spent + sum(batch.spent for batch in self.unobserved)
 
     def add_groups(self, batch: Batch, request: GroupRequest) -> None:
         """Add what control asks for to a batch. Raises ValueError for a request that extends a
@@ -408,8 +381,7 @@ class RolloutBuffer:
         """What else `restore` needs, as JSON has it."""
         return {
             "progress": self.progress,
-            "spent": self.spent,
-            "costs": self.costs,
+            "spending": None if self.spending is None else asdict(self.spending),
             "num_asked": self.num_asked,
             "num_complete": self.num_complete,
             "num_unobserved": len(self.unobserved),
@@ -421,7 +393,9 @@ class RolloutBuffer:
         """Put the buffer where a checkpoint was made."""
         self.progress, self.num_asked = numbers["progress"], numbers["num_asked"]
         self.num_complete, num = numbers["num_complete"], numbers["num_unobserved"]
-        self.spent, self.costs = numbers["spent"], numbers["costs"]
+        if self.spending is not None:
+            self.spending.spent = numbers["spending"]["spent"]
+            self.spending.costs = numbers["spending"]["costs"]
         self.replayed = deque(numbers["replayed"])
         found = [
             batch_of(values, groups_in(table, place))

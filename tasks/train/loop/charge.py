@@ -46,13 +46,14 @@ def costs_of(
 def spend(trainer: Trainer, batch: Batch, rollouts: Rollouts, estimate: Estimate) -> None:
     """Count the step in the account of the budget, if there is one: `batch.progress` is then the
     share of the budget that is spent with it."""
-    budget = trainer.buffer.budget
-    if budget is None:
+    buffer, spending = trainer.buffer, trainer.buffer.spending
+    if spending is None:
         return
-    costs = costs_of(trainer, batch, rollouts, estimate, budget.account)
-    judged = 0.0 if budget.account in GENERATED else batch.judged_flops
+    account = spending.budget.account
+    costs = costs_of(trainer, batch, rollouts, estimate, account)
+    judged = 0.0 if account in GENERATED else batch.judged_flops
     batch.spent = judged + sum(vars(costs).values())
-    trainer.buffer.progress = batch.progress = trainer.buffer.share_spent
+    buffer.progress = batch.progress = min(buffer.spent / spending.budget.amount, 1.0)
 
 
 def charge(

@@ -36,24 +36,22 @@ def train(
     checkpoints: Checkpoints,
     settings: CheckpointSettings,
     record: Record,
-    num_rollouts: float | None = None,
+    extent: tuple[float | None, str] = (None, "rollout"),
     chosen: Path | None = None,
 ) -> dict[str, float]:
     """Drive `trainer` to the end of its run, from the checkpoint `chosen` or the newest one on.
     Returns the work that kills lost. `record(values, step, charged FLOPs)` is called for every step
-    and every point of the curve; `num_rollouts` are those of the whole run, for the progress bar.
-    Raises KeyboardInterrupt (Ctrl-C, SIGTERM) once what is in flight is learned or checkpointed."""
+    and every point of the curve; `extent` is how much the whole run takes of what, for the progress
+    bar. Raises KeyboardInterrupt (Ctrl-C, SIGTERM) once what is in flight is learned or
+    checkpointed."""
     ranks, state, buffer = trainer.run.ranks, trainer.state, trainer.buffer
-    total, unit = num_rollouts, "rollout"
-    if buffer.budget is not None:
-        total, unit = buffer.budget.amount, f" {buffer.budget.account}"
     resume(trainer, checkpoints, chosen)
     trainer.score_replay()
     lost = checkpoints.count_lost(state.work) if ranks.is_main else {}
     is_stopped = False
     with (
         stop_requested() as stopping,
-        progress(total, "train", unit) as bar,
+        progress(extent[0], "train", extent[1]) as bar,
         Sampler(trainer) as sampler,
     ):
         reporter = Reporter(trainer, checkpoints, record, bar)

@@ -95,9 +95,7 @@ class Reporter:
         """The step on the progress bar, which adds rate and time left. It counts the trunk's
         rollouts alone, or what they took of the budget."""
         state, buffer, branch = self.trainer.state, self.trainer.buffer, self.trainer.state.branch
-        done = state.ledger.rollouts["generate"]
-        if buffer.budget is not None:
-            done = buffer.share_spent * buffer.budget.amount
+        done = state.ledger.rollouts["generate"] if buffer.spending is None else buffer.spent
         if branch is None:
             self.bar.update(done - self.shown)
             self.shown = done

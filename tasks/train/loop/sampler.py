@@ -63,7 +63,7 @@ class Sampler:
         with state.timed("wait" if self.is_ahead else "generate"):
             if self.is_ahead and not (self.has_rounds and buffer.num_complete):
                 self.wait_until_filled()
-                if buffer.budget is not None and not buffer.batches:
+                if buffer.spending is not None and not buffer.batches:
                     # it ended by what steps are predicted to cost: see what they did cost
                     buffer.observe(state.num_steps)
                     self.wait_until_filled()

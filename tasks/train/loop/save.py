@@ -119,8 +119,7 @@ def restore(trainer: Trainer, loaded: Loaded) -> None:
     trainer.state.fill(numbers, tables["steps"].to_dicts(), tables["curve"].to_dicts())
     empty = {  # a step's own batch was not kept before
         "progress": trainer.slots.control.progress(),
-        "spent": trainer.buffer.spent,
-        "costs": [],
+        "spending": None,
         "num_asked": numbers["num_steps"],
         "num_complete": 0,
         "num_unobserved": 0,
@@ -165,8 +164,8 @@ def write_results(
     parts = [pl.read_parquet(checkpoints.folder / name) for name in checkpoints.parts]
     TRAIN_ROLLOUTS.write(out / "rollouts.parquet", pl.concat([TRAIN_ROLLOUTS.frame([]), *parts]))
     flops = state.ledger.as_dict()
-    if (budget := trainer.buffer.budget) is not None:
-        flops["budget"] = {**asdict(budget), "spent": trainer.buffer.spent_in_all}
+    if (spending := trainer.buffer.spending) is not None:
+        flops["budget"] = {**asdict(spending.budget), "spent": trainer.buffer.spent}
     write_sealed(out / "flops.json", flops)
     seconds = {**state.seconds, "train": trainer.spent_seconds("validate", "branch")}
     rounded = {part: round(spent, 3) for part, spent in sorted(seconds.items())}

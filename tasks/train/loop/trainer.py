@@ -111,9 +111,9 @@ class Trainer:
         with self.state.timed("score"):
             logprobs_N = self.look(rollouts, Features()).logprobs_N
         self.slots.replay.score(logprobs_N)
-        if (budget := self.buffer.budget) is not None:
+        if (spending := self.buffer.spending) is not None:
             architecture = self.run.policy.architecture
-            self.buffer.spent += pass_cost(budget.account, architecture, rollouts.rows())
+            spending.spent += pass_cost(spending.budget.account, architecture, rollouts.rows())
         logger.info("scored %d rollouts of the profile", len(rollouts.group_B))
 
     def look(self, rollouts: Rollouts, features: Features) -> Observed:
