@@ -100,7 +100,7 @@ def test_a_run_resumed_from_an_older_checkpoint_goes_on_on_its_own_branch(
         checkpoints = Checkpoints(layout.checkpoints, COMPONENTS, keep=3)
         settings = CheckpointSettings(every_seconds=0.0, keep=3)
         with closing(trainer.collector.grader):
-            train(trainer, checkpoints, settings, lambda *_: None, None, chosen)
+            train(trainer, checkpoints, settings, lambda *_: None, chosen=chosen)
         return checkpoints
 
     done = run(None, max_steps=3)
