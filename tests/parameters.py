@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from tasks.code.effective import complete
+from tasks.code.effective import as_dict, complete
 from tasks.common import params, recipes
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -13,4 +13,5 @@ def every_value() -> dict[str, Any]:
     """Every value with its default, and every built-in recipe; the experiment is the project's."""
     values = params.load(PROJECT / "params.yaml")
     everyone = {"recipes": recipes.names(values), "seeds": [0]}
-    return {**complete({**values, "experiment": everyone}), "experiment": values["experiment"]}
+    experiment = as_dict(values, "experiment")
+    return {**complete({**values, "experiment": everyone}), "experiment": experiment}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tasks.common.params import Budget
 from tasks.engines.settings import Cluster
 from tasks.harness import files
 from tests.docs.pages import PAGES, ROOT, Block, inline, of
@@ -17,7 +18,12 @@ from tests.parameters import every_value
 
 VALUES = every_value()
 CLUSTER = {field.name: None for field in dataclasses.fields(Cluster)}
-KNOWN = {**VALUES, "engine": {**VALUES["engine"], "cluster": CLUSTER}}
+BUDGET = {field.name: None for field in dataclasses.fields(Budget)}
+KNOWN = {
+    **VALUES,
+    "engine": {**VALUES["engine"], "cluster": CLUSTER},
+    "experiment": {**VALUES["experiment"], "budget": BUDGET},
+}
 FREE = {"ingest.sources", "verify.verifiers", "recipes"}  # whose keys the reader chooses
 SUFFIXES = (".py", ".md", ".yaml", ".json", ".jsonl", ".parquet", ".txt", ".toml", ".html", ".lock")
 LINK = re.compile(r"\]\((?P<target>[^)#\s]*)(?:#[^)]*)?\)")
