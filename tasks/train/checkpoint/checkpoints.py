@@ -79,7 +79,7 @@ class Snapshot:
 
 class Checkpoints:
     """The checkpoints of one run, the parts of its rollout table, and a file that says how much
-    work was executed, and how much of it kills threw away.
+    work was executed, and how much of it was lost to kills.
 
     Writing happens behind the training: `save` returns at once, `wait` makes sure. Who copies what
     is to be saved waits first, so that two copies never exist.
